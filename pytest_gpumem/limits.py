@@ -42,10 +42,6 @@ class FootprintKeywords(TypedDict, total=False):
     max_peak: int | str | None
     max_kept: int | str | None
     max_peak_regression: str | None
-    max_kernels: int | str | None
-    max_copies: int | str | None
-    max_copied_bytes: int | str | None
-    max_waits: int | str | None
 
 
 class Limit(NamedTuple):
@@ -276,7 +272,7 @@ _LIMITS = (
     Limit(
         "max_waits",
         _exact(_number),
-        "Most times that the host waits for the device in one launch.",
+        "Most times that the host waits for the device: in one launch, or in the body of a test that measures nothing.",
         "NUMBER",
         _looser_exact,
         ini_only=True,
@@ -294,8 +290,16 @@ LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _
 OF_FOOTPRINT = tuple(
     name for name, limit in LIMITS.items() if limit.of_footprint
 )  # limits of the memory of a test
-OF_CALLS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits")
-"""Limits on one launch of a measurement; where nothing is measured, on the calls of a test's body or of a part of it."""
+MAX_WAITS = "max_waits"  # limit on one launch of a measurement; of a test that measures nothing, on its body
+OF_LAUNCH = (
+    "max_gpu_page_faults",
+    "max_migrated",
+    "max_kernels",
+    "max_copies",
+    "max_copied_bytes",
+    "max_spill",
+)
+"""Limits on one launch of a measurement: a test that measures nothing cannot have them."""
 OF_MEASUREMENT = tuple(
     name for name in LIMITS if name not in OF_FOOTPRINT
 )  # limits of a measurement

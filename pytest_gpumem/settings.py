@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT, OF_MEASUREMENT, YES
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, YES
 from pytest_gpumem.units import did_you_mean, refused
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
-EXISTING = ("adopt", "watch")
-"""What the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU; the calls of each test are counted."""
+ADOPT = "adopt"  # what the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU
 
 _NO = ("0", "false", "no", "off")
 
@@ -91,15 +90,6 @@ def _footprint(value: object) -> str:
         raise units.QuantityError(
             f"{value!r} is not one of {', '.join(FOOTPRINTS)}; where tests follow, write --gpumem-footprint=on"
         ) from None
-
-
-def _existing(value: object) -> tuple[str, ...]:
-    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
-    if not words or not set(words) <= set(EXISTING):
-        raise refused(
-            value, "adopt, watch, or adopt,watch", "does not say what is done with existing tests"
-        )
-    return tuple(word for word in EXISTING if word in words)
 
 
 def device_choice(value: object) -> str:
@@ -344,28 +334,25 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "existing",
         OptionRole.MEASURING,
-        _existing,
-        "Tests that exist, unchanged: adopt, to measure the GPU where a test calls pytest-benchmark's benchmark; watch, to count the "
-        "kernels, copies and host waits of every test; adopt,watch. Default: none.",
-        "WORDS",
+        _choice((ADOPT,)),
+        "adopt: measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
+        "WORD",
         on_marker=True,
+    ),
+    Option(
+        "waits",
+        OptionRole.MEASURING,
+        _flag,
+        "Count the lines at which the host waits for the device, of every test that measures nothing (needs cupti-python on a GPU).",
     ),
     Option(
         "allow_waits",
         OptionRole.JUDGING,
         _lines_of_code,
-        'Lines whose waits max_waits does not count in a test whose calls are counted, such as "conftest.py:*". Default: none.',
+        'Lines whose waits max_waits does not count in the body of a test, such as "conftest.py:*". Default: none.',
         "LINE",
         on_marker=True,
         repeats=True,
-        ini_only=True,
-    ),
-    Option(
-        "strict_waits",
-        OptionRole.JUDGING,
-        _flag,
-        "In a test whose calls are counted, max_waits counts calls that may wait too, such as a copy from pageable memory.",
-        on_marker=True,
         ini_only=True,
     ),
     Option(
@@ -474,9 +461,9 @@ class Settings(NamedTuple):
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     count_pages: bool = False
     footprint: str = "auto"
-    existing: tuple[str, ...] = ()  # words of `EXISTING`
+    existing: str | None = None  # `ADOPT`
+    waits: bool = False
     allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"
-    strict_waits: bool = False
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
     no_what_ran: bool = False
     processes: int = 1
@@ -583,8 +570,6 @@ def resolve(
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     _refuse_unwatched(values, origins)
-    if "watch" in values["existing"] and origins["footprint"] == "default":
-        values["footprint"] = "on"
     if isinstance(budget := values["budget"], units.Budget):
         values |= {"budget": budget.each, "total_budget": budget.total}
     return Settings(
@@ -602,10 +587,6 @@ def _refuse_unwatched(values: Mapping[str, Any], origins: Mapping[str, str]) -> 
     ):
         raise SettingsError(
             f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch"
-        )
-    if "watch" in values["existing"] and values["footprint"] == "off":
-        raise SettingsError(
-            f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto"
         )
 
 
@@ -721,8 +702,7 @@ def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     """The limits of a row with a measurement and a footprint."""
     from msgspec.structs import replace
 
-    names = [*OF_FOOTPRINT, *(name for name in OF_CALLS if getattr(of_footprint, name) is not None)]
-    taken = {name: getattr(of_footprint, name) for name in names}
+    taken = {name: getattr(of_footprint, name) for name in OF_FOOTPRINT}
     return replace(of_measurement, **taken, origin={**of_measurement.origin, **of_footprint.origin})
 
 

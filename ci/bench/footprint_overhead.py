@@ -10,10 +10,9 @@ overheads of single rounds are printed as well. The GPU's context is made before
     git archive v14.2.0 tests | tar -x    # in a checkout of CuPy; the folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
 
-The cost of counting calls, without the log of allocations and with it:
+The cost of counting waits:
 
-    python ci/bench/footprint_overhead.py --tests cupy-tests --measured="--gpumem-existing=watch --gpumem-footprint=auto" \\
-        --measured="--gpumem-existing=watch --gpumem-footprint=on"
+    python ci/bench/footprint_overhead.py --tests cupy-tests --measured=--gpumem-waits
 
 Exits with 1 if options cost more than 5 %, or 3 points more than the empty hook where they record allocations; if tests end otherwise; or
 if no test has a row.
@@ -163,9 +162,7 @@ def table(record: dict[str, Any]) -> str:
                 f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
             )
     lines.append(f"{record['with_memory']} tests take memory, {record['allocations']} allocations")
-    lines.append(
-        f"{record['counted']} tests have counts, {record['kernels']} kernels and {record['waits']} waits"
-    )
+    lines.append(f"{record['counted']} tests have {record['waits']} waits")
     return "\n".join(lines)
 
 
@@ -194,7 +191,7 @@ def record_of(
     sides = {side: [one[side] for one in rounds] for side in rounds[-1]}
     plain = sides[WITHOUT]
     rows, before = shown["rows"], plain[-1]["ends"]
-    calls = [row["footprint"]["calls"] for row in rows if row["footprint"]["calls"] is not None]
+    waits = [row["footprint"]["waits"] for row in rows if row["footprint"]["waits"] is not None]
     changed = {}
     for sessions in sides.values():
         for name, end in sessions[-1]["ends"].items():
@@ -209,9 +206,8 @@ def record_of(
         "sides": {side: cost(of, plain) for side, of in sides.items()},
         "with_memory": sum(bool(row["footprint"]["uses"]) for row in rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
-        "counted": sum(one["not_counted"] is None for one in calls),
-        "kernels": sum(one["kernels"] for one in calls),
-        "waits": sum(wait["count"] for one in calls for wait in one["waiting"]),
+        "counted": sum(one["not_read"] is None for one in waits),
+        "waits": sum(line["count"] for one in waits for line in one["lines"]),
         "changed": changed,
         "versions": {name: version(name) for name in ("pytest", "pytest-gpumem", "cupy-cuda13x")},
         "python": platform.python_version(),

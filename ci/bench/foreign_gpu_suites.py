@@ -1,4 +1,4 @@
-"""GPU suites of other projects, unchanged, without this plugin and with `--gpumem-existing=adopt,watch`.
+"""GPU suites of other projects, unchanged, without this plugin and with `--gpumem-existing=adopt --gpumem-waits`.
 
     python ci/bench/foreign_gpu_suites.py --suites FOLDER --json foreign_gpu_suites.json
 
@@ -55,7 +55,7 @@ SUITES = {
 }
 """By the folder and a part of it: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
-OURS = ("--gpumem", "--gpumem-existing=adopt,watch", "--gpumem-footprint=auto")
+OURS = ("--gpumem", "--gpumem-existing=adopt", "--gpumem-waits")
 SAID = re.compile(r"\d+ benchmarks? .*")
 MOST = 10  # lines that wait
 
@@ -141,17 +141,15 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
     if changed := different(before, after):
         changed &= different(run("without, again", *PLAIN)[0], run("with, again", *ours)[0])
     measured = [row for row in document["rows"] if row["measurement"] is not None]
-    calls = [
-        row["footprint"]["calls"]
+    waits = [
+        row["footprint"]["waits"]
         for row in document["rows"]
-        if (row["footprint"] or {}).get("calls") is not None
+        if (row["footprint"] or {}).get("waits") is not None
     ]
     lines = Counter[str]()
-    for one in calls:
-        for wait in one["waiting"]:
-            lines[
-                f"{wait['file']}:{wait['line']} {wait['call']}" + ("" if wait["sure"] else " (may)")
-            ] += wait["count"]
+    for one in waits:
+        for line in one["lines"]:
+            lines[f"{line['file']}:{line['line']} {line['call']}"] += line["count"]
     return {
         "device": document["device"],
         "tests": len(before),
@@ -168,12 +166,9 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
             for row in measured
         ],
         "said": [line for line in printed.splitlines() if SAID.fullmatch(line)],
-        "counted": sum(one["not_counted"] is None for one in calls),
-        "not_counted": sorted(
-            {one["not_counted"] for one in calls if one["not_counted"] is not None}
-        ),
-        "kernels": sum(one["kernels"] for one in calls),
-        "waits": sum(wait["count"] for one in calls for wait in one["waiting"] if wait["sure"]),
+        "counted": sum(one["not_read"] is None for one in waits),
+        "not_read": sorted({one["not_read"] for one in waits if one["not_read"] is not None}),
+        "waits": lines.total(),
         "waiting": dict(lines.most_common(MOST)),
     }
 

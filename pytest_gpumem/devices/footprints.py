@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import python_stack, referrers_of
-from pytest_gpumem.devices.calls import CallSource, CallWindow, PlainCalls
+from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
     NOTHING,
     Accounts,
     AllocationEvent,
@@ -26,15 +27,12 @@ from pytest_gpumem.devices.memory_events import (
     Step,
     account,
     claim,
-    claim_handles,
     live_of,
     owned,
 )
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
-
-MOST_LOOKED_AT = 10  # arrays whose referrers are looked for: each takes some passes over all objects of the process
 
 
 def _minus(one: Figures, other: Figures) -> Figures:
@@ -74,7 +72,7 @@ class Source(ABC):
     def ready(self) -> bool:
         """True if its library is in use. Imports nothing."""
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
         """Report into `log` from now on; the reason if single allocations cannot be reported. Its figures count all the same. It is called
         again after each `stop`."""
         return None
@@ -97,17 +95,9 @@ class Source(ABC):
         """Page-locked blocks that it keeps for reuse, each of which is one allocation of the driver."""
         return 0
 
-    def handles(self) -> Mapping[str, Sequence[int]]:
-        """By library of the driver's vendor: the bytes of each allocation that one of its handles makes and keeps, as far as known."""
-        return {}
-
     def alive(self, allocated: AllocationEvent) -> bool:
         """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
         return True
-
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        """The Python objects over its memory that the garbage collector knows, each with the address of its allocation."""
-        return ()
 
     def stop(self) -> None:
         """Report no longer."""
@@ -119,7 +109,6 @@ class SourceFootprints:
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
     `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
-    `calls`: reports calls.
     `gone`: why the context with all handles of the sources is gone; None while it lives.
     """
 
@@ -128,7 +117,6 @@ class SourceFootprints:
         driver: Source | None,
         libraries: Sequence[Source],
         free_bytes: Callable[[], int | None],
-        calls: CallSource | None = None,
         gone: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._driver, self._libraries, self._free_bytes, self._gone = (
@@ -137,7 +125,6 @@ class SourceFootprints:
             free_bytes,
             gone,
         )
-        self.calls = calls or PlainCalls(lambda log: None)
         self._log = MemoryLog()
         self._wanted: tuple[Source, ...] | None = None
         """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
@@ -147,10 +134,8 @@ class SourceFootprints:
         self._lost: dict[
             str, int
         ] = {}  # by library: gaps after which it is no longer known which of its allocations live
-        self._stacks = False
+        self._lines = False
         self._paused = False
-        self._counts = self._counted = False
-        """Calls are to be counted; they were when a block of `paused` began."""
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = LogMark()  # what the log had reached then
@@ -162,22 +147,15 @@ class SourceFootprints:
         """High-water marks of libraries that rose in such a block."""
         self._numbers = itertools.count(1)
 
-    def start(
-        self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False
-    ) -> None:
+    def start(self, *, driver: bool, lines: bool = False) -> None:
         self.stop()
-        self._counts = calls
-        if calls:
-            self.calls.start()  # what hinders it, `counting` says
         also = (self._driver,) if driver and self._driver is not None else ()
-        self._wanted, self._stacks = (*also, *(self._libraries if libraries else ())), stacks
+        self._wanted, self._lines = (*also, *self._libraries), lines
         self._reasons.clear()
         if not driver and self._driver is not None:
             self._reasons[self._driver.name] = (
                 "allocations of the driver are watched with --gpumem-footprint"
             )
-        if not libraries and self._libraries:
-            self._reasons["libraries"] = "their allocations are watched with --gpumem-footprint"
         self.look()
 
     def stop(self) -> None:
@@ -185,7 +163,6 @@ class SourceFootprints:
             source.stop()
         self._running.clear()
         self._wanted = None
-        self.calls.stop()
 
     @property
     def driver_is_watched(self) -> bool:
@@ -204,7 +181,7 @@ class SourceFootprints:
 
     def _start(self, source: Source) -> None:
         """Have a source report, also again. A watch that is open when it begins or ends to report single allocations has not seen all."""
-        had, why = self._reasons.pop(source.name, None), source.start(self._log, self._stacks)
+        had, why = self._reasons.pop(source.name, None), source.start(self._log, self._lines)
         if why is not None:
             self._reasons[source.name] = why
         if source.name in self._running and why != had:
@@ -230,13 +207,6 @@ class SourceFootprints:
             for source in self._running.values()
             for series, figures in source.figures().items()
         }
-
-    def counting(self) -> CallWindow | str:
-        if not self._counts:
-            return "calls are counted with --gpumem-existing=watch"
-        if self._paused:
-            return "calls are not counted while a launch is measured"
-        return self.calls.start() or self.calls.log.open()
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
@@ -297,8 +267,6 @@ class SourceFootprints:
             self._pause()
 
     def _pause(self) -> None:
-        self._counted = self.calls.running
-        self.calls.stop()
         for source in self._running.values():
             source.stop()
         self._paused = True
@@ -308,8 +276,6 @@ class SourceFootprints:
         self._paused = False
         if self._gone() is not None:
             return
-        if self._counted:
-            self.calls.start()
         for source in self._running.values():
             self._start(source)
         assert self._before is not None
@@ -355,11 +321,9 @@ class SourceFootprints:
         if self._wanted is None or self._paused or place is None:
             return 0
         number = next(self._numbers)
-        stack = python_stack() if self._stacks else ()
+        line = line_of(sys._getframe(1)) if self._lines else NO_LINE
         self._log.emit(
-            AllocationEvent(
-                time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack
-            )
+            AllocationEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, line)
         )
         return number
 
@@ -368,25 +332,6 @@ class SourceFootprints:
             self._log.emit(
                 AllocationEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0)
             )
-
-    def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
-        arrays: dict[tuple[str, int], list[object]] = {}
-        for source in self._running.values():
-            for address, array in source.arrays():
-                arrays.setdefault((source.name, address), []).append(array)
-        left = itertools.repeat(None, MOST_LOOKED_AT)
-
-        def of(allocated: AllocationEvent) -> tuple[str, ...]:
-            over = arrays.get((allocated.library, allocated.address), [])
-            found: list[str] = []
-            for array, _ in zip(over, left, strict=False):
-                with suppress(
-                    Exception
-                ):  # attributes of anybody's objects are looked at, and may raise anything
-                    found += referrers_of(array, (id(over), id(found)))
-            return tuple(dict.fromkeys(found))
-
-        return of
 
 
 def _place(kind: MemoryKind) -> MemoryPlace | None:
@@ -438,20 +383,8 @@ class _Watch:
         not_watched = [f"{name}: {why}" for name, why in {**gaps, **of._reasons}.items()]
         if driver:
             not_watched += self._claim_pools(steps, after)
-        handles = {
-            name: sizes
-            for source in of._running.values()
-            for name, sizes in source.handles().items()
-        }
-        for library, sizes in handles.items():
-            claim_handles(steps, library, sizes)
         self._accounts = found = account(steps, changes, self._begin)
         uses, unknown = dict(found.uses), 0
-        for library in handles:
-            if held := owned(steps, library, "device"):
-                uses[library, "device"] = MemoryUse(
-                    library, "device", reserved=held, source="CUPTI"
-                )
         for series, figures in after.items():
             use, unseen = self._by_figures(
                 series,

@@ -22,8 +22,10 @@ from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, Size
 from pytest_gpumem.units import MiB
 
 Layer = Literal["use", "segment", "driver", "fixture"]
-Frame = tuple[str, int, str]  # file, line and function
+Line = tuple[str, int, str]  # file, line and function
 Series = tuple[str, MemoryPlace]  # library and kind of memory
+
+NO_LINE: Line = ("", 0, "")
 
 Growth = dict[Series, int]  # bytes by which libraries use more than before
 
@@ -58,9 +60,7 @@ class AllocationEvent(Struct, eq=False, gc=False):
     layer: Layer
     address: int
     nbytes: int
-    stack: tuple[
-        Frame, ...
-    ] = ()  # Python frames of the allocation, the innermost last; empty unless asked for
+    line: Line = NO_LINE  # the innermost of the user's code, where it is traced
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
     @property
@@ -423,24 +423,6 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
         for one in found:
             one.owner = library
     return left == 0 or not live
-
-
-def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> int:
-    """Give a library the allocations of the driver that belong to its handles.
-    `library`: whose handles.
-    `sizes`: bytes of each allocation that one handle makes.
-    Returns the bytes that it got.
-    """
-    free: dict[int, list[AllocationEvent]] = {}
-    for one in live_of(steps):
-        if one.layer == "driver" and one.kind == "device":
-            free.setdefault(one.nbytes, []).append(one)
-    wanted = Counter(sizes)
-    count = min((len(free.get(size, ())) // number for size, number in wanted.items()), default=0)
-    for size, number in wanted.items():
-        for one in free.get(size, ())[: count * number]:
-            one.owner = library
-    return count * sum(sizes)
 
 
 def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.calls import CallSource
-from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted
+from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, WaitCounter
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -50,8 +49,8 @@ class DeviceChoice:
     unfinished: Callable[[], bool | None] = lambda: None
     """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
     nothing."""
-    calls: Callable[[], CallSource | None] = lambda: None
-    """What reports the calls of this process, without a context; None where the open device has it."""
+    waits: Callable[[], WaitCounter | None] = lambda: None
+    """Gives what counts the waits of a test; None on the simulated device."""
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
@@ -113,7 +112,7 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
         alike=found.alike,
         follow=_follow_modules,
         unfinished=_cuda_unfinished,
-        calls=_cuda_calls,
+        waits=_cuda_waits,
     )
 
 
@@ -142,10 +141,10 @@ def _cuda_unfinished() -> bool | None:
     return unfinished()
 
 
-def _cuda_calls() -> CallSource:
-    from pytest_gpumem.devices.cuda.calls import CALLS
+def _cuda_waits() -> WaitCounter:
+    from pytest_gpumem.devices.cuda.waits import CudaWaits
 
-    return CALLS
+    return CudaWaits()
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:

@@ -20,14 +20,6 @@ def is_of_a_driver(address: int, proc: Path = _SELF) -> bool | None:
     return None if mapping is None else "/dev/" in mapping
 
 
-def is_loaded(library: str, proc: Path = _SELF) -> bool | None:
-    """True if a shared library is mapped whose file name begins so, such as "libcublas.so"."""
-    try:
-        return f"/{library}" in (proc / "maps").read_text()
-    except OSError:
-        return None
-
-
 def _mapping(address: int, proc: Path) -> str | None:
     """The line of /proc/self/maps for an address; empty if the address is not mapped, None if there is no such file."""
     try:

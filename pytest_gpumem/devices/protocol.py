@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pytest_gpumem.devices.calls import CallSource, CallWindow
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, AllocationEvent, Growth
+from pytest_gpumem.devices.memory_events import Accounts, Growth
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity
+from pytest_gpumem.records.waits import Waits
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.units import format_bytes
 
@@ -497,6 +498,22 @@ class Counters(Protocol):
         """Follow, inside the block, which kernel's launch loads which machine code: the first launches of work belong here."""
 
 
+class WaitCounter(Protocol):
+    """Counts the waits of this process, by the innermost line of the user's code. It needs no context."""
+
+    def start(self) -> None:
+        """Count from now on. Raises `NotCounted`: with the reason."""
+
+    def stop(self) -> None:
+        """Count no longer; a second call does nothing."""
+
+    def read(self, root: Path, allowed: Sequence[str]) -> Waits:
+        """What was counted.
+        `root`: files are shown relative to it.
+        `allowed`: lines that do not count, such as "conftest.py:*".
+        """
+
+
 class MemoryWatch(Protocol):
     """The memory that is taken from its begin on. Watches may lie inside each other."""
 
@@ -520,21 +537,11 @@ class MemoryWatch(Protocol):
 class Footprints(Protocol):
     """The memory that all libraries of this process take on this device, and the driver."""
 
-    @property
-    def calls(self) -> CallSource: ...
-
-    def start(
-        self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False
-    ) -> None:
+    def start(self, *, driver: bool, lines: bool = False) -> None:
         """Have the sources report from now on. A second call changes what is watched.
         `driver`: watch the driver's allocations too, which takes some 3 us each.
-        `libraries`: watch those of libraries, whose hooks take as long.
-        `stacks`: keep the Python stack of each allocation.
-        `calls`: count calls too.
+        `lines`: keep the line of the user's code behind each allocation.
         """
-
-    def counting(self) -> CallWindow | str:
-        """Count calls from now on; the reason if they are not counted. Inside `paused` they are not."""
 
     def stop(self) -> None:
         """Have the sources report no longer."""
@@ -557,9 +564,6 @@ class Footprints(Protocol):
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
-
-    def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
-        """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; a number for `gave_back`, which stays the same if the harness moves the memory."""

@@ -15,7 +15,7 @@ from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
 from pytest_gpumem.judging.limits import EXACT, absolute, relative
 from pytest_gpumem.judging.verdict import known, with_verdict
-from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT
+from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -100,7 +100,7 @@ def held_to_base(
             row.footprint,
             limits,
             (),
-            [limit for limit in alone if limit in (*OF_FOOTPRINT, *OF_CALLS)],
+            [limit for limit in alone if limit in (*OF_FOOTPRINT, MAX_WAITS)],
         )
     before = [one for one in known(row) if one.limit not in names]
     return with_verdict(

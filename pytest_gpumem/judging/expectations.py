@@ -17,7 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import AT_THE_END
-from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT, demands_more
+from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import (
@@ -199,8 +199,8 @@ def judged(row: Row) -> set[str]:
         if getattr(row.limits, name) is not None or name in row.limits.origin
     }
     if row.measurement is None:
-        counts = row.footprint is not None and row.footprint.calls is not None
-        names &= {*OF_FOOTPRINT, *(OF_CALLS if counts else ())}
+        reads_waits = row.footprint is not None and row.footprint.waits is not None
+        names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}
     if row.footprint is None:
         names -= set(OF_FOOTPRINT)
     elif not row.footprint.ended:

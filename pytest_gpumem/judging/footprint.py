@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.calls import PastCalls, judge_calls
 from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
 from pytest_gpumem.judging.screen import UPPER
-from pytest_gpumem.limits import OF_CALLS
+from pytest_gpumem.limits import BASE, MAX_WAITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -155,36 +154,50 @@ MISTAKEN = 1 - UPPER
 """Highest `by_chance` with a FAIL."""
 
 
-def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
-    """The rule of a limit on calls."""
-
-    def rule(one: _FootprintCheck) -> Finding:
-        assert one.footprint.calls is not None
-        past = [
-            PastCalls(past.footprint.calls, past.revision)
-            for past in one.past
-            if past.footprint.calls is not None
-        ]
-        return judge_calls(
-            name,
-            one.footprint.calls,
-            one.limit,
-            one.written,
-            past,
-            one.no_history,
-            one.of or "the baseline",
+def _max_waits(one: _FootprintCheck) -> Finding:
+    waits = one.footprint.waits
+    assert waits is not None
+    figure = f"the host waits {counted(waits.count, 'time')}"
+    if waits.lines:
+        figure += f": {waits.text}"
+    if waits.not_read is not None:
+        return find(
+            Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=waits.not_read
         )
-
-    return rule
+    if one.written != BASE:
+        return against_most(one.limit, waits.count, count_of(one.written), figure)
+    past = []
+    for saved in one.past:
+        before = saved.footprint.waits
+        if before is not None and before.not_read is None:
+            past.append((before.count, saved.revision))
+    if not past:
+        why = one.no_history or f"no run of {one.of or 'the baseline'} read waits"
+        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=why)
+    newest, revision = past[-1]
+    alike = [count for count, of in past if of == revision]
+    if min(alike) < max(alike) < waits.count:
+        low, high = (counted(count, "time") for count in (min(alike), max(alike)))
+        return find(
+            Outcome.UNDECIDED,
+            "varies",
+            Code.NOISY,
+            figure=figure,
+            limit=one.limit,
+            low=low,
+            high=high,
+        )
+    figure += f", {counted(newest, 'time')} in {one.of or 'the baseline'}"
+    return against_most(one.limit, waits.count, max(alike), figure)
 
 
 RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
     "max_peak": _most("peak", lambda count, _: f"a peak of {short_bytes(count)}"),
     "max_peak_regression": _max_peak_regression,
     "max_kept": _most("kept", _kept),
-    **{name: _calls(name) for name in OF_CALLS},
+    MAX_WAITS: _max_waits,
 }
-"""By the limit's name. Those of calls are judged where calls were to be counted."""
+"""By the limit's name. Waits are judged where they were to be read."""
 OF_PEAK = ("max_peak", "max_peak_regression")
 AT_THE_END = ("max_kept",)
 """Limits on what is there when the test has ended; the others are judged at the end of its body."""
@@ -210,7 +223,7 @@ def judge_footprint(
     """
     for name in names:
         if (written := getattr(limits, name)) is None or (
-            name in OF_CALLS and footprint.calls is None
+            name == MAX_WAITS and footprint.waits is None
         ):
             continue
         one = _FootprintCheck(
@@ -222,7 +235,7 @@ def judge_footprint(
             of,
         )
         found = RULES[name](one)
-        if name in OF_CALLS:
+        if name == MAX_WAITS:
             yield of_limit(name, found)
             continue
         if not footprint.watched and found.outcome is not Outcome.FAIL:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -18,13 +18,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.calls import calls_counted
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, ContextLost, NotCounted, Stream
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import (
@@ -35,13 +33,14 @@ from pytest_gpumem.plugin.replay import (
     mark_simulated,
 )
 from pytest_gpumem.plugin.result import Extra
-from pytest_gpumem.plugin.running import NOTHING, Feature
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
 from pytest_gpumem.plugin.workers import Channel
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.settings import (
+    ADOPT,
     SettingsError,
     marker_keywords,
     marker_limits,
@@ -51,9 +50,8 @@ from pytest_gpumem.settings import (
 )
 from pytest_gpumem.units import format_time
 
-ADOPT = "adopt"
 HOST_FIGURE = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's own clock
-CALLS = 6  # calls until two that follow each other run the same, and load no module
+CALLS = 6  # calls until two that follow each other run the same
 SHOWN = 5  # benchmarks that a line names
 ARRAYS = 32  # arrays of a call that are looked at
 ENDS = 2**16  # bytes at both ends of an array that are compared
@@ -85,10 +83,6 @@ class ExistingFeature(Feature):
             yield
         finally:
             self._item = None
-
-    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
-        watched = item.stash.get(WATCHED, None)
-        return NOTHING if watched is None else watched.calling()
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
@@ -124,7 +118,7 @@ class ExistingFeature(Feature):
         try:
             keywords = marker_keywords(marks_of(item))
             adopts, may = (
-                ADOPT in of_test(self._session.settings, keywords).existing,
+                of_test(self._session.settings, keywords).existing == ADOPT,
                 of_marker(keywords, ADOPT),
             )
         except SettingsError:  # reported where the marker is read
@@ -285,20 +279,9 @@ class _Adoption:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Have pytest-benchmark measure; then measure the GPU, if it took part."""
-        session, chosen = self._session, self._session.chosen
-        source = chosen.calls() or session.device.footprints.calls
-        with calls_counted(source) as read:
-            if (
-                describe is _call
-            ):  # the calibration tells enough: to be counted would make the launches of the timed rounds longer
-                _before(self._fixture, "_make_stats", source.stop)
-            result = original(*args, **kwargs)
-            seen = read()
-        pending = chosen.unfinished()
-        if not (seen.kernels or seen.copies or seen.memsets or pending):
-            if seen.not_counted is not None and pending is not None:
-                self._say(f"{LEFT}whether they use the GPU is not known: {seen.not_counted}")
+        """Have pytest-benchmark measure; then measure the GPU, if this process has a context."""
+        result = original(*args, **kwargs)
+        if self._session.chosen.unfinished() is None:
             return result
         if self._fixture.disabled:
             self._say("NOT RUN: pytest-benchmark is disabled, as by -n or --benchmark-disable")
@@ -363,48 +346,37 @@ class _Adoption:
         """Call until two calls that follow each other run the same; gives notes on what differs or is not known.
         Raises `CannotAdopt`: no two calls do.
         """
-        source = test.device.footprints.calls
-        last: Calls | None = None
-        notes = []
+        device = test.device
+
+        def call() -> None:
+            called()
+            device.streams.synchronize()
+
+        last: Activity | None = None
+        notes: list[str] = []
         for number in range(CALLS):
             called.prepare()
-            test.device.streams.synchronize()
+            device.streams.synchronize()
             before = _content(called, test) if number == 0 else None
-            with calls_counted(source) as read:
-                called()
-                seen = read()
-            test.device.streams.synchronize()
+            try:
+                with device.footprints.paused():
+                    seen = device.counters.activity(call)
+            except NotCounted as why:
+                return [*notes, f"not known whether calls run the same work: {why}"]
             if before is not None and called.setup is None and before != _content(called, test):
                 self._say(DRIFTING)
                 notes.append(
                     "not repeatable: each call changes its own arguments, and starts from what the last one left"
                 )
-            if seen.not_counted is not None:
-                return [*notes, f"not known whether calls run the same work: {seen.not_counted}"]
-            if (
-                last is not None
-                and _work(seen) == _work(last)
-                and not seen.first_use.get("modules")
-            ):
+            if last is not None and _work(seen) == _work(last):
                 return notes
             last = seen
         raise CannotAdopt("not repeatable: calls that follow each other run other work")
 
 
-def _before(holder: Any, name: str, first: Callable[[], object]) -> None:
-    """Have something done before a method of one object is called."""
-    method = getattr(holder, name)
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        delattr(holder, name)
-        first()
-        return method(*args, **kwargs)
-
-    setattr(holder, name, both)
-
-
-def _work(calls: Calls) -> tuple[object, ...]:
-    return calls.kernels, calls.copies, calls.memsets
+def _work(seen: Activity) -> set[object]:
+    """Return kernels, copies and memsets without their times."""
+    return {replace(use, nanoseconds=0) for use in (*seen.kernels, *seen.copies, *seen.memsets)}
 
 
 class _AdoptionBenchmark(GpuBenchmark):

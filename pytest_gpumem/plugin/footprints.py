@@ -13,13 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.verdicts import memory_findings
-from pytest_gpumem.devices.calls import CallWindow
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, WaitCounter
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
-from pytest_gpumem.limits import OF_CALLS, OF_FOOTPRINT
+from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
@@ -32,10 +31,10 @@ from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced, with_lines, without_allowed
-from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.waits import Waits
 from pytest_gpumem.settings import (
     Settings,
     SettingsError,
@@ -60,10 +59,7 @@ TROUBLE = (DeviceError, RuntimeError)
 YOUNG, OLD = 1, 2
 """Generations of the garbage collector: up to which the objects of a test mostly are, and of all. To collect all takes tens of
 milliseconds."""
-WATCH = "watch"  # word of the option `existing`
 NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
-
-NO_CALLS_SIMULATED = "a simulated device sees no calls of a test without its fixtures"
 
 
 class WatchedTest:
@@ -77,7 +73,7 @@ class WatchedTest:
         *,
         asked: bool,
         limited: bool,
-        counts: bool,
+        reads_waits: bool,
     ) -> None:
         self.item, self.session, self.limits = item, session, limits
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
@@ -87,11 +83,11 @@ class WatchedTest:
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
-        self.counts = counts  # calls are counted
+        self.reads_waits = reads_waits
+        self.waits: Waits | None = None  # of its body, once it has ended
+        self.counter: WaitCounter | None = None  # while its waits are read
         self.warms_up = False
         """Its function is called before it counts: parts have no rows."""
-        # by its body so far, or why that is not counted
-        self._called: CallWindow | str | None = None
         self.parts: list[
             tuple[str, Footprint, Limits]
         ] = []  # labelled parts that have ended, with their limits
@@ -127,17 +123,7 @@ class WatchedTest:
     @property
     def shown(self) -> bool:
         """True if it has a row where it has touched the GPU, whether or not something is measured."""
-        return self.asked or self.counts
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Its body alone, whose calls count."""
-        self._called = self.count()
-        try:
-            yield
-        finally:
-            if isinstance(self._called, CallWindow):
-                self._called.close()
+        return self.asked or self.reads_waits
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -149,25 +135,9 @@ class WatchedTest:
                 gc.collect()  # cycles that the call to come would free, so that they made up for what it keeps
         finally:
             self.warms_up = False
-        if isinstance(self._called, CallWindow):
-            self._called.close()
-            self._called = self.count()
-
-    def count(self) -> CallWindow | str | None:
-        """Count calls from now on, if they are counted; the reason if they cannot be."""
-        if not self.counts:
-            return None
-        if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
-            return NO_CALLS_SIMULATED
-        return self.tried(self.session.device.footprints.counting) or str(self.trouble)
-
-    def calls(self, of: CallWindow | str | None) -> Calls | None:
-        """What `count` has counted."""
-        if not isinstance(of, CallWindow):
-            return None if of is None else Calls(not_counted=of)
-        return of.read(
-            self.item.config.rootpath, self.settings.allow_waits, strict=self.settings.strict_waits
-        )
+        if self.counter is not None:
+            self.counter.stop()
+            self.counter.start()
 
     def part(self) -> MemoryWatch:
         """Begin to watch a part of the test."""
@@ -183,11 +153,15 @@ class WatchedTest:
 
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
-        found = self.tried(lambda: self.traced(self._read(ended=False), self._watch))
+        found = self.tried(self._so_far)
         return replace(
-            unread(self.trouble, ended=False) if found is None else found,
-            calls=self.calls(self._called),
+            unread(self.trouble, ended=False) if found is None else found, waits=self.waits
         )
+
+    def _so_far(self) -> Footprint:
+        if self.watch is None:
+            return Footprint(0, ended=False)
+        return self.traced(self._read(ended=False), self.watch)
 
     def without_allowed(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint without the kept memory that `allow_kept` names."""
@@ -221,7 +195,8 @@ class WatchedTest:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Note when a phase of the test begins and ends."""
-        self.tried(self._look)
+        if self.watch is not None:
+            self.tried(self._look)
         begun = self._seconds()
         try:
             yield
@@ -232,11 +207,12 @@ class WatchedTest:
         """The footprint at the end, without what only pytest still refers to."""
         found = self.tried(self._after)
         return replace(
-            unread(self.trouble, ended=True) if found is None else found,
-            calls=self.calls(self._called),
+            unread(self.trouble, ended=True) if found is None else found, waits=self.waits
         )
 
     def _after(self) -> Footprint:
+        if self.watch is None:
+            return Footprint(0)
         found = self._read(ended=True)
         if (found.kept or found.reserved) and self._watch.settle():
             found = self._read(ended=True)
@@ -256,32 +232,18 @@ def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
     return any(getattr(limits, name) is not None for name in names)
 
 
-def _uncounted(footprint: Footprint, limits: Limits) -> bool:
-    """True if calls that are limited could not be counted."""
-    return (
-        footprint.calls is not None
-        and footprint.calls.not_counted is not None
-        and _limited(limits, OF_CALLS)
-    )
-
-
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
     """The footprint of a test, or of a part of it, that could not be read."""
     return Footprint(0, not_watched=(f"the memory could not be read: {trouble}",), ended=ended)
 
 
-def _counts(item: pytest.Item, session: GpuSession) -> bool:
-    """True if the calls of a test are counted: by the option, or by its own limits on them. A benchmark's limits are on one launch, and it
-    calls as often as time allows.
+def _reads_waits(item: pytest.Item, session: GpuSession) -> bool:
+    """True if the waits of a test are read: by the option, or by a limit on them. A benchmark's limit is on one launch.
     Raises `SettingsError`: a keyword of its marker that cannot be used.
     """
-    keywords = marker_keywords(marks_of(item))
-    own = marker_limits(keywords)
     if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
         return False
-    return WATCH in of_test(session.settings, keywords).existing or any(
-        getattr(own, name) is not None for name in OF_CALLS
-    )
+    return session.settings.waits or session.limits(item, (MAX_WAITS,)).max_waits is not None
 
 
 WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
@@ -333,12 +295,12 @@ def _let_go(item: pytest.Item) -> None:
 
 
 class FootprintFeature(Feature):
-    """Watches tests; not with `--gpumem-footprint=off`."""
+    """Watches tests."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        # what is watched now: the driver, libraries, stacks and calls
-        self._level: tuple[bool, bool, bool, bool] | None = None
+        # what is watched now beside libraries: the driver, and lines
+        self._level: tuple[bool, bool] | None = None
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
@@ -357,21 +319,20 @@ class FootprintFeature(Feature):
     def tests(self, session: pytest.Session) -> Iterator[None]:
         """Open the device before the first test where every test is watched, so that the first one does not take longer."""
         gpu, config = self._session, session.config
-        memory, counts = gpu.settings.footprint in ("on", "trace"), WATCH in gpu.settings.existing
-        if (memory or counts) and not config.option.collectonly and gpu.measures:
+        if (
+            gpu.settings.footprint in ("on", "trace")
+            and not config.option.collectonly
+            and gpu.measures
+        ):
             with suppress(*TROUBLE):  # the first test finds it
-                self._start(gpu.settings, driver=memory, libraries=memory, counts=counts)
+                self._start(gpu.settings, driver=True)
         yield
 
-    def _start(self, settings: Settings, *, driver: bool, libraries: bool, counts: bool) -> None:
-        stacks, calls = (
-            settings.footprint == "trace" or bool(settings.allow_kept),
-            counts or WATCH in self._session.settings.existing,
-        )
-        if (level := (driver, libraries, stacks, calls)) != self._level:
-            self._session.device.footprints.start(
-                driver=driver, libraries=libraries, stacks=stacks, calls=calls
-            )
+    def _start(self, settings: Settings, *, driver: bool) -> None:
+        lines = settings.footprint == "trace" or bool(settings.allow_kept)
+        level = driver, lines
+        if level != self._level:
+            self._session.device.footprints.start(driver=driver, lines=lines)
             self._level = level
 
     @contextmanager
@@ -434,27 +395,26 @@ class FootprintFeature(Feature):
         """Begin to watch a test; None if it is not to be watched, or cannot be."""
         session = self._session
         try:
-            counts = _counts(item, session)
-            limits = session.limits(item, (*OF_FOOTPRINT, *(OF_CALLS if counts else ())))
+            reads_waits = _reads_waits(item, session)
+            limits = session.limits(item, (*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())))
         except SettingsError:  # reported where the marker is read
             return None
         limited = uses(item, MEMORY_FIXTURE) or any(
-            by_marker(limits, name) for name in (*OF_FOOTPRINT, *OF_CALLS)
+            by_marker(limits, name) for name in (*OF_FOOTPRINT, MAX_WAITS)
         )
         asked = (
             session.settings.footprint != "auto"
             or limited
             or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
         )
-        memory = asked or uses(item, TEST_FIXTURE)
-        if session.lost_in is not None or not (memory or counts):
+        memory = (asked or uses(item, TEST_FIXTURE)) and session.settings.footprint != "off"
+        if session.lost_in is not None or not (memory or reads_waits):
             return None
-        watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
-        watched.begin(
-            functools.partial(
-                self._start, watched.settings, driver=asked, libraries=memory, counts=counts
-            )
+        watched = WatchedTest(
+            item, session, limits, asked=asked and memory, limited=limited, reads_waits=reads_waits
         )
+        if memory:
+            watched.begin(functools.partial(self._start, watched.settings, driver=asked))
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         return watched
@@ -529,12 +489,16 @@ def _attached(
     """The rows of a test with its footprint and those of its parts."""
     item, session = watched.item, watched.session
     found = {row.label: row for row in rows}
+    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
+        watched.waits = None
+        footprint = replace(footprint, waits=None)
     # A limit of the session is no reason for a row of a test that does not touch the GPU. Whether one does that was not read is not known.
+    waits = footprint.waits or Waits()
     touches = (
         footprint.uses
-        or (footprint.calls is not None and footprint.calls.any)
+        or waits.lines
+        or (waits.not_read is not None and watched.limits.max_waits is not None)
         or watched.limited
-        or _uncounted(footprint, watched.limits)
         or (watched.trouble is not None and _limited(watched.limits))
     )
     of_test = (
@@ -553,10 +517,6 @@ def _attached(
                 item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all
             )
         else:
-            if not _limited(
-                limits, OF_CALLS
-            ):  # else the calls of the part are judged beside the launch
-                of_all = replace(of_all, calls=None)
             found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
 
@@ -567,7 +527,6 @@ class BlockMemory:
     def __init__(self, watched: WatchedTest) -> None:
         self._watched = watched
         self._watch = watched.tried(watched.part)
-        self._called = watched.count()
         self._final: Footprint | None = None
 
     @property
@@ -578,18 +537,6 @@ class BlockMemory:
             found = self._watched.tried(functools.partial(_read, self._watched, self._watch))
         if found is None:
             raise DeviceError(f"the memory could not be read: {self._watched.trouble}")
-        return found
-
-    @property
-    def calls(self) -> Calls:
-        """Kernels, copies and waits. Raises `DeviceError`: calls are not counted, or cannot be."""
-        found = self._watched.calls(self._called)
-        if found is None or found.not_counted is not None:
-            raise DeviceError(
-                "calls are counted with --gpumem-existing=watch"
-                if found is None
-                else str(found.not_counted)
-            )
         return found
 
     @property
@@ -629,14 +576,11 @@ class BlockMemory:
 
     def end(self) -> Footprint:
         """End the part of a test."""
-        if isinstance(self._called, CallWindow):
-            self._called.close()
         watch, self._watch = self._watch, None
         if watch is not None:
             self._final = self._watched.tried(lambda: _at_the_end(self._watched, watch))
             watch.close()
-        found = unread(self._watched.trouble) if self._final is None else self._final
-        return replace(found, calls=self._watched.calls(self._called))
+        return unread(self._watched.trouble) if self._final is None else self._final
 
     def __repr__(self) -> str:
         if self._watched.trouble is not None and self._final is None:
@@ -670,7 +614,7 @@ class GpuMemory:
 
     @contextmanager
     def watch(self, label: str, **limits: Unpack[FootprintKeywords]) -> Iterator[BlockMemory]:
-        """Watch the memory that the block takes; with `--gpumem-existing=watch` also its calls.
+        """Watch the memory that the block takes.
 
         Args:
             label: names the part; its row in results is the test's with this label.
@@ -682,7 +626,7 @@ class GpuMemory:
         """
         __tracebackhide__ = True
         watched = self._item.stash.get(WATCHED, None)
-        if watched is None:
+        if watched is None or self._session.settings.footprint == "off":
             raise BadCall(
                 f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off"
             )
@@ -697,16 +641,10 @@ class GpuMemory:
             raise BadCall(
                 f"gpu_memory.watch({label!r}): the label is used already; choose another one"
             )
-        unknown = [name for name in limits if name not in (*OF_FOOTPRINT, *OF_CALLS)]
+        unknown = [name for name in limits if name not in OF_FOOTPRINT]
         if unknown:
             raise BadCall(
-                f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join((*OF_FOOTPRINT, *OF_CALLS))}"
-            )
-        if (
-            of_calls := next((name for name in OF_CALLS if name in limits), None)
-        ) is not None and not watched.counts:
-            raise BadCall(
-                f"gpu_memory.watch({label!r}, {of_calls}=...): calls are counted with --gpumem-existing=watch, and not in a benchmark"
+                f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join(OF_FOOTPRINT)}"
             )
         # A marker's limits are of the whole test.
         own = marker_limits(limits, "call")

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_gpumem.limits import OF_LAUNCH
 from pytest_gpumem.plugin.marks import (
     MARKER,
     NEEDS_GPUMEM,
     SESSION_PLUGIN,
     TEST_FIXTURE,
     marks_of,
+    measures,
     uses,
 )
 from pytest_gpumem.settings import (
@@ -240,8 +242,11 @@ def _mistake(item: pytest.Item) -> str | None:
     """The mistake in a test's markers; None if there is none."""
     try:
         keywords = marker_keywords(marks_of(item))
-        marker_limits(keywords)
+        limits = marker_limits(keywords)
         of_test(Settings(), keywords)
     except SettingsError as error:
         return str(error)
+    of_launch = [name for name in OF_LAUNCH if getattr(limits, name) is not None]
+    if of_launch and not measures(item):
+        return f"marker: {of_launch[0]} {getattr(limits, of_launch[0])} limits one launch of a measurement, and the test measures nothing"
     return None

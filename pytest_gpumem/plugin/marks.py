@@ -29,6 +29,23 @@ def uses(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
+def measures(item: pytest.Item) -> bool:
+    """False if a test certainly measures nothing: neither it nor a fixture that is not pytest's or ours can ask for other fixtures."""
+    if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
+        return True
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is None:
+        return False
+    if "request" in fixtures.argnames:
+        return True
+    for definitions in fixtures.name2fixturedefs.values():
+        for definition in definitions:
+            package = str(definition.func.__module__).partition(".")[0]
+            if "request" in definition.argnames and package not in ("_pytest", "pytest_gpumem"):
+                return True
+    return False
+
+
 def may_measure(item: pytest.Item) -> bool:
     """True if a test has `gpu_benchmark`, or could ask for it by `getfixturevalue`."""
     return uses(item, BENCHMARK_FIXTURE) or uses(item, "request")

@@ -36,6 +36,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_F
 from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession
+from pytest_gpumem.plugin.waits import WaitFeature
 from pytest_gpumem.plugin.workers import (
     Channel,
     Controller,
@@ -104,14 +105,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         *([] if repeats is None else [repeats]),
         *_isolation(session, channel),
         VerdictFeature(session),
-        *([] if settings.footprint == "off" else [FootprintFeature(session)]),
+        FootprintFeature(session),
         leftovers,
         WorkFeature(session),  # has waited for the work when the others look at what a test leaves
         expectations,
         *(results or ()),
-        ExistingFeature(
-            session, channel
-        ),  # the last one: what the others call is no call of the test
+        ExistingFeature(session, channel),
+        WaitFeature(session),
     ]
     config.add_cleanup(session.close)
     config.add_cleanup(whole.hush_if_lost)  # before it, and after pytest has put back its hook

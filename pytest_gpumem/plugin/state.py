@@ -46,6 +46,7 @@ from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
+from pytest_gpumem.plugin.forks import Forks
 from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
@@ -107,6 +108,7 @@ class GpuSession:
         self.is_part = is_part(config)  # another process has the results
         self.measures = not hands_out(config)  # False where workers measure
         self._pid = os.getpid()
+        self.forks = Forks(chosen.unfinished)
         self.ranges = Ranges()
         self.names = Names()
         self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label

@@ -43,11 +43,7 @@ def traced(
         if footprint.ended and footprint.kept
         else ()
     )
-    if not kept:
-        return replace(footprint, sites=sites(accounts.at_peak, (), root))
-    return replace(
-        footprint, sites=sites(accounts.at_peak, kept, root, session.device.footprints.referrers())
-    )
+    return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 
 
 def without_allowed(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
+from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
 """Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
@@ -73,11 +73,6 @@ class Site(Record, frozen=True):
     at_peak_count: Count = 0  # Allocations that make them up
     kept: Bytes = 0  # Bytes of it that are in use at the end
     kept_count: Count = 0  # Allocations that make them up
-    stack: tuple[str, ...] = ()
-    """The lines of the user's code that led there, as "file:line in function", the outermost first; of its largest allocation."""
-    referrers: tuple[
-        str, ...
-    ] = ()  # References to the memory that is kept, as far as Python knows, such as "`cache` of the module app"
 
 
 class FootprintRepeat(Record, frozen=True):
@@ -112,8 +107,7 @@ class Footprint(Record, frozen=True):
     ended: bool = True
     """False while the test still runs: what it keeps and reserves is not known yet."""
     notes: tuple[str, ...] = ()  # Remarks for the reader
-    calls: Calls | None = None
-    """Calls of the test's body, or of the part of it; None where they were not to be counted."""
+    waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
 
     @property
     def needed(self) -> int:

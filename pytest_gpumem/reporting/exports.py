@@ -180,13 +180,8 @@ def _of_test(footprint: Footprint) -> dict[str, int]:
         found |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
         if footprint.ended:  # until then nothing is kept, only in use
             found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
-    if (calls := footprint.calls) is not None and calls.not_counted is None:
-        found |= {
-            "kernels": calls.kernels,
-            "copies": calls.copied,
-            "copied_bytes": calls.copied_bytes,
-            "waits": calls.waits,
-        }
+    if footprint.waits is not None and footprint.waits.not_read is None:
+        found["waits"] = footprint.waits.count
     return found
 
 

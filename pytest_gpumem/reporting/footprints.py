@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_gpumem.judging.differences import bytes_of, grown_lines
@@ -9,7 +10,6 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.difference import KEPT, PEAK, Difference
 from pytest_gpumem.records.footprint import Footprint, MemoryUse, Site
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.calls import call_facts, call_totals
 from pytest_gpumem.units import short_bytes
 
 
@@ -44,8 +44,8 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
         )
     for reason in footprint.not_watched:
         yield "not watched", reason
-    if footprint.calls is not None:
-        yield from call_facts(footprint.calls)
+    if footprint.waits is not None:
+        yield "waits", footprint.waits.not_read or footprint.waits.text or "none"
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
@@ -74,10 +74,24 @@ def totals(rows: Sequence[Row]) -> list[str]:
         found.append(
             f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)"
         )
-    return [
-        *found,
-        *call_totals(footprint.calls for _, footprint in watched if footprint.calls is not None),
-    ]
+    return found
+
+
+def wait_totals(rows: Sequence[Row]) -> list[str]:
+    """A sentence on the lines at which the host waits most; none where it does not wait."""
+    lines: Counter[str] = Counter()
+    tests = 0
+    for row in rows:
+        waits = row.footprint.waits if row.footprint is not None else None
+        if waits is not None and waits.lines:
+            tests += 1
+            for line in waits.lines:
+                lines[line.place] += line.count
+    if not lines:
+        return []
+    most = ", ".join(f"{place} {count} x" for place, count in lines.most_common(SHOWN))
+    times, places = counted(lines.total(), "time"), counted(len(lines), "line")
+    return [f"the host waits {times} in {counted(tests, 'test')}, at {places}: {most}"]
 
 
 def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:
@@ -120,8 +134,6 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
             lines.append(
                 f"  {short_bytes(bytes_of(site, kind))}  {place(site)}  ({allocations_of(site, kind)})"
             )
-            if kind == KEPT:
-                lines += [f"    kept by {referrer}" for referrer in site.referrers]
         grown = (
             [] if base is None or not base.sites else grown_lines(base.sites, footprint.sites, kind)
         )
@@ -152,16 +164,6 @@ def growths(base: Footprint, head: Footprint) -> list[str]:
                 f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})"
             )
     return lines
-
-
-def peak_stack(footprint: Footprint) -> list[str]:
-    """The lines of the user's code that led to the largest site at the peak, the outermost first."""
-    largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)
-    return (
-        ["the way to the largest:", *(f"  {line}" for line in largest.stack)]
-        if largest is not None and len(largest.stack) > 1
-        else []
-    )
 
 
 def place(site: Site) -> str:

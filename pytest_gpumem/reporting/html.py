@@ -27,7 +27,7 @@ from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.concerns import worst_first
 from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
-from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
+from pytest_gpumem.reporting.footprints import growths, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
@@ -240,7 +240,7 @@ def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> d
             )
     if now is not None and now.timeline:
         caption = f"memory in use over the test, at most {short_bytes(now.peak)}"
-        notes = (*site_lines(now, before), *peak_stack(now))
+        notes = tuple(site_lines(now, before))
         figures.append(_Figure(caption, memory_course(now), legend(now), notes=notes))
     return {
         "target": anchor(one.row.key),

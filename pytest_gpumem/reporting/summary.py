@@ -15,7 +15,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
-from pytest_gpumem.reporting.footprints import totals
+from pytest_gpumem.reporting.footprints import totals, wait_totals
 from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
 from pytest_gpumem.units import format_time
@@ -234,6 +234,7 @@ def _sentences(shown: Sequence[RowFacts], saved: bool) -> Iterator[str]:
     yield from since_the_baseline(rows)
     if any(one.figures[heading].text for one in shown for heading in OF_MEMORY):
         yield from totals(rows)
+    yield from wait_totals(rows)
 
 
 def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:

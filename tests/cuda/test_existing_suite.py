@@ -23,7 +23,6 @@ class Spelling(NamedTuple):
     name: str
     library: str
     line: str
-    sure: bool = True  # False: the call may wait
 
 
 SPELLINGS = (
@@ -34,7 +33,6 @@ SPELLINGS = (
     Spelling("print", TORCH, "str(t)"),
     Spelling("index", TORCH, "t[t > 0]"),
     Spelling("tolist", TORCH, "t.tolist()"),
-    Spelling("to_device", TORCH, "torch.ones(1024).to('cuda')"),
     Spelling("torch_synchronize", TORCH, "torch.cuda.synchronize()"),
     Spelling("torch_stream", TORCH, "torch.cuda.current_stream().synchronize()"),
     Spelling("torch_event", TORCH, "event.synchronize()"),
@@ -43,11 +41,9 @@ SPELLINGS = (
     Spelling("cupy_item", CUPY, "float(a.sum())"),
     Spelling("boolean_index", CUPY, "a[a > 0]"),
     Spelling("cupy_nonzero", CUPY, "cupy.nonzero(a)"),
-    Spelling("set", CUPY, "a.set(host)", sure=False),
     Spelling("device_synchronize", CUPY, "cupy.cuda.Device().synchronize()"),
     Spelling("stream_synchronize", CUPY, "cupy.cuda.get_current_stream().synchronize()"),
     Spelling("event_synchronize", CUPY, "event.synchronize()"),
-    Spelling("malloc", CUPY, "cupy.cuda.runtime.malloc(1 << 20)", sure=False),
     Spelling("free", CUPY, "cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(64))"),
     Spelling(
         "pageable_copy",
@@ -62,11 +58,6 @@ SPELLINGS = (
         BINDINGS,
         "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)",
     ),
-    Spelling(
-        "host_to_host",
-        BINDINGS,
-        "runtime.cudaMemcpy(host.ctypes.data, host.ctypes.data + 64, 64, on_host)",
-    ),
 )
 BEFORE = {
     CUPY: (
@@ -80,14 +71,14 @@ BEFORE = {
         "import cupy",
         "from cuda.bindings import runtime",
         "a, host = cupy.ones(1024), numpy.ones(1024)",
-        "kind, on_host = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, runtime.cudaMemcpyKind.cudaMemcpyHostToHost",
+        "kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost",
     ),
 }
 """By library: what comes before a line that uses it."""
 
 
 def suite_of_spellings() -> tuple[str, dict[str, int]]:
-    """The suite, and the line of each spelling by the name of its test. Each line runs twice: its first use is counted apart."""
+    """The suite, and the line of each spelling by the name of its test. Each line runs twice."""
     text, lines = ["import numpy", "import pytest"], {}
     for one in SPELLINGS:
         module = "" if one.library in (NUMBA, BINDINGS) else f"{one.library} = "
@@ -118,7 +109,7 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 def test_each_spelling_of_a_wait_is_named_with_its_line(pytester: pytest.Pytester) -> None:
     text, lines = suite_of_spellings()
     pytester.makepyfile(test_waits=text)
-    result = run(pytester, "--gpumem-existing=watch", "-q")
+    result = run(pytester, "--gpumem-waits", "-q")
     assert result.parseoutcomes().get("failed", 0) == 0
     wrong = []
     for one in SPELLINGS:
@@ -126,20 +117,16 @@ def test_each_spelling_of_a_wait_is_named_with_its_line(pytester: pytest.Pyteste
         if row is None:
             assert result.parseoutcomes().get("skipped"), one
             continue
-        calls = row["footprint"]["calls"]
-        assert calls["not_counted"] is None, calls
+        waits = row["footprint"]["waits"]
+        assert waits["not_read"] is None, waits
         there = [
             wait
-            for wait in calls["waiting"]
+            for wait in waits["lines"]
             if wait["line"] == lines[f"test_{one.name}"] and wait["file"] == "test_waits.py"
         ]
-        seen = [(wait["call"], wait["count"], wait["sure"]) for wait in calls["waiting"]]
-        print(
-            one.name,
-            "named" if any(wait["sure"] for wait in there) else "may" if there else "MISSED",
-            seen,
-        )
-        if not there or (one.sure and not any(wait["sure"] for wait in there)):
+        seen = [(wait["call"], wait["count"]) for wait in waits["lines"]]
+        print(one.name, "named" if there else "MISSED", seen)
+        if not there:
             wrong.append((one.name, seen))
     assert not wrong
 
@@ -159,20 +146,12 @@ def test_no_line_is_named_in_300_tests_that_do_not_wait(pytester: pytest.Pyteste
             b.sum(axis=0)
         """
     )
-    counts = {}
     for order in ((), ("-p", "no:randomly", "-n2")):
-        run(pytester, "--gpumem-existing=watch", "-q", *order).assert_outcomes(passed=300)
-        found = rows(pytester.path)
-        assert len(found) == 300
-        calls = {name: row["footprint"]["calls"] for name, row in found.items()}
-        assert {
-            name: one["waiting"]
-            for name, one in calls.items()
-            if any(wait["sure"] for wait in one["waiting"])
-        } == {}
-        counts[order] = {name: (one["kernels"], len(one["copies"])) for name, one in calls.items()}
-    one, other = counts.values()
-    assert one == other
+        run(pytester, "--gpumem-waits", "-q", *order).assert_outcomes(passed=300)
+        written = pytester.path / "out.json"
+        found = rows(pytester.path) if written.exists() and written.stat().st_size else {}
+        # The first test of each process has the first use of libraries, which may wait.
+        assert len(found) <= (2 if order else 1), found
 
 
 def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:

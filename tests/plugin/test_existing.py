@@ -222,21 +222,6 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(
     assert set(clocks.values()) == {"perf_counter"}
 
 
-def test_a_row_says_if_calls_may_run_other_work(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without CUPTI a function that returns early is measured, and nothing tells whether its calls run the same."""
-    from pytest_gpumem.devices import calls
-
-    monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
-    pytester.makepyfile(
-        "def test_early(benchmark, gpu):\n    benchmark.pedantic(gpu.launch, rounds=2)\n"
-    )
-    gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=1)
-    notes = row_in(pytester.path)["measurement"]["notes"]
-    assert "not known whether calls run the same work: CUPTI is held by another tool" in notes
-
-
 def test_an_exit_while_the_gpu_is_measured_ends_the_session(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
@@ -262,29 +247,22 @@ def test_an_exit_while_the_gpu_is_measured_ends_the_session(
     result.assert_outcomes()
 
 
-def test_a_function_is_called_until_it_loads_no_module(
+def test_a_function_is_called_until_two_calls_run_the_same(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
-    """As a function of torch.compile, which compiles in its first calls."""
+    """As a function of torch.compile, whose first calls try other kernels."""
     pytester.makepyfile(
         """
         import pytest
 
-        class Compiled:
-            def __init__(self, gpu, loads):
-                self.gpu, self.loads, self.loaded = gpu, loads, []
-
-            def __call__(self):
-                self.loaded.append(len(self.loaded) < self.loads)
-                if self.loaded[-1]:
-                    self.gpu.device.footprints.calls.log.used_first("modules")
-                self.gpu.launch()
-
-        @pytest.mark.parametrize("loads", [0, 5, 100])
-        def test_compiled(benchmark, gpu, loads):
-            work = Compiled(gpu, loads)
+        @pytest.mark.parametrize("changes", [0, 5, 100])
+        def test_compiled(benchmark, gpu, changes):
+            calls = []
+            def work():
+                calls.append(1)
+                for _ in range(max(1, changes - len(calls))):
+                    gpu.launch()
             benchmark.pedantic(work, rounds=2)
-            assert len(work.loaded) > loads or loads == 100
         """
     )
     result = gpumem(ADOPT, "--benchmark-json=out.json")
@@ -586,57 +564,19 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
     assert {one["options"]["timer"] for one in stored["benchmarks"]} == {"gpumem_device_time"}
 
 
-# watch
+# Waits
 
-WATCH = "--gpumem-existing=watch"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [(WATCH,), (WATCH, "--gpumem-footprint=auto"), ("--gpumem-footprint=on",)],
-    ids=" ".join,
-)
-def test_the_watch_begins_before_the_first_test_whose_time_it_would_be(
-    pytester: pytest.Pytester, gpumem: Run, options: tuple[str, ...]
-) -> None:
-    pytester.makeconftest(
-        """
-        from pytest_gpumem.devices.footprints import SourceFootprints
-
-        began, start = [], SourceFootprints.start
-
-        def counted(self, **what):
-            began.append(what)
-            start(self, **what)
-
-        def pytest_configure():
-            SourceFootprints.start = counted
-
-        def pytest_unconfigure():
-            SourceFootprints.start = start
-
-        def pytest_runtest_logstart():
-            assert len(began) == 1
-        """
-    )
-    pytester.makepyfile(test_it="def test_one(): pass\ndef test_two(): pass")
-    gpumem(*options).assert_outcomes(passed=2)
+WAITS = "--gpumem-waits"
+NO_CALLS = "not read: the simulated device has no calls"
 
 
-def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(
+def test_a_simulated_device_has_no_waits_and_says_so_once(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
     pytester.makepyfile(
         """
-        def test_quiet(gpu):
-            gpu.launch()
-            gpu.launch()
-
         def test_waits(gpu):
-            gpu.launch()
-            for _ in range(3):
-                gpu.device.streams.synchronize()  # line 8
-            gpu.a.read()  # line 9
+            gpu.waits()
 
         def test_host():
             assert sorted([2, 1]) == [1, 2]
@@ -645,181 +585,82 @@ def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(
             gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
         """
     )
-    result = gpumem(WATCH, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=4)
+    result = gpumem(WAITS, "--benchmark-json=out.json")
+    result.assert_outcomes(passed=3)
     rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(pytester.path)}
-    assert set(rows) == {"test_quiet", "test_waits", "test_measured"}
-    quiet, waits = (rows[name]["footprint"]["calls"] for name in ("test_quiet", "test_waits"))
-    assert quiet["kernels"] == 2
-    assert quiet["waiting"] == []
-    assert [(one["line"], one["call"], one["of"], one["count"]) for one in waits["waiting"]] == [
-        (8, "cudaDeviceSynchronize", "device", 3),
-        (9, "cudaMemcpy", "copy", 1),
-    ]
-    assert waits["waiting"][0]["file"].startswith("test_the_calls_of_each_test")
-    assert waits["waiting"][0]["code"] == "gpu.device.streams.synchronize()  # line 8"
-    assert [
-        (one["kind"], one["destination"], one["count"], one["nbytes"]) for one in waits["copies"]
-    ] == [("D2H", "pageable", 1, 1 << 20)]
-    assert rows["test_measured"]["footprint"]["calls"] is None
-    result.stdout.fnmatch_lines(
-        [
-            "calls of 2 tests: 3 kernels, 1 copy of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"
-        ]
+    assert set(rows) == {"test_waits", "test_measured"}
+    assert rows["test_waits"]["footprint"]["waits"] == {"lines": [], "not_read": NO_CALLS}
+    assert rows["test_measured"]["footprint"]["waits"] is None
+    assert result.outlines.count(f"waits: {NO_CALLS}") == 1
+
+
+@pytest.mark.parametrize("option", [(), (WAITS,), ("--gpumem-footprint=off",)], ids=" ".join)
+def test_a_limit_on_waits_that_are_not_read_is_undecided(
+    pytester: pytest.Pytester, gpumem: Run, option: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_waits=0)
+        def test_waits():
+            pass
+
+        def test_other():
+            pass
+        """
     )
+    gpumem(*option, "--benchmark-json=out.json").assert_outcomes(passed=2)
+    verdict = row_in(pytester.path)["verdict"]
+    assert verdict["outcome"] == "UNDECIDED"
+    assert f"max_waits 0 (marker) cannot be judged: {NO_CALLS}" in verdict["reason"]
+    gpumem(*option, "--gpumem-strict").assert_outcomes(failed=1, passed=1)
 
 
-def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_measurement_has_the_waits_of_one_launch(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
         import pytest
 
         @pytest.mark.gpumem(max_waits=0, max_kernels=1)
-        def test_holds(gpu):
-            gpu.launch()
+        def test_asks_later(request, device_buffer):
+            a, b = device_buffer(1 << 20), device_buffer(1 << 20)
+            request.getfixturevalue("gpu_benchmark")(request.getfixturevalue("gpu_kernels").copy, a, b)
+        """
+    )
+    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
+    row = row_in(pytester.path)
+    assert row["verdict"]["outcome"] == "PASS"
+    assert row["footprint"]["waits"] is None
 
-        @pytest.mark.gpumem(max_waits=0)
-        def test_waits(gpu):
-            gpu.waits()
 
-        def test_block(gpu, gpu_memory):
-            gpu.waits()
-            with gpu_memory.watch("inside", max_waits=0, max_kernels=1) as used:
-                gpu.launch()
-                assert used.calls.kernels == 1
-            gpu.waits()
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "max_kernels=1",
+        "max_copies=1",
+        "max_copied_bytes='1 MiB'",
+        "max_spill=0",
+        "max_migrated=0",
+        "max_gpu_page_faults=0",
+    ],
+)
+def test_a_limit_on_one_launch_needs_a_measurement(
+    pytester: pytest.Pytester, gpumem: Run, limit: str
+) -> None:
+    pytester.makepyfile(
+        f"""
+        import pytest
 
-        def test_block_waits(gpu, gpu_memory):
-            with gpu_memory.watch("inside", max_waits=0):
-                gpu.waits()
-
-        @pytest.mark.gpumem(max_waits=0)
-        def test_nothing():
+        @pytest.mark.gpumem({limit})
+        def test_quiet(device_buffer):
             pass
         """
     )
-    result = gpumem(WATCH, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=3, failed=2)
-    result.stdout.fnmatch_lines(
+    result = gpumem()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
         [
-            "*the host waits 1 time: conftest.py:23 1 x cudaStreamSynchronize, above max_waits 0 (marker)*",
-            "*::test_block_waits*",
-        ],
-        consecutive=False,
+            f"*test_quiet: marker: {limit.partition('=')[0]} * limits one launch of a measurement, and the test*"
+        ]
     )
-    outcomes = {
-        (row["nodeid"].partition("::")[2], row["label"]): row["verdict"]["outcome"]
-        for row in rows_in(pytester.path)
-    }
-    assert outcomes["test_holds", ""] == outcomes["test_block", "inside"] == "PASS"
-    assert (
-        outcomes["test_nothing", ""] == "UNDECIDED"
-    )  # a simulated device sees no calls of a test without its fixtures
-    assert outcomes["test_waits", ""] == outcomes["test_block_waits", "inside"] == "FAIL"
-    # A limit on calls by a marker counts the calls of its test, whatever the session does.
-    gpumem("-k", "test_holds or test_waits").assert_outcomes(passed=1, failed=1)
-    gpumem(
-        WATCH, "-o", "gpumem_max_waits=0", "-k", "test_block and not test_block_waits"
-    ).assert_outcomes(failed=1)
-
-
-def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        """
-        import os
-
-        def test_waits(gpu):
-            for _ in range(int(os.environ.get("TIMES", "3"))):
-                gpu.waits()
-        """
-    )
-    limited = (WATCH, "-o", "gpumem_max_waits=base")
-    gpumem(*limited, "--gpumem-save").assert_outcomes(passed=1)
-    gpumem(*limited, "--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert row_in(pytester.path)["verdict"]["outcome"] == "PASS"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIMES", "4")
-        more = gpumem(*limited)
-        more.assert_outcomes(failed=1)
-        more.stdout.fnmatch_lines(
-            [
-                "*the host waits 4 times: conftest.py:23 4 x*the host waits 3 times in the baseline, above max_waits*"
-            ]
-        )
-        allowed = gpumem(
-            *limited, "-o", "gpumem_allow_waits=conftest.py:*", "--benchmark-json=out.json"
-        )
-        allowed.assert_outcomes(passed=1)
-        (wait,) = row_in(pytester.path)["footprint"]["calls"]["waiting"]
-        assert wait["allowed"] is True
-
-
-def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    names = [f"test_{number}" for number in range(6)]
-    pytester.makepyfile(
-        "".join(
-            f"def {name}(gpu):\n    for _ in range({at + 1}):\n        gpu.launch()\n    gpu.waits()\n"
-            for at, name in enumerate(names)
-        )
-    )
-
-    def counts(*options: str) -> dict[str, tuple[int, int]]:
-        gpumem(WATCH, "--benchmark-json=out.json", *options)
-        rows = rows_in(pytester.path)
-        calls = {row["nodeid"].partition("::")[2]: row["footprint"]["calls"] for row in rows}
-        return {
-            name: (one["kernels"], sum(wait["count"] for wait in one["waiting"]))
-            for name, one in calls.items()
-        }
-
-    expected = {name: (at + 2, 1) for at, name in enumerate(names)}
-    assert counts() == expected
-    file = next(pytester.path.glob("test_*.py")).name
-    assert counts(*(f"{file}::{name}" for name in reversed(names))) == expected
-    assert counts("-n2") == expected
-    assert counts(f"{file}::test_3") == {"test_3": expected["test_3"]}
-
-
-def test_a_body_with_an_adopted_benchmark_is_not_counted(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    """Its rounds are not counted, and there are as many as time allows."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.gpumem(max_waits=1000000)
-        def test_asks_later(request, gpu):
-            request.getfixturevalue("benchmark")(gpu.launch)
-        """
-    )
-    gpumem("--gpumem-existing=adopt,watch", *QUICK, "--benchmark-json=out.json").assert_outcomes(
-        passed=1
-    )
-    row = row_in(pytester.path)
-    assert row["footprint"]["calls"]["not_counted"] is not None
-    assert row["verdict"]["outcome"] == "UNDECIDED"
-
-
-def test_what_cannot_be_counted_is_undecided(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pytest_gpumem.devices import calls
-
-    monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.gpumem(max_waits=0)
-        def test_waits(gpu):
-            gpu.launch()
-        """
-    )
-    gpumem(WATCH, "--benchmark-json=out.json").assert_outcomes(passed=1)
-    verdict = row_in(pytester.path)["verdict"]
-    assert verdict["outcome"] == "UNDECIDED"
-    assert "CUPTI is held by another tool" in verdict["reason"]
-    gpumem(WATCH, "--gpumem-strict").assert_outcomes(failed=1)

@@ -60,8 +60,6 @@ def saved(pytester: pytest.Pytester, run: Found) -> None:
         ('max_latency="1 ms"', "the test passed and measured nothing"),
         ('min_bandwidth="1 GB/s"', "the test passed and measured nothing"),
         ('max_regression="1%"', "the test passed and measured nothing"),
-        ('max_migrated="1 MiB"', "the test passed and measured nothing"),
-        ('max_spill="base"', "the test passed and measured nothing"),
     ],
 )
 def test_a_limit_on_a_test_that_measures_nothing_is_not_judged(

@@ -7,22 +7,15 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import what_ran
-from pytest_gpumem.devices.cuda.cupti import (
-    CALLBACKS,
-    PASSES,
-    USE_KINDS,
-    imported,
-    together,
-    use_of,
-)
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, PASSES, USE_KINDS, together, use_of
 from pytest_gpumem.devices.cuda.modules import MODULES
 from pytest_gpumem.devices.cuda.own_kernels import HOLD
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
@@ -84,7 +77,6 @@ class CudaCounters:
         self._index, self._beacon = index, beacon
         self._awake = False
         self._cupti: Any = None
-        self._registered = 0  # `Callbacks.lent` when the callbacks for buffers were registered
         self._errors: tuple[type[Exception], ...] = ()
         self._events: list[PageEvent] = []
         self._failed: Exception | None = None
@@ -96,19 +88,19 @@ class CudaCounters:
         Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
         Raises `Undelivered`: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some passes do.
         """
-        cupti = self._load()
-        for _ in range(0 if self._awake else WAKING):
-            # The first passes of a process may deliver nothing (see `managed.Beacon`); none of them is the one that counts.
-            self._record(cupti, lambda: None)
-            if self._seen() > 0:
-                break
-        maps = self._record(cupti, work)
-        if self._seen() < 2:
-            raise Undelivered(
-                f"CUPTI reported {self._seen()} of 2 moves of pages that were made to try it, so its other counts may lack some"
-            )
-        self._awake = True
-        self._refuse_losses(cupti)
+        with self._held() as cupti:
+            for _ in range(0 if self._awake else WAKING):
+                # The first passes of a process may deliver nothing (see `managed.Beacon`); none of them is the one that counts.
+                self._record(cupti, lambda: None)
+                if self._seen() > 0:
+                    break
+            maps = self._record(cupti, work)
+            if self._seen() < 2:
+                raise Undelivered(
+                    f"CUPTI reported {self._seen()} of 2 moves of pages that were made to try it, so its other counts may lack some"
+                )
+            self._awake = True
+            self._refuse_losses(cupti)
         return page_counts(
             [one for one in self._events if not self._beacon.holds(one.address)], maps=maps
         )
@@ -157,28 +149,31 @@ class CudaCounters:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
         Raises `NotCounted`: as `watch`; or CUPTI did not deliver all kernels.
         """
-        cupti = self._load()
         seen, times = what_ran.PassRecords(), list[int]()
-        try:
-            cupti.activity_enable_launch_attributes(1)  # access-policy windows
-        except self._errors as error:
-            raise self._refusal("the attributes of launches", error) from error
+        with self._held() as cupti, MODULES.launches() as launches:
 
-        def body() -> None:
-            times.append(int(cupti.get_timestamp()))
-            work()
-            times.append(int(cupti.get_timestamp()))
-            wait()
+            def body() -> None:
+                times.append(int(cupti.get_timestamp()))
+                work()
+                times.append(int(cupti.get_timestamp()))
+                wait()
 
-        try:
-            with MODULES.launches() as launches:
+            try:
+                cupti.activity_enable_launch_attributes(1)  # access-policy windows
+            except self._errors as error:
+                raise self._refusal("the attributes of launches", error) from error
+            try:
                 self.watch(what_ran.KINDS, seen.receive, body)
-        except cupti.cuptiError as error:
-            raise self._refusal("to watch a launch", error) from error
+            except cupti.cuptiError as error:
+                raise self._refusal("to watch a launch", error) from error
         return seen.what_ran(launches, times[0], times[1])
 
-    def loading(self) -> AbstractContextManager[object]:
-        return MODULES.loading()
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            with suppress(NotCounted):  # the pass that needs it says why
+                stack.enter_context(MODULES.loading())
+            yield
 
     def watch(
         self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]
@@ -190,13 +185,13 @@ class CudaCounters:
         `receive`: is given the module and each record, in CUPTI's own thread.
         Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or another tool holds it.
         """
-        cupti = self._load()
-        self._receive = receive
-        try:
-            self._run(cupti, kinds, work)
-        finally:
-            self._receive = None
-        self._refuse_losses(cupti)
+        with self._held() as cupti:
+            self._receive = receive
+            try:
+                self._run(cupti, kinds, work)
+            finally:
+                self._receive = None
+            self._refuse_losses(cupti)
 
     def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
         """One pass, its records in `_events`; gives whether mappings were among the counters."""
@@ -245,22 +240,17 @@ class CudaCounters:
                 moved[one.kind] += one.value
         return min(moved.values()) // self._beacon.nbytes
 
-    def _load(self) -> Any:
-        CALLBACKS.refuse_while_lent()
-        if (
-            self._cupti is None or self._registered != CALLBACKS.lent
-        ):  # a profiler has registered buffers of its own
-            cupti = imported()
-            self._errors = (
-                cupti.cuptiError,
-                RuntimeError,
-            )  # RuntimeError: cupti-python found no libcupti, or an old one
+    @contextmanager
+    def _held(self) -> Iterator[Any]:
+        """Hold CUPTI for a pass: its records come to this process alone, through buffers of ours."""
+        with CALLBACKS.held() as cupti:
+            # RuntimeError: cupti-python found no libcupti, or an old one
+            self._cupti, self._errors = cupti, (cupti.cuptiError, RuntimeError)
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
             except self._errors as error:
                 raise NotCounted(f"CUPTI does not start: {_text(error)}{_hint(error)}") from error
-            self._cupti, self._registered = cupti, CALLBACKS.lent
-        return self._cupti
+            yield cupti
 
     def _configure(self, cupti: Any, names: Sequence[str]) -> None:
         configs = cupti.ActivityUnifiedMemoryCounterConfig(len(names))
@@ -340,8 +330,6 @@ def _text(error: Exception) -> str:
 
 
 def _hint(error: Exception) -> str:
-    if "MULTIPLE_SUBSCRIBERS" in str(error):
-        return " (another tool, such as a profiler, holds CUPTI in this process)"
     return (
         " (its version must be that of libcupti)"
         if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper()

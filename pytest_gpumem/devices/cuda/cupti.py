@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from pytest_gpumem.devices.cuda.lending import Lending
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.uses import (
     COPY_KINDS,
@@ -148,24 +148,34 @@ _ENABLE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
 )
 
-_HELD = "the profiler of {} had CUPTI, which serves one tool at a time"
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
 
 def imported() -> Any:
-    """CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is missing."""
+    """Import CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is missing."""
     try:
         from cupti import cupti
     except ImportError as error:
-        raise NotCounted(
+        why = (
             f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
-        ) from error
+        )
+        raise NotCounted(why) from error
     return cupti
 
 
+def why_refused(error: Exception) -> str:
+    """Return why CUPTI takes no subscriber now, in words."""
+    if "MULTIPLE_SUBSCRIBERS" not in str(error):
+        return f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
+    torch = sys.modules.get("torch")
+    enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
+    whose = "PyTorch's" if enabled is not None and enabled() else "another"
+    return f"not read: {whose} profiler has CUPTI"
+
+
 class _Subscription:
-    """The process's subscription to CUPTI's callbacks, by the functions of the library that cupti-python has loaded.
+    """The process's subscription, by the functions of the library that cupti-python has loaded.
     Raises cupti-python's errors.
     """
 
@@ -175,12 +185,9 @@ class _Subscription:
         self._cupti = cupti
         self._functions: dict[str, int] = loaded._inspect_function_pointers()
         self._handle = ctypes.c_void_p()
-        # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0: it supports one subscriber.
-        self._checked(
-            _SUBSCRIBE(self._functions["__cuptiSubscribe"])(
-                ctypes.addressof(self._handle), called, None
-            )
-        )
+        # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0.
+        subscribe = _SUBSCRIBE(self._functions["__cuptiSubscribe"])
+        self._checked(subscribe(ctypes.addressof(self._handle), called, None))
         self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
 
     def _checked(self, result: int) -> None:
@@ -197,25 +204,18 @@ class _Subscription:
 
 
 class Callbacks:
-    """Hands CUPTI's callbacks to their receivers; subscribed while there are any, so that other tools can have CUPTI otherwise."""
+    """Hands CUPTI's callbacks to their receivers. It is subscribed while somebody needs CUPTI."""
 
     def __init__(self) -> None:
         self._cupti: Any = None
         self._subscription: _Subscription | None = None
-        self._function = _CALLED(
-            self._called
-        )  # as C sees it; it lives as long as threads may call it
+        self._users = 0  # receivers that were added, and passes that hold CUPTI
+        self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
         self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
-        self._at_begin: dict[
-            tuple[int, int], tuple[Receive, ...]
-        ] = {}  # those of the begins of calls too
-        self._lost: dict[
-            Receive, Callable[[str], None]
-        ] = {}  # by receiver, the function that takes the reason why calls were missed
-        self._lending: Lending | None = None
-        self._holder: str | None = None  # whose profiler has CUPTI now
-        self.lent = 0  # times that a profiler had CUPTI
-        atexit.register(self.close)  # a callback after Python's end would crash
+        self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}
+        self._lost: dict[Receive, Callable[[str], None]] = {}
+        atexit.register(self._forget)  # a callback after Python's end would crash
+        os.register_at_fork(after_in_child=self._forget_receivers)
 
     def add(
         self,
@@ -224,96 +224,68 @@ class Callbacks:
         receive: Receive,
         lost: Callable[[str], None] | None = None,
         *,
-        begins: Receive | bool = True,
+        begins: bool = True,
     ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; gives the function that ends it.
         `domain`: "DRIVER_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
-        `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
-        `lost`: called with the reason once calls are missed, or `receive` has failed.
-        `begins`: what is called at the begins of calls in its place; False where only the ends matter.
-        Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
+        `receive`: must be quick, and may ask the driver for attributes, but call nothing else.
+        `lost`: called with the reason once a call was missed, or `receive` has failed.
+        `begins`: also at the begins of calls; False where only the ends matter.
+        Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool has CUPTI.
         """
-        cupti = imported()
-        errors = (
-            cupti.cuptiError,
-            ImportError,
-            RuntimeError,
-        )  # RuntimeError: cupti-python found no libcupti
+        cupti = self._open()
         ids = getattr(cupti, _IDS[domain])
-        keys = [
-            (int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name)))
-            for name in names
-            if hasattr(ids, name)
-        ]
-        self._cupti = cupti
-        self.refuse_while_lent()
-        if self._lending is None:
-            self._lending = Lending(self._lend, self._take_back)
-            self._lending.open()
-        own = (receive, begins) if callable(begins) else (receive,)
+        number = int(getattr(cupti.CallbackDomain, domain))
+        keys = [(number, int(getattr(ids, name))) for name in names if hasattr(ids, name)]
         if lost is not None:
-            self._lost |= dict.fromkeys(own, lost)
+            self._lost[receive] = lost
+
+        def end() -> None:
+            self._remove(keys, receive)
+            self._close()
+
         try:
-            again = self._subscription is None
-            if again:
-                self._subscription = _Subscription(cupti, self._function)
             for key in keys:
                 first = key not in self._receivers
                 self._receivers[key] = (*self._receivers.get(key, ()), receive)
                 if begins:
-                    self._at_begin[key] = (*self._at_begin.get(key, ()), own[-1])
-                if first and not again:
-                    self._enable(key)
-            if again:
-                self._enable(*self._receivers)
-        except errors as error:
-            self._remove(keys, own)
-            raise NotCounted(
-                f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
-            ) from error
-        return lambda: self._remove(keys, own)
+                    self._at_begin[key] = (*self._at_begin.get(key, ()), receive)
+                if first and self._subscription is not None:
+                    self._subscription.enable(key)
+        except cupti.cuptiError as error:
+            end()
+            raise NotCounted(why_refused(error)) from error
+        return end
 
-    def refuse_while_lent(self) -> None:
-        """Raise `NotCounted` while a profiler has CUPTI."""
-        if self._holder is not None:
-            raise NotCounted(_HELD.format(self._holder))
+    @contextmanager
+    def held(self) -> Iterator[Any]:
+        """Hold CUPTI inside the block, so that no record of another tool is taken; yields its module.
+        Raises `NotCounted`: as `add`.
+        """
+        cupti = self._open()
+        try:
+            yield cupti
+        finally:
+            self._close()
 
-    @property
-    def serves(self) -> bool:
-        """True while receivers are called: no profiler has CUPTI, or has kept it."""
-        return self._subscription is not None
-
-    def close(self) -> None:
-        """Call nobody any more."""
-        self._receivers.clear()
-        self._at_begin.clear()
-        self._unsubscribe()
-        if self._lending is not None:
-            self._lending.close()
-
-    def _enable(self, *keys: tuple[int, int]) -> None:
-        assert self._subscription is not None
-        _RaisedAgain.install()
-        for key in keys:
-            self._subscription.enable(key)
-
-    def _lend(self, whose: str) -> None:
-        """Give CUPTI to a profiler."""
-        self._holder = whose
-        self.lent += 1
-        self._unsubscribe()
-        self._miss(_HELD.format(whose))
-
-    def _take_back(self) -> None:
-        """Subscribe again. If the profiler keeps CUPTI, every later count says so."""
-        self._holder = None
-        if self._receivers:
+    def _open(self) -> Any:
+        cupti = imported()
+        if self._subscription is None:
+            # RuntimeError: cupti-python found no libcupti
             try:
-                self._subscription = _Subscription(self._cupti, self._function)
-                self._enable(*self._receivers)
-            except self._cupti.cuptiError:
-                self._unsubscribe()
+                self._subscription = _Subscription(cupti, self._function)
+            except (cupti.cuptiError, ImportError, RuntimeError) as error:
+                raise NotCounted(why_refused(error)) from error
+            self._cupti = cupti
+            _RaisedAgain.install()
+        self._users += 1
+        return cupti
+
+    def _close(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._unsubscribe()
 
     def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None
@@ -322,41 +294,43 @@ class Callbacks:
                 subscription.end()
             _RaisedAgain.remove()
 
+    def _forget_receivers(self) -> None:
+        self._receivers.clear()
+        self._at_begin.clear()
+
+    def _forget(self) -> None:
+        self._forget_receivers()
+        self._unsubscribe()
+
     def _miss(self, why: str) -> None:
         for lost in dict.fromkeys(self._lost.values()):
             lost(why)
 
-    def _remove(self, keys: Sequence[tuple[int, int]], own: Sequence[Receive]) -> None:
+    def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
             for receivers in (self._receivers, self._at_begin):
-                left = tuple(
-                    one for one in receivers.pop(key, ()) if all(one is not mine for mine in own)
-                )
+                left = tuple(one for one in receivers.pop(key, ()) if one is not receive)
                 if left:
                     receivers[key] = left
             if key not in self._receivers and self._subscription is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
                     self._subscription.enable(key, on=False)
-        if not any(own[0] in receivers for receivers in self._receivers.values()):
-            for one in own:
-                self._lost.pop(one, None)
-        if not self._receivers:
-            self._unsubscribe()
-            if self._lending is not None and self._holder is None:
-                self._lending.close()
-                self._lending = None
+        if not any(receive in receivers for receivers in self._receivers.values()):
+            self._lost.pop(receive, None)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
             _RaisedAgain.install()  # pytest before 8.4 has its own in each test
-        # The data of a resource begin with the address of its context, which has no site: its receivers take either.
-        for receive in (self._receivers if _INT(address).value else self._at_begin).get(
-            (domain, number), ()
-        ):
+        # The data of a resource begin with the address of its context, which has no site: its
+        # receivers take either.
+        at_end = _INT(address).value
+        receivers = self._receivers if at_end else self._at_begin
+        for receive in receivers.get((domain, number), ()):
             try:
                 receive(number, address)
             except Exception as error:  # it would end in CUPTI's own code
-                if (lost := self._lost.get(receive)) is not None:
+                lost = self._lost.get(receive)
+                if lost is not None:
                     lost(f"a call could not be read: {error}")
 
 

@@ -11,7 +11,6 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.calls import CALLS
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.context import Context
@@ -62,9 +61,7 @@ class CudaDevice:
                 JaxMemory(index),
             )
             free = self.memory.free_without_ours
-            self.footprints = SourceFootprints(
-                DriverMemory(index), libraries, free, CALLS, self.gone
-            )
+            self.footprints = SourceFootprints(DriverMemory(index), libraries, free, self.gone)
             self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,17 +21,21 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.allocation_sites import python_stack
+from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Series
-from pytest_gpumem.devices.process_memory import is_loaded
+from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
+    NOTHING,
+    AllocationEvent,
+    Figures,
+    MemoryLog,
+    Series,
+)
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
-
-CUBLAS = "cuBLAS"  # `MemoryUse.library` of the memory of cuBLAS handles
 
 
 class _MemoryCall(NamedTuple):
@@ -129,16 +134,13 @@ class DriverMemory(Source):
     def __init__(self, index: int) -> None:
         self._index = index
         self._log: MemoryLog | None = None
-        self._stacks = False
+        self._lines = False
         self._names: tuple[str, ...] = ()  # of the calls that are watched
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
         # of graphs, after memory that none of them uses was given back
         self._trimmed: Figures | None = None
-        self._probed: list[int] | None = None
-        """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
-        self._handles: dict[str, tuple[int, ...]] = {}
         self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
         self._virtual: dict[
@@ -157,8 +159,8 @@ class DriverMemory(Source):
     def ready(self) -> bool:
         return True
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        self._log, self._stacks = log, stacks
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
+        self._log, self._lines = log, lines
         try:
             if not self._names:
                 self._number_calls(imported())
@@ -231,10 +233,7 @@ class DriverMemory(Source):
         ):
             return
         self._last = correlation, address
-        if self._probed is not None:
-            self._probed += [nbytes] if nbytes else []
-        else:
-            self._emit(call.kind, address, nbytes)
+        self._emit(call.kind, address, nbytes)
 
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
         """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes, and
@@ -327,16 +326,14 @@ class DriverMemory(Source):
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
         """Report an allocation, or a free of no bytes."""
         if self._log is not None:
-            stack = python_stack() if self._stacks and nbytes else ()
+            line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
             self._log.emit(
                 AllocationEvent(
-                    time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, stack
+                    time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, line
                 )
             )
 
     def drain(self) -> None:
-        if self._end is not None and not CALLBACKS.serves:
-            self._missed("another tool has CUPTI, which serves one at a time")
         failed, self._failed = self._failed, None
         if failed is not None:  # of every watch that is open, whichever reads first
             self._missed(f"a call of the driver could not be read: {failed}")
@@ -387,10 +384,6 @@ class DriverMemory(Source):
         }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        trimmed = self._trim()
-        return self._try_handle(kept) or trimmed
-
-    def _trim(self) -> bool:
         """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
         before = self.figures()[GRAPHS, "device"]
         if before in (NOTHING, self._trimmed):
@@ -399,27 +392,6 @@ class DriverMemory(Source):
         self._nothing = None
         self._trimmed = self.figures()[GRAPHS, "device"]
         return self._trimmed != before
-
-    def _try_handle(self, kept: Sequence[AllocationEvent]) -> bool:
-        """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
-        known = CUBLAS in self._handles or not any(one.kind == "device" for one in kept)
-        if self._end is None or known or not is_loaded("libcublas.so"):
-            return False
-        self._probed = []
-        try:
-            from cupy_backends.cuda.libs import cublas
-
-            handle = cublas.create()
-            self._handles[CUBLAS] = tuple(self._probed)
-            cublas.destroy(handle)
-        except (ImportError, RuntimeError):
-            self._handles[CUBLAS] = ()
-        finally:
-            self._probed = None
-        return True
-
-    def handles(self) -> Mapping[str, Sequence[int]]:
-        return {name: sizes for name, sizes in self._handles.items() if sizes}
 
     def alive(self, allocated: AllocationEvent) -> bool:
         if allocated.address in self._held:

@@ -138,7 +138,7 @@ class SimulatedContent(Facet):
         own = own_stream(stream)
         if not allocation.address:
             self._timeline.forbid_capture("it writes memory on the host")
-            self._timeline.wait([own], "cudaStreamSynchronize", "stream")
+            self._timeline.wait([own])
             self._timeline.host += allocation.nbytes / self._machine.sheet.host_bandwidth
             effect()
             return
@@ -179,22 +179,13 @@ class SimulatedContent(Facet):
             LAUNCH,
         )
         if waits:
-            self._timeline.wait([own], "cudaMemcpy", "copy")
+            self._timeline.wait([own])
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         self._timeline.forbid_capture("it reads memory on the host")
         content = prefix(allocation, dtype, size)
         nbytes = size * np.dtype(dtype).itemsize
-        self._timeline.count(
-            what_ran.Step(
-                StepKind.COPY,
-                "D2H",
-                source=memory_name(allocation),
-                memory="pageable",
-                nbytes=nbytes,
-            )
-        )
-        self._timeline.wait(call="cudaMemcpy", of="copy")
+        self._timeline.wait()
         self._timeline.host += self._machine.host_access(
             allocation, writes=False
         ) + nbytes / self._host_speed(allocation, self._machine.sheet.pageable_to_host, read=True)
@@ -207,16 +198,7 @@ class SimulatedContent(Facet):
         self._timeline.forbid_capture("it writes memory from the host")
         memory = backed(allocation)
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-        self._timeline.count(
-            what_ran.Step(
-                StepKind.COPY,
-                "H2D",
-                source="pageable",
-                memory=memory_name(allocation),
-                nbytes=array.nbytes,
-            )
-        )
-        self._timeline.wait(call="cudaMemcpy", of="copy")
+        self._timeline.wait()
         self._timeline.host += self._machine.host_access(allocation, writes=True)
         self._timeline.host += array.nbytes / self._host_speed(
             allocation, self._machine.sheet.pageable_to_device, read=False

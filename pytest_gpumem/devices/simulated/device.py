@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from pytest_gpumem.devices.calls import PlainCalls
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Stream, Unsupported, WindowSpec
@@ -218,9 +217,7 @@ class SimulatedDevice:
         self.l2 = SimulatedL2(self.timeline, self.machine)
         self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
         self.counters = SimulatedCounters(self.timeline, self.machine)
-        self.footprints = SourceFootprints(
-            None, (), lambda: None, PlainCalls(partial(setattr, self.timeline, "calls"))
-        )
+        self.footprints = SourceFootprints(None, (), lambda: None)
 
     @property
     def facts(self) -> DeviceFacts:

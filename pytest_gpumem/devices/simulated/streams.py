@@ -14,7 +14,6 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.calls import CallLog
 from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.protocol import (
     CannotCapture,
@@ -104,7 +103,6 @@ class Timeline:
         # why the capture that is under way, or the last one, is impossible
         self.cannot: CannotCapture | None = None
         self.watching: StepLog | None = None
-        self.calls: CallLog | None = None  # while calls are counted
 
     def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
@@ -123,11 +121,6 @@ class Timeline:
         if self.watching is not None:
             self.watching.calls[name] += 1
 
-    def count(self, step: what_ran.Step) -> None:
-        """Count a step where calls are counted."""
-        if self.calls is not None:
-            self.calls.ran(step)
-
     @property
     def streams(self) -> list[SimulatedStream]:
         return self.engine.streams
@@ -141,21 +134,8 @@ class Timeline:
         self.run()
         return self.engine.latest > self.host
 
-    def wait(
-        self,
-        streams: Sequence[SimulatedStream] | None = None,
-        call: str = "a wait",
-        of: str = "device",
-    ) -> None:
-        """The host waits for streams, or for all; a hold that nobody released runs into its time-out.
-        `call`, `of`: what waits, and for what, where calls are counted.
-        """
-        begun = self.host
-        self._wait(streams)
-        if self.calls is not None:
-            self.calls.waited(call, of, self.host - begun)
-
-    def _wait(self, streams: Sequence[SimulatedStream] | None) -> None:
+    def wait(self, streams: Sequence[SimulatedStream] | None = None) -> None:
+        """The host waits for streams, or for all; a hold that nobody released runs into its time-out."""
         self.run()
         for stream in [
             one for one in (self.engine.busy if streams is None else streams) if one.queue
@@ -182,8 +162,6 @@ class Timeline:
             if step.ran is not None:
                 self.watch(step.ran, stream)
             return
-        if step.ran is not None:
-            self.count(step.ran)
         if step.effect is not None:
             step.effect()
         self.engine.queue(stream, step.item, self.host)
@@ -288,11 +266,7 @@ class SimulatedStreams(Facet):
         streams = None if stream is None else [own_stream(stream)]
         waits = what_ran.Step(StepKind.SYNCHRONISATION, "device" if stream is None else "stream")
         self._timeline.watch(waits, None if stream is None else own_stream(stream))
-        self._timeline.wait(
-            streams,
-            "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize",
-            waits.name,
-        )
+        self._timeline.wait(streams)
         expired = [one for one in streams or self._timeline.streams if one.expired]
         if expired:
             for one in expired:

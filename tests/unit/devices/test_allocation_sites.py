@@ -9,14 +9,8 @@ import pytest
 
 from pytest_gpumem import GiB, MiB
 from pytest_gpumem.devices import allocation_sites
-from pytest_gpumem.devices.allocation_sites import (
-    is_users,
-    python_stack,
-    shown_path,
-    sites,
-    users_frames,
-)
-from pytest_gpumem.devices.memory_events import AllocationEvent, Frame
+from pytest_gpumem.devices.allocation_sites import innermost, is_users, shown_path, sites
+from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Line
 
 LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
 STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
@@ -34,8 +28,11 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -> AllocationEvent:
-    return AllocationEvent(0.0, (library, "device"), "use", 0, nbytes, stack)
+def allocated(nbytes: int, *stack: Line, library: str = "PyTorch") -> AllocationEvent:
+    """As an allocation whose stack, the outermost frame first, was looked at."""
+    return AllocationEvent(
+        0.0, (library, "device"), "use", 0, nbytes, innermost(reversed(stack)) or NO_LINE
+    )
 
 
 def test_allocations_are_grouped_by_the_innermost_line_of_the_user(
@@ -43,13 +40,11 @@ def test_allocations_are_grouped_by_the_innermost_line_of_the_user(
 ) -> None:
     test = (str(tmp_path / "test_model.py"), 3, "test_forward")
     line = (str(model), 4, "forward")
-    in_library = (*(OURS, test), line, STANDARD, LIBRARY)
-    stayed = allocated(GiB, in_library)
+    stayed = allocated(GiB, OURS, test, line, STANDARD, LIBRARY)
     found = sites(
-        [stayed, allocated(64 * MiB, (OURS, test, line)), allocated(MiB, (OURS, test))],
+        [stayed, allocated(64 * MiB, OURS, test, line), allocated(MiB, OURS, test)],
         [stayed],
         tmp_path,
-        lambda one: (f"`cache` of the module app, {one.nbytes} bytes",),
     )
     first, second = found
     assert (first.file, first.line, first.function) == ("model.py", 4, "forward")
@@ -60,20 +55,13 @@ def test_allocations_are_grouped_by_the_innermost_line_of_the_user(
         GiB,
         1,
     )
-    assert first.stack == ("test_model.py:3 in test_forward", "model.py:4 in forward")
-    assert first.referrers == (f"`cache` of the module app, {GiB} bytes",)
-    assert (second.file, second.at_peak, second.kept, second.referrers) == (
-        "test_model.py",
-        MiB,
-        0,
-        (),
-    )
+    assert (second.file, second.at_peak, second.kept) == ("test_model.py", MiB, 0)
 
 
 def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: Path) -> None:
     line = (str(model), 4, "forward")
     found = sites(
-        [allocated(3, (line,)), allocated(2, (line,), "CUDA"), allocated(1, ())], [], tmp_path
+        [allocated(3, line), allocated(2, line, library="CUDA"), allocated(1)], [], tmp_path
     )
     assert [(site.file, site.library, site.at_peak) for site in found] == [
         ("model.py", "PyTorch", 3),
@@ -83,7 +71,7 @@ def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: P
 
 
 def test_small_sites_are_left_out(tmp_path: Path) -> None:
-    many = [allocated(1000 + line, ((str(tmp_path / "a.py"), line, "f"),)) for line in range(50)]
+    many = [allocated(1000 + line, (str(tmp_path / "a.py"), line, "f")) for line in range(50)]
     found = sites(many, many[:3], tmp_path)
     assert len(found) == 23
     assert found[0].line == 49
@@ -94,7 +82,7 @@ def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -
     assert not is_users(LIBRARY[0])
     assert not is_users(STANDARD[0])
     assert not is_users("<frozen importlib._bootstrap>")
-    assert users_frames((OURS, LIBRARY, ("<string>", 1, "<module>"))) == (LIBRARY,)
+    assert innermost((("<string>", 1, "<module>"), LIBRARY, OURS)) == LIBRARY
 
 
 def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
@@ -103,7 +91,8 @@ def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
         (str(tmp_path / "test_it.py"), 2, "test_it"),
     )
     pytests = (f"{sysconfig.get_path('purelib')}/_pytest/python.py", 9, "pytest_pyfunc_call")
-    assert users_frames((script, pytests, OURS, pytests, test, LIBRARY)) == (test,)
+    assert innermost((LIBRARY, test, pytests, OURS, pytests, script)) == test
+    assert innermost((OURS, pytests, script)) is None
 
 
 def test_paths_are_the_same_on_every_machine(tmp_path: Path) -> None:
@@ -111,13 +100,3 @@ def test_paths_are_the_same_on_every_machine(tmp_path: Path) -> None:
     assert shown_path(LIBRARY[0], tmp_path) == "torch/nn/functional.py"
     assert shown_path(str(tmp_path / "venv" / "site-packages" / "b" / "c.py"), tmp_path) == "b/c.py"
     assert shown_path("/elsewhere/d.py", tmp_path) == "/elsewhere/d.py"
-
-
-def test_the_stack_of_this_thread() -> None:
-    def inner() -> tuple[Frame, ...]:
-        return python_stack()
-
-    stack = inner()
-    assert [function for _, _, function in stack[-2:]] == ["test_the_stack_of_this_thread", "inner"]
-    assert stack[-1][0] == __file__
-    assert python_stack(skip=1)[-1][2] != "test_the_stack_of_this_thread"

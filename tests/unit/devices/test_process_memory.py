@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpumem.devices.checks import part_of
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.process_memory import is_loaded, is_mapped, is_of_a_driver
+from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, DeviceError
 
 MAPS = """\
@@ -75,10 +75,3 @@ def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
     whole.freed = True
     with pytest.raises(DeviceError, match="freed"):
         part_of(whole, 0, 4)
-
-
-def test_a_library_is_loaded_if_its_file_is_mapped(tmp_path: Path) -> None:
-    (tmp_path / "maps").write_text("7f00-7f01 r-xp 00000000 00:00 0    /opt/lib/libcublas.so.13\n")
-    assert is_loaded("libcublas.so", tmp_path) is True
-    assert is_loaded("libcufft.so", tmp_path) is False
-    assert is_loaded("libcublas.so", tmp_path / "nowhere") is None

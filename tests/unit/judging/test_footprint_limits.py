@@ -19,6 +19,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.waits import WaitLine, Waits
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -267,3 +268,51 @@ def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one(
     )
     assert found is (Outcome.PASS if allowed == "6 MiB" else Outcome.UNDECIDED)
     assert judged(now, max_kept="0 B")[0][0] is Outcome.PASS
+
+
+def waiting(*counts: int, not_read: str | None = None) -> Footprint:
+    lines = [
+        WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count)
+        for at, count in enumerate(counts)
+    ]
+    return Footprint(0, waits=Waits(tuple(lines), not_read))
+
+
+def test_waits_are_counted_by_line_and_judged_without_memory() -> None:
+    assert judged(Footprint(0), max_waits="0") == []
+    ((outcome, _, text),) = judged(waiting(2, 1), max_waits="2")
+    assert (outcome, text) == (
+        Outcome.FAIL,
+        "the host waits 3 times: conftest.py:20 2 x cuStreamSynchronize, conftest.py:21 1 x cuStreamSynchronize, "
+        "above max_waits 2 (marker)",
+    )
+    assert judged(waiting(), max_waits="0")[0][0] is Outcome.PASS
+    assert judged(waiting(*[1] * 7), max_waits="0")[0][2].count("conftest.py") == 5
+    ((outcome, code, text),) = judged(waiting(not_read="not read: the test forked"), max_waits="0")
+    assert (outcome, code) == (Outcome.UNDECIDED, Code.NOT_READ)
+    assert text == "max_waits 0 (marker) cannot be judged: not read: the test forked"
+
+
+def test_waits_against_the_base() -> None:
+    def against(now: int, *past: tuple[int, str]) -> tuple[Outcome, str]:
+        ((outcome, _, text),) = judged(
+            waiting(now),
+            [PastFootprint(waiting(count), of) for count, of in past],
+            max_waits="base",
+        )
+        return outcome, text
+
+    assert against(3)[0] is Outcome.NEW
+    assert against(3, (3, "a")) == (
+        Outcome.PASS,
+        "the host waits 3 times: conftest.py:20 3 x cuStreamSynchronize, 3 times in the baseline, not above max_waits base (marker)",
+    )
+    assert against(4, (4, "a"), (3, "b"))[0] is Outcome.FAIL
+    assert against(4, (4, "b"), (3, "b"))[0] is Outcome.PASS
+    assert against(5, (4, "b"), (3, "b"))[0] is Outcome.UNDECIDED
+    unread = PastFootprint(waiting(not_read="not read: the test forked"), "c")
+    assert (
+        judged(waiting(3), [PastFootprint(waiting(3), "b"), unread], max_waits="base")[0][0]
+        is Outcome.PASS
+    )
+    assert judged(waiting(3), [unread], max_waits="base")[0][0] is Outcome.NEW

@@ -6,9 +6,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem import MiB
 from pytest_gpumem.judging.differences import line_differences
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import PEAK, Difference
-from pytest_gpumem.records.footprint import Site
-from pytest_gpumem.reporting.footprints import site_lines
+from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.waits import WaitLine, Waits
+from pytest_gpumem.reporting.footprints import site_lines, wait_totals
 
 LAYER = Site(
     "model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1
@@ -77,16 +81,14 @@ def test_the_same_line_of_two_libraries_is_two() -> None:
     assert change == Difference(PEAK, 0, MiB, site=replace(LAYER, library="CUDA", at_peak=MiB))
 
 
-def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
+def test_three_of_each_are_shown_with_what_changed() -> None:
     from pytest_gpumem.records.footprint import Footprint
 
     lines = [
         replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB)
         for line in (10, 20, 30, 40)
     ]
-    leak = replace(
-        OUT, at_peak=0, kept=4096, kept_count=2, referrers=("`cache[0]` of the module app",)
-    )
+    leak = replace(OUT, at_peak=0, kept=4096, kept_count=2)
     base = Footprint(100 * MiB, sites=(*lines[1:], replace(lines[0], at_peak=MiB)))
     found = site_lines(Footprint(100 * MiB, sites=(*lines, leak)), base)
     assert found == [
@@ -98,7 +100,6 @@ def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
         "  +9 MiB  model.py:10 in forward: x10 = make(10)  (1 MiB before)",
         "kept, 4 KiB in 2 allocations:",
         "  4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (PyTorch, 2 allocations)",
-        "    kept by `cache[0]` of the module app",
         "since the baseline:",
         "  +4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (new)",
     ]
@@ -108,3 +109,24 @@ def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
         in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
     )
     assert "baseline" not in "\n".join(site_lines(Footprint(1, sites=(LAYER,)), Footprint(1)))
+
+
+def test_the_lines_that_wait_most_are_summed_over_tests() -> None:
+    def row(*counts: int) -> Row:
+        lines = tuple(
+            WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count)
+            for at, count in enumerate(counts)
+        )
+        return Row(
+            "a.py::test",
+            Limits(),
+            Verdict(Outcome.MEASURED, ""),
+            footprint=Footprint(0, waits=Waits(lines)),
+        )
+
+    assert wait_totals([row(), Row("a.py::test", Limits(), Verdict(Outcome.MEASURED, ""))]) == []
+    (text,) = wait_totals([row(1), row(2, 1), row()])
+    assert (
+        text
+        == "the host waits 4 times in 2 tests, at 2 lines: conftest.py:20 3 x, conftest.py:21 1 x"
+    )

@@ -99,7 +99,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
             "max_waits",
             "max_spill",
         ),
-        *("allow_waits", "strict_waits", "allow_kept"),
+        *("allow_waits", "allow_kept"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(
@@ -290,7 +290,6 @@ def test_the_marker_is_strict() -> None:
             "existing",
             "adopt",
             "allow_waits",
-            "strict_waits",
             "allow_kept",
         ),
     }
@@ -343,26 +342,12 @@ def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
 
 
 def test_what_is_done_with_existing_tests() -> None:
-    assert settled().existing == ()
-    assert settled({"gpumem_existing": " watch, adopt"}).existing == ("adopt", "watch")
-    assert settled({"gpumem_existing": "adopt"}).footprint == "auto"
-    assert (
-        settled({"gpumem_existing": "watch"}).footprint == "on"
-    )  # memory is watched too, unless the words say otherwise
-    assert settled({"gpumem_existing": "watch", "gpumem_footprint": "auto"}).footprint == "auto"
-    with pytest.raises(
-        SettingsError,
-        match="--gpumem-existing: watch contradicts --gpumem-footprint off; accepted are on, trace and auto",
-    ):
-        settled({"gpumem_existing": "watch", "gpumem_footprint": "off"})
-    with pytest.raises(
-        SettingsError,
-        match="'adopted' does not say what is done with existing tests; accepted is adopt, watch, or adopt,watch",
-    ):
-        settled({"gpumem_existing": "adopted"})
-    assert of_test(
-        Settings(), {"existing": "watch", "allow_waits": "conftest.py:*"}
-    ).allow_waits == ("conftest.py:*",)
+    assert settled().existing is None
+    assert settled({"gpumem_existing": "adopt"}).existing == "adopt"
+    with pytest.raises(SettingsError, match="'watch' is not one of adopt"):
+        settled({"gpumem_existing": "watch"})
+    assert settled({"gpumem_waits": True}).waits
+    assert of_test(Settings(), {"allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
     with pytest.raises(
         SettingsError, match=r"'conftest\.py' names no line; accepted is a line such as"
     ):

@@ -6,10 +6,9 @@ before, and those that Python does not begin, show in the counts alone.
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from types import FrameType
@@ -17,9 +16,9 @@ from typing import Any
 
 import cupy
 
-from pytest_gpumem.devices.allocation_sites import python_stack
+from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Figures, MemoryLog, Series
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")
@@ -36,7 +35,7 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self._index = index
         self.emit: Callable[[AllocationEvent], None] | None = None
         """Takes each event; None: nothing is reported. A thread keeps the hook until it ends."""
-        self.stacks = False
+        self.lines = False
         self._profiles: Callable[..., object] | None = None  # what profiled threads before
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
@@ -54,7 +53,7 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
                     "use",
                     mem_ptr,
                     mem_size,
-                    python_stack() if self.stacks else (),
+                    line_of(sys._getframe(1)) if self.lines else NO_LINE,
                 )
             )
 
@@ -103,8 +102,8 @@ class CupyMemory(Source):
     def ready(self) -> bool:
         return True
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        self._hook.emit, self._hook.stacks = log.emit, stacks
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
+        self._hook.emit, self._hook.lines = log.emit, lines
         self._hook.enter()
         return None
 
@@ -137,11 +136,6 @@ class CupyMemory(Source):
                 0
             )  # gives back the blocks of copies that are done, as each allocation does
         return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
-
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        for one in gc.get_objects():
-            if issubclass(type(one), cupy.ndarray) and one.device.id == self._index and one.nbytes:
-                yield int(one.data.mem.ptr), one
 
     def stop(self) -> None:
         self._hook.emit = None

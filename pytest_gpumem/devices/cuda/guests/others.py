@@ -53,7 +53,7 @@ class RmmMemory(Source):
     def ready(self) -> bool:
         return bool(self._to_pool())
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
         self.drain()
         return None
 

@@ -5,7 +5,6 @@ Sources: torch.cuda.memory: memory_stats, _record_memory_history, _snapshot.
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +12,12 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from pytest_gpumem.devices.allocation_sites import innermost
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
     AllocationEvent,
     Figures,
-    Frame,
     Layer,
     MemoryLog,
     Series,
@@ -47,7 +47,7 @@ class TorchMemory(Source):
     def __init__(self, index: int) -> None:
         self._index = index
         self._log: MemoryLog | None = None
-        self._stacks = False
+        self._lines = False
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
         self._wrapped: dict[
@@ -70,9 +70,9 @@ class TorchMemory(Source):
     def ready(self) -> bool:
         return self._torch is not None
 
-    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
         torch = self._torch
-        self._log, self._stacks = log, stacks
+        self._log, self._lines = log, lines
         if torch.cuda.get_allocator_backend() != "native":
             return f"its allocator is {torch.cuda.get_allocator_backend()}, whose allocations are the driver's"
         if torch.cuda.is_initialized():
@@ -91,7 +91,7 @@ class TorchMemory(Source):
             self._yielded = True
             return _OWN
         try:
-            context = "alloc" if self._stacks else None
+            context = "alloc" if self._lines else None
             torch.cuda.memory._record_memory_history(
                 "all", context=context, stacks="python", max_entries=MOST_ENTRIES
             )
@@ -209,21 +209,6 @@ class TorchMemory(Source):
             and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         )
 
-    def arrays(self) -> Iterable[tuple[int, object]]:
-        torch = self._torch
-        for one in gc.get_objects() if torch is not None else ():
-            if not issubclass(type(one), torch.Tensor):
-                continue
-            with suppress(
-                RuntimeError, NotImplementedError
-            ):  # a tensor without a storage, such as a sparse one
-                if (
-                    one.is_cuda
-                    and one.device.index == self._index
-                    and (address := one.untyped_storage().data_ptr())
-                ):
-                    yield address, one
-
     def stop(self) -> None:
         self._log = None
         if self._records:
@@ -250,15 +235,13 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allo
             continue
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
-        stack = (
-            tuple(_frame(one) for one in reversed(entry.get("frames", ())))
-            if allocates and layer == "use"
-            else ()
-        )
+        line = NO_LINE
+        if allocates and layer == "use":
+            frames = entry.get("frames", ())  # the innermost first; none unless they are recorded
+            lines = [
+                (str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames
+            ]
+            line = innermost(lines) or NO_LINE
         yield AllocationEvent(
-            at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack
+            at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, line
         )
-
-
-def _frame(frame: Mapping[str, Any]) -> Frame:
-    return str(frame["filename"]), int(frame["line"]), str(frame["name"])

@@ -46,7 +46,7 @@ def source() -> Iterator[CupyMemory]:
 
 
 def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
-    source.start(log := MemoryLog(), stacks=False)
+    source.start(log := MemoryLog(), lines=False)
     allocates(1)
     for address in range(2, 10):
         in_a_thread(lambda address=address: allocates(address))  # type: ignore[misc]
@@ -59,7 +59,7 @@ def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
 def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(
     source: CupyMemory,
 ) -> None:
-    source.start(log := MemoryLog(), stacks=False)
+    source.start(log := MemoryLog(), lines=False)
     steps = threading.Barrier(2, timeout=30)
 
     def lives() -> None:
@@ -76,7 +76,7 @@ def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(
     source.stop()
     steps.wait()
     steps.wait()
-    source.start(log, stacks=False)
+    source.start(log, lines=False)
     steps.wait()
     thread.join()
     log.settle()
@@ -98,21 +98,21 @@ def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:
 
     threading.setprofile(profiles)
     try:
-        source.start(MemoryLog(), stacks=False)
+        source.start(MemoryLog(), lines=False)
         in_a_thread(work)
         source.stop()
         assert threading.getprofile() is profiles
     finally:
         threading.setprofile(None)
     assert {"work", "True"} <= set(seen)
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     in_a_thread(lambda: seen.append(str(sys.getprofile())))
     assert seen[-1] == "None"
 
 
 def test_no_call_of_the_hook_collects_arguments_in_a_dict(source: CupyMemory) -> None:
     """It would cost more than the rest of the call, for each array of a test."""
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     (hook,) = get_memory_hooks().values()
     of_pool = {"device_id": 0, "mem_size": MIB, "mem_ptr": 1, "pmem_id": 1}
     for method, arguments in (

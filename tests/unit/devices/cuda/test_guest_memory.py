@@ -46,7 +46,7 @@ def test_a_history_becomes_events_in_its_order() -> None:
         ("use", 0),
     ]
     assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
-    assert found[1].stack == (("b.py", 2, "inner"),)
+    assert found[1].line == ("b.py", 2, "inner")
 
 
 class Torch(ModuleType):
@@ -106,7 +106,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
 def test_torch_is_read_where_it_allocated_and_its_history_begins_anew(torch: Torch) -> None:
     source, log = TorchMemory(0), MemoryLog()
     assert source.ready()
-    assert source.start(log, stacks=False) is None
+    assert source.start(log, lines=False) is None
     source.drain()
     log.settle()
     assert (log.since(), torch.recorded) == (([], {}), ["all"])
@@ -122,7 +122,7 @@ def test_torch_is_read_where_it_allocated_and_its_history_begins_anew(torch: Tor
 def test_a_history_that_the_test_records_is_left_alone(torch: Torch) -> None:
     torch.enabled = True
     source = TorchMemory(0)
-    why = source.start(MemoryLog(), stacks=False)
+    why = source.start(MemoryLog(), lines=False)
     assert why is not None
     assert "of the test's own" in why
     source.stop()
@@ -174,7 +174,7 @@ def test_a_history_that_has_lost_its_oldest_entries_is_not_read(
 ) -> None:
     monkeypatch.setattr(torch_memory, "MOST_ENTRIES", len(HISTORY))
     source, log = TorchMemory(0), MemoryLog()
-    source.start(log, stacks=False)
+    source.start(log, lines=False)
     torch.allocated = torch.freed = 1
     with pytest.raises(NotCounted, match="older ones are lost"):
         source.drain()
@@ -184,7 +184,7 @@ def test_a_history_that_has_lost_its_oldest_entries_is_not_read(
 
 def test_what_graphs_hold_is_in_use(torch: Torch) -> None:
     source = TorchMemory(0)
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     assert source.figures() == {("PyTorch", "device"): Figures(100, 1536, 2048, 400, allocations=0)}
     torch.private = 2
     source.settle(())
@@ -285,7 +285,7 @@ def test_the_pool_of_rmm_is_counted_from_when_it_is_found(rmm: Rmm) -> None:
     pool = rmm.current = Rmm.Pool(Resource())
     pool.size = 1000
     assert source.ready()
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     assert source.figures() == {
         ("RMM", "device"): Figures(0, 0, 0, 0, single=False, allocations=0)
     }  # the driver's
@@ -302,7 +302,7 @@ def test_the_pool_of_rmm_is_counted_from_when_it_is_found(rmm: Rmm) -> None:
 def test_another_pool_of_rmm_is_counted_and_the_first_is_let_go(rmm: Rmm) -> None:
     rmm.current = Rmm.Pool(Resource())
     source = RmmMemory(0)
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     rmm.current.allocation_counts.current_bytes = 100
     first = weakref.ref(rmm.current.upstream_mr)
     assert isinstance(first(), Rmm.Pool)
@@ -317,7 +317,7 @@ def test_another_pool_of_rmm_is_counted_and_the_first_is_let_go(rmm: Rmm) -> Non
 def test_statistics_that_the_user_has_switched_on_are_read(rmm: Rmm) -> None:
     rmm.current = theirs = Rmm.Statistics(Resource(Rmm.Pool(Rmm.Statistics(Resource()))))
     source = RmmMemory(0)
-    source.start(MemoryLog(), stacks=False)
+    source.start(MemoryLog(), lines=False)
     theirs.allocation_counts.current_bytes = 7
     assert rmm.current is theirs
     assert source.figures()["RMM", "device"].used == 7

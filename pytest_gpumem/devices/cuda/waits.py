@@ -1,0 +1,81 @@
+"""The waits of a test, from CUPTI's callbacks at the ends of the driver's calls that wait.
+
+Asynchronous copies of pageable memory may wait too, and are not seen.
+Sources: CUDA Driver API, API synchronization behavior; CUPTI, Callback API.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pytest_gpumem.devices.allocation_sites import is_named, line_of, shown_path
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.memory_events import Line
+from pytest_gpumem.records.waits import WaitLine, Waits
+
+_WAITS = re.compile(
+    r"(cu(?:CtxSynchronize|StreamSynchronize|EventSynchronize|MemFree|MemFreeHost"
+    r"|Memcpy(?:HtoD|DtoH|HtoA|AtoH|2D|2DUnaligned|3D)?))(?:_v\d+)?(?:_ptds|_ptsz)?"
+)
+"""The calls that wait: to free memory waits for the work that may use it, and so does a copy of host memory without Async in its
+name."""
+
+
+def call_that_waits(name: str) -> str | None:
+    """Return the name of a call of the driver without its version, or None if it does not wait."""
+    match = _WAITS.fullmatch(name)
+    return None if match is None else match[1]
+
+
+class CudaWaits:
+    """Counts the waits of this process by line, while it is started."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, str] = {}  # by CUPTI's number
+        self._counts: Counter[tuple[Line, str]] = Counter()
+        self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
+        self._missed: str | None = None
+        self._end: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        names = []
+        for name, number in imported().driver_api_trace_cbid.__members__.items():
+            call = call_that_waits(name)
+            if call is not None:
+                names.append(name)
+                self._calls[int(number)] = call
+        self._counts.clear()
+        self._missed = None
+        self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
+
+    def stop(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    def read(self, root: Path, allowed: Sequence[str]) -> Waits:
+        if self._missed is not None:
+            return Waits(not_read=f"not read: {self._missed}")
+        lines = []
+        for ((file, line, function), call), count in self._counts.items():
+            shown = shown_path(file, root)
+            if not is_named(shown, line, allowed):
+                lines.append(WaitLine(shown, line, function, call, count))
+        return Waits(tuple(lines))
+
+    def _miss(self, why: str) -> None:
+        self._missed = why
+
+    def _waited(self, number: int, address: int) -> None:
+        """Count a call at its end."""
+        name, call = self._calls[number], ApiCall.from_address(address)
+        if call.failed or (name == "cuMemFree" and not words(call.parameters, 1)[0]):
+            return
+        line = line_of(sys._getframe(1))
+        with self._lock:
+            self._counts[line, name] += 1

@@ -1,0 +1,66 @@
+"""The calls that make the host wait, and the line that called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.devices.allocation_sites import PACKAGE, line_of
+from pytest_gpumem.plugin.forks import Forks
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("cuCtxSynchronize", "cuCtxSynchronize"),
+        ("cuStreamSynchronize_ptsz", "cuStreamSynchronize"),
+        ("cuMemFree_v2", "cuMemFree"),
+        ("cuMemcpyDtoH_v2_ptds", "cuMemcpyDtoH"),
+        ("cuMemcpy2DUnaligned_v2", "cuMemcpy2DUnaligned"),
+        ("cuMemcpyDtoD_v2", None),
+        ("cuMemcpyPeer", None),
+        ("cuMemcpyHtoDAsync_v2", None),
+        ("cuMemFreeAsync", None),
+        ("cuLaunchKernel", None),
+    ],
+)
+def test_the_calls_that_wait(name: str, call: str | None) -> None:
+    cuda = pytest.importorskip("pytest_gpumem.devices.cuda.waits", reason="needs cuda-bindings")
+    assert cuda.call_that_waits(name) == call
+
+
+def test_the_innermost_line_of_the_user() -> None:
+    found: list[tuple[str, int, str]] = []
+
+    def users() -> None:
+        library = compile(
+            "found.append(line_of(sys._getframe()))", str(Path(PACKAGE, "inside.py")), "exec"
+        )
+        exec(library, {"found": found, "line_of": line_of, "sys": sys})
+
+    users()
+    ((file, line, function),) = found
+    assert (file, line, function) == (__file__, users.__code__.co_firstlineno + 2, "users")
+
+
+def test_a_thread_of_c_code_has_its_name() -> None:
+    found: list[tuple[str, int, str]] = []
+    thread = threading.Thread(target=lambda: found.append(line_of(None)), name="pt_autograd_0")
+    thread.start()
+    thread.join()
+    assert found[0][:2] == ("", 0)
+    assert found[0][2]
+
+
+@pytest.mark.parametrize(("unfinished", "count"), [(None, 1), (False, 0), (True, 0)])
+def test_forks_before_there_is_a_context_count(unfinished: bool | None, count: int) -> None:
+    forks = Forks(lambda: unfinished)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert forks.count == count
