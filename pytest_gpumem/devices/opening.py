@@ -178,7 +178,6 @@ def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoic
         datasheet.facts(),
         open_,
         fallback_reason,
-        card=datasheet.card,
         unfinished=lambda: any(device.timeline.unfinished() for device in opened),
         occupancy=lambda uuid: Occupancy(datasheet.memory_bytes, held := sum(one.memory.in_use() for one in opened), {os.getpid(): held}),
     )

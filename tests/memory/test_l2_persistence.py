@@ -15,6 +15,8 @@ from pytest_gpumem.devices.protocol import AccessProperty, WindowSpec
 from pytest_gpumem.memory.l2 import Thrashing
 
 pytestmark = pytest.mark.gpumem(budget="0.5 s")
+needs_gpu = pytest.mark.usefixtures("needs_gpu")
+"""No time depends on a window on the simulated device."""
 LEAN_GRID = 32
 """Blocks of the seed's launch: too few to saturate memory, so the table's latency shows."""
 
@@ -35,18 +37,21 @@ def large_l2(gpu_device) -> None:
         pytest.skip(f"no measurement says that a saturated kernel gains with an L2 of {gpu_device.facts.l2_bytes / MiB:.0f} MiB")
 
 
+@needs_gpu
 def test_lookup_table_stays_in_l2(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):
     """A table that is read over and over beside a stream gains from persistence: the seed's launch, which is short of threads."""
     out, table = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.48, 24 * MiB), "i4")
     assert gained(gpu_benchmark, gpu_kernels.reset_data.with_grid(LEAN_GRID), persisting_stream, table, out, table) > 1.15
 
 
+@needs_gpu
 def test_lookup_table_stays_in_l2_of_a_busy_gpu(large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):
     """The same with a grid that saturates memory, where a set-aside larger than needed would cost more than it gains."""
     out, table = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.16, 8 * MiB), "i4")
     assert gained(gpu_benchmark, gpu_kernels.reset_data, persisting_stream, table, out, table) > 1.25
 
 
+@needs_gpu
 @pytest.mark.parametrize("where", ["graph", "launch"])
 def test_a_window_on_a_graph_or_on_a_launch_gains_too(
     large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, streamed_bytes, where
@@ -97,6 +102,7 @@ def test_a_window_beyond_its_set_aside_is_said_to_thrash(gpu_device, device_buff
     assert "evict each other" in str(recwarn.pop(Thrashing).message)
 
 
+@needs_gpu
 def test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel(
     large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, streamed_bytes
 ):
@@ -127,6 +133,7 @@ def test_a_fitted_window_is_never_slower_than_none(
     assert fitted.latency - fitted.half_width <= 1.005 * (off.latency + off.half_width)
 
 
+@needs_gpu
 def test_a_fitted_hit_ratio_avoids_thrashing(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):
     """A window beyond the set-aside evicts itself at hit ratio 1; the ratio that fits keeps a part."""
     out, table = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.8), "i4")
@@ -152,6 +159,7 @@ def test_a_fitted_hit_ratio_costs_nothing_where_the_table_stays(
     assert found["fitted"] < 1.05 * found["off"]
 
 
+@needs_gpu
 def test_sliding_window(large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes):
     """The guide's experiment: a region that is updated over and over beside a stream that is updated once."""
     streaming, region = device_buffer(swept_bytes, "i4"), device_buffer(of_l2(0.4, 20 * MiB), "i4")

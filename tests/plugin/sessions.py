@@ -69,13 +69,13 @@ def slower(factor: str) -> str:
     return f"""
 import os
 import pytest
-from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.plugin import state
 
 @pytest.fixture(autouse=True)
 def _slower(request, monkeypatch):
     # The code alone, not the device: controls are read at its usual speed.
-    factors, kernel, read = [{factor}], Timing.kernel, state.read_controls
+    factors, kernel, read = [{factor}], Roofline.kernel, state.read_controls
 
     def controls(*arguments, **keywords):
         factors.append(1.0)
@@ -84,7 +84,7 @@ def _slower(request, monkeypatch):
         finally:
             factors.pop()
 
-    monkeypatch.setattr(Timing, "kernel", lambda self, *given: kernel(self, *given) * factors[-1])
+    monkeypatch.setattr(Roofline, "kernel", lambda self, *given: kernel(self, *given) * factors[-1])
     monkeypatch.setattr(state, "read_controls", controls)
 """
 

