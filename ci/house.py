@@ -37,18 +37,31 @@ TEST = """
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 16, "f4"), device_buffer(1 << 16, "f4"))
 """
-SESSION_NAMES = ("session", "gpu", "_session", "_gpu")  # how the package's modules call the session's state
+SESSION_NAMES = (
+    "session",
+    "gpu",
+    "_session",
+    "_gpu",
+)  # how the package's modules call the session's state
 VERDICT_FIELDS = {"verdict", "outcome", "code"}
 LATEST = 5  # commits of each kind of addition that are looked at
 ADDITIONS = {
     "kernel": ("kernels/*.cu", None),
-    "limit": (f"{PACKAGE}/limits.py", re.compile(r'^\+\s+"\w+": Limit\(|^\+\s+Limit\($|^\+\s+Limit\("', re.MULTILINE)),
-    "output": (f"{PACKAGE}/reporting/outputs.py", re.compile(r"^\+\s+Output\(|^\+\s+\"\w+\": ", re.MULTILINE)),
+    "limit": (
+        f"{PACKAGE}/limits.py",
+        re.compile(r'^\+\s+"\w+": Limit\(|^\+\s+Limit\($|^\+\s+Limit\("', re.MULTILINE),
+    ),
+    "output": (
+        f"{PACKAGE}/reporting/outputs.py",
+        re.compile(r"^\+\s+Output\(|^\+\s+\"\w+\": ", re.MULTILINE),
+    ),
     "command": (f"{PACKAGE}/commands/*.py", None),
     "cause": (f"{PACKAGE}/explain/rules_*.py", re.compile(r"^\+\s+Rule\(", re.MULTILINE)),
 }
 """By what is added: the files that show it, and the added line; None: a new file."""
-NOT_PROSE = re.compile(r"^<!-- generated: .*?^<!-- end of generated -->$|^```.*?^```$", re.DOTALL | re.MULTILINE)
+NOT_PROSE = re.compile(
+    r"^<!-- generated: .*?^<!-- end of generated -->$|^```.*?^```$", re.DOTALL | re.MULTILINE
+)
 """Of a page: tables that code writes, and blocks of code and output."""
 SURFACE = """
 import json, click
@@ -65,7 +78,13 @@ print(json.dumps([len(main.commands), len(every), len(given), options, len(OPTIO
 
 def git(root: Path, *arguments: str) -> str:
     """What git prints."""
-    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, errors="replace").stdout
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        errors="replace",
+    ).stdout
 
 
 def tracked(root: Path, pattern: str) -> list[Path]:
@@ -92,7 +111,10 @@ def modules(root: Path) -> dict[str, str]:
 def has_code(tree: ast.Module) -> bool:
     """True if there is more in a module than a docstring and `from __future__` imports."""
     documented = ast.get_docstring(tree) is not None
-    return any(not (isinstance(one, ast.ImportFrom) and one.module == "__future__") for one in tree.body[documented:])
+    return any(
+        not (isinstance(one, ast.ImportFrom) and one.module == "__future__")
+        for one in tree.body[documented:]
+    )
 
 
 def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -106,8 +128,14 @@ def makes_a_verdict(function: ast.AST) -> bool:
     """True if a function constructs a verdict, or replaces one or a part of one."""
     for one in ast.walk(function):
         if isinstance(one, ast.Call):
-            name = one.func.attr if isinstance(one.func, ast.Attribute) else getattr(one.func, "id", "")
-            if name == "Verdict" or (name == "replace" and VERDICT_FIELDS & {keyword.arg for keyword in one.keywords}):
+            name = (
+                one.func.attr
+                if isinstance(one.func, ast.Attribute)
+                else getattr(one.func, "id", "")
+            )
+            if name == "Verdict" or (
+                name == "replace" and VERDICT_FIELDS & {keyword.arg for keyword in one.keywords}
+            ):
                 return True
     return False
 
@@ -121,7 +149,12 @@ def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
 def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
     """The attributes of the session's state, and those of them that modules other than its own assign."""
     home, fields = next(
-        ((name, one) for name, tree in trees.items() for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "GpuSession"),
+        (
+            (name, one)
+            for name, tree in trees.items()
+            for one in tree.body
+            if isinstance(one, ast.ClassDef) and one.name == "GpuSession"
+        ),
         ("", None),
     )
     targets = defaultdict[str, set[str]](set)
@@ -132,8 +165,18 @@ def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
                 for target in flat(node.targets if isinstance(node, ast.Assign) else [node.target]):
                     if isinstance(target, ast.Attribute):
-                        owner = target.value.attr if isinstance(target.value, ast.Attribute) else getattr(target.value, "id", "")
-                        targets["own" if owner == "self" and name == home else name if owner in SESSION_NAMES else ""].add(target.attr)
+                        owner = (
+                            target.value.attr
+                            if isinstance(target.value, ast.Attribute)
+                            else getattr(target.value, "id", "")
+                        )
+                        targets[
+                            "own"
+                            if owner == "self" and name == home
+                            else name
+                            if owner in SESSION_NAMES
+                            else ""
+                        ].add(target.attr)
     if fields is None:
         return set(), set()
     own = {
@@ -143,38 +186,70 @@ def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self"
     }
-    return own, {attribute for name, found in targets.items() if name not in ("", "own", home) for attribute in found & own}
+    return own, {
+        attribute
+        for name, found in targets.items()
+        if name not in ("", "own", home)
+        for attribute in found & own
+    }
 
 
 def counted(root: Path) -> dict[str, int | float]:
     """Figures of the files as they are."""
     texts = modules(root)
     trees = {name: tree for name, text in texts.items() if has_code(tree := ast.parse(text))}
-    classes = Counter(one.name for tree in trees.values() for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
+    classes = Counter(
+        one.name
+        for tree in trees.values()
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ClassDef)
+    )
     own, foreign = session_fields(trees)
     return {
         "package, MB at 100 columns": round(formatted_bytes(root) / 1e6, 2),
         "modules": len(trees),
-        "hooks": sum(one.name.startswith("pytest_") for name, tree in trees.items() if ".plugin." in name for one in functions(tree)),
-        "hooks with tryfirst or trylast": sum(len(re.findall(r"try(?:first|last)=True", text)) for text in texts.values()),
+        "hooks": sum(
+            one.name.startswith("pytest_")
+            for name, tree in trees.items()
+            if ".plugin." in name
+            for one in functions(tree)
+        ),
+        "hooks with tryfirst or trylast": sum(
+            len(re.findall(r"try(?:first|last)=True", text)) for text in texts.values()
+        ),
         "implementations of pytest_sessionfinish": sum(
             one.name == "pytest_sessionfinish" for tree in trees.values() for one in functions(tree)
         ),
         "attributes of the session's state": len(own),
         "of these assigned from outside": len(foreign),
-        "functions that make or replace a verdict": sum(makes_a_verdict(one) for tree in trees.values() for one in functions(tree)),
-        "modules that know of xdist": mentioning(texts, r"xdist|is_worker|is_controller|workerinput|workeroutput"),
+        "functions that make or replace a verdict": sum(
+            makes_a_verdict(one) for tree in trees.values() for one in functions(tree)
+        ),
+        "modules that know of xdist": mentioning(
+            texts, r"xdist|is_worker|is_controller|workerinput|workeroutput"
+        ),
         "modules that know of simulated": mentioning(texts, "simulated"),
-        "functions of complexity above 20": sum(complexity(one) > 20 for tree in trees.values() for one in functions(tree)),
+        "functions of complexity above 20": sum(
+            complexity(one) > 20 for tree in trees.values() for one in functions(tree)
+        ),
         "class names used for different things": sum(count > 1 for count in classes.values()),
         "modules outside its own that know of l2-sweep": mentioning(
-            {name: text for name, text in texts.items() if "l2_sweep" not in name}, r"(?i)l2[_-]?sweep"
+            {name: text for name, text in texts.items() if "l2_sweep" not in name},
+            r"(?i)l2[_-]?sweep",
         ),
-        "tests, MB": round(sum(path.stat().st_size for path in tracked(root, "tests/**.py")) / 1e6, 2),
-        "scripts in ci/bench": sum("__main__" in path.read_text() for path in tracked(root, "ci/bench/*.py")),
-        "words of the README": sum(len(path.read_text().split()) for path in tracked(root, "README.md")),
+        "tests, MB": round(
+            sum(path.stat().st_size for path in tracked(root, "tests/**.py")) / 1e6, 2
+        ),
+        "scripts in ci/bench": sum(
+            "__main__" in path.read_text() for path in tracked(root, "ci/bench/*.py")
+        ),
+        "words of the README": sum(
+            len(path.read_text().split()) for path in tracked(root, "README.md")
+        ),
         "words of docs": sum(len(path.read_text().split()) for path in tracked(root, "docs/**.md")),
-        "of these written by hand, without code": sum(words_by_hand(path.read_text()) for path in tracked(root, "docs/**.md")),
+        "of these written by hand, without code": sum(
+            words_by_hand(path.read_text()) for path in tracked(root, "docs/**.md")
+        ),
     }
 
 
@@ -192,7 +267,9 @@ def ruff(*arguments: str, folder: Path) -> str:
     """What ruff prints, by this Python's own."""
     own = Path(sysconfig.get_path("scripts")) / "ruff"
     command = str(own) if own.exists() else shutil.which("ruff") or "ruff"
-    return subprocess.run([command, *arguments], cwd=folder, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        [command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    ).stdout
 
 
 def formatted_bytes(root: Path) -> int:
@@ -203,7 +280,15 @@ def formatted_bytes(root: Path) -> int:
             target = copy / path.relative_to(root / PACKAGE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        ruff("format", "--isolated", "--no-cache", "--target-version=py310", "--line-length=100", ".", folder=copy)
+        ruff(
+            "format",
+            "--isolated",
+            "--no-cache",
+            "--target-version=py310",
+            "--line-length=100",
+            ".",
+            folder=copy,
+        )
         return sum(path.stat().st_size for path in copy.rglob("*.py"))
 
 
@@ -212,7 +297,10 @@ def complexity(function: ast.AST) -> int:
     comprehension and condition in it (as radon counts it)."""
     count = 1
     for one in ast.walk(function):
-        if isinstance(one, (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert)):
+        if isinstance(
+            one,
+            (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert),
+        ):
             count += 1
         elif isinstance(one, ast.BoolOp):
             count += len(one.values) - 1
@@ -229,14 +317,20 @@ def additions(root: Path) -> dict[str, str]:
     for kind, (pathspec, line) in ADDITIONS.items():
         touched = list[int]()
         options = ["--diff-filter=A"] if line is None else ["-p", "--diff-filter=M"]
-        for entry in git(root, "log", "--no-merges", "-n200", *options, "--format=%x01%H", "--", pathspec).split("\x01")[1:]:
+        for entry in git(
+            root, "log", "--no-merges", "-n200", *options, "--format=%x01%H", "--", pathspec
+        ).split("\x01")[1:]:
             revision, _, diff = entry.partition("\n")
             if line is None or line.search(diff):
-                names = git(root, "show", "--name-only", "--format=", revision, "--", PACKAGE, "kernels").split()
+                names = git(
+                    root, "show", "--name-only", "--format=", revision, "--", PACKAGE, "kernels"
+                ).split()
                 touched.append(len(names))
             if len(touched) == LATEST:
                 break
-        found[f"files touched to add a {kind} (median of {LATEST})"] = f"{statistics.median(touched):g}" if touched else "-"
+        found[f"files touched to add a {kind} (median of {LATEST})"] = (
+            f"{statistics.median(touched):g}" if touched else "-"
+        )
     return found
 
 
@@ -252,7 +346,12 @@ class Entered:
         code, step = frame.f_code, {"call": 1, "return": -1}.get(event, 0)
         if code.co_name == "<module>":
             self._importing += step
-        elif step and not self._importing and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(self._folder):
+        elif (
+            step
+            and not self._importing
+            and code.co_flags & inspect.CO_OPTIMIZED
+            and code.co_filename.startswith(self._folder)
+        ):
             self.found.add(code.co_filename)
 
     @contextmanager
@@ -281,31 +380,60 @@ def trace(root: Path) -> int:
 
 def run(root: Path) -> dict[str, int]:
     """Figures of what runs: the surface, and one measurement."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GPUMEM_", "CI"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "GPUMEM_", "CI"))
+    }
     environment["PYTHONPATH"] = str(root)
 
     def printed(*words: str) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([python_of(root), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [python_of(root), *words],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         if done.returncode:
             sys.exit(f"{root}: {words[-1]} failed:\n{done.stdout}{done.stderr}")
         return json.loads(done.stdout.splitlines()[-1])
 
-    names = ("commands", "leaves of commands", "sub-options of commands", "options of pytest", "settings of the ini file alone")
+    names = (
+        "commands",
+        "leaves of commands",
+        "sub-options of commands",
+        "options of pytest",
+        "settings of the ini file alone",
+    )
     surface = dict(zip(names, printed("-c", SURFACE), strict=True))
     entered = printed(str(Path(__file__).resolve()), "--trace", str(root))
     return surface | {"modules entered by one measurement (call phase)": entered}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]], help="default: that of this script")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkouts",
+        nargs="*",
+        type=Path,
+        default=[Path(__file__).parents[1]],
+        help="default: that of this script",
+    )
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trace:
         return trace(given.checkouts[0])
     roots = [path.resolve() for path in given.checkouts]
-    columns = [{name: f"{value:,}" for name, value in (counted(root) | run(root)).items()} | additions(root) for root in roots]
+    columns = [
+        {name: f"{value:,}" for name, value in (counted(root) | run(root)).items()}
+        | additions(root)
+        for root in roots
+    ]
     for figure in dict.fromkeys(figure for column in reversed(columns) for figure in column):
         print(f"{figure:<56}", *(f"{column.get(figure, '-'):>9}" for column in columns))
     return 0

@@ -30,7 +30,10 @@ def kept(run: dict[str, Any], tests: str = "") -> dict[str, Any]:
         if one["fullname"] in ours:
             stats.pop("data", None)
         benchmarks.append({**one, "stats": stats})
-    document = {**run["gpumem"], "rows": [_shortened(row) for row in run["gpumem"]["rows"] if tests in row["key"]]}
+    document = {
+        **run["gpumem"],
+        "rows": [_shortened(row) for row in run["gpumem"]["rows"] if tests in row["key"]],
+    }
     return {**run, "benchmarks": benchmarks, "gpumem": document}
 
 
@@ -38,22 +41,30 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
     measurement = row["measurement"]
     if measurement is None:
         return row
-    placements = [[float(f"{seconds:.8g}") for seconds in samples] for samples in measurement["placements"]]
+    placements = [
+        [float(f"{seconds:.8g}") for seconds in samples] for samples in measurement["placements"]
+    ]
     return {**row, "measurement": {**measurement, "placements": placements}}
 
 
 def main() -> None:
     """Read, leave out, write."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("record", type=Path)
-    parser.add_argument("--tests", default="", metavar="TEXT", help="keep only tests with this in their names")
+    parser.add_argument(
+        "--tests", default="", metavar="TEXT", help="keep only tests with this in their names"
+    )
     chosen = parser.parse_args()
     try:
         run = kept(json.loads(chosen.results.read_text()), chosen.tests)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"{chosen.results}: no results of pytest --gpumem --benchmark-json: {type(error).__name__} {error}")
+        parser.error(
+            f"{chosen.results}: no results of pytest --gpumem --benchmark-json: {type(error).__name__} {error}"
+        )
     write_whole(chosen.record, json.dumps(run, separators=(",", ":")) + "\n")
 
 

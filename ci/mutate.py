@@ -44,11 +44,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pytest_gpumem"
 ROOMS = ("judging", "baselines", "runs", "memory", "records", "plugin")
-SKIPPED = re.compile(r"tests/unit/(ci|docs|kernels|packaging|units)/|tests/plugin/test_(suite_can_fail|five_minutes)\.py")
+SKIPPED = re.compile(
+    r"tests/unit/(ci|docs|kernels|packaging|units)/|tests/plugin/test_(suite_can_fail|five_minutes)\.py"
+)
 """Tests that guard none of these rooms: they run only if they leave."""
-SWAPPED = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.And, ast.Or)]
+SWAPPED = [
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+]
 SWAPPED += [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitOr, ast.BitAnd)]
-CHANGED: dict[type[ast.AST], type[Any]] = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])}
+CHANGED: dict[type[ast.AST], type[Any]] = {
+    one: other for pair in SWAPPED for one, other in (pair, pair[::-1])
+}
 CHANGED |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 Live = dict[tuple[str, str, int], list[FunctionType]]
 """The functions of this process by file, qualified name and first line."""
@@ -71,14 +82,24 @@ def constant(node: ast.AST | None) -> ast.Constant | None:
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, bool):
         return ast.Constant(not value)
-    return ast.Constant(value + 1) if isinstance(value, int) else ast.Constant(value * 1.5 + 1) if isinstance(value, float) else None
+    return (
+        ast.Constant(value + 1)
+        if isinstance(value, int)
+        else ast.Constant(value * 1.5 + 1)
+        if isinstance(value, float)
+        else None
+    )
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
     """What may stand in place of a node."""
     if isinstance(node, ast.Compare):
         for place, one in enumerate(node.ops):
-            yield ast.Compare(node.left, [*node.ops[:place], CHANGED[type(one)](), *node.ops[place + 1 :]], node.comparators)
+            yield ast.Compare(
+                node.left,
+                [*node.ops[:place], CHANGED[type(one)](), *node.ops[place + 1 :]],
+                node.comparators,
+            )
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(CHANGED[type(node.op)](), node.values)
     elif isinstance(node, ast.BinOp) and type(node.op) in CHANGED:
@@ -96,7 +117,9 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.comprehension) and node.ifs:
         yield ast.comprehension(node.target, node.iter, [], node.is_async)
     called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    stored = isinstance(node, ast.Assign) and all(isinstance(one, (ast.Attribute, ast.Subscript)) for one in node.targets)
+    stored = isinstance(node, ast.Assign) and all(
+        isinstance(one, (ast.Attribute, ast.Subscript)) for one in node.targets
+    )
     if called or stored or isinstance(node, (ast.AugAssign, ast.Raise, ast.Continue, ast.Break)):
         yield ast.Pass()
 
@@ -120,15 +143,27 @@ def shown(node: ast.AST) -> str:
 def codes(code: CodeType) -> dict[tuple[str, int], CodeType]:
     """The code of each function below, by its qualified name and first line."""
     found = {} if code.co_name.startswith("<") else {(code.co_qualname, code.co_firstlineno): code}
-    return {key: one for inner in code.co_consts if isinstance(inner, CodeType) for key, one in codes(inner).items()} | found
+    return {
+        key: one
+        for inner in code.co_consts
+        if isinstance(inner, CodeType)
+        for key, one in codes(inner).items()
+    } | found
 
 
 def slots(node: ast.AST) -> Iterator[tuple[Any, Any]]:
     """A container and the key of each node below, annotations left out."""
     for field, value in ast.iter_fields(node):
-        here: list[tuple[Any, Any]] = [(value, place) for place in range(len(value))] if isinstance(value, list) else [(vars(node), field)]
+        here: list[tuple[Any, Any]] = (
+            [(value, place) for place in range(len(value))]
+            if isinstance(value, list)
+            else [(vars(node), field)]
+        )
         for container, key in here:
-            if isinstance(child := container[key], ast.AST) and field not in ("annotation", "returns"):
+            if isinstance(child := container[key], ast.AST) and field not in (
+                "annotation",
+                "returns",
+            ):
                 yield container, key
                 yield from slots(child)
 
@@ -138,25 +173,66 @@ def mutants(path: Path, live: Live) -> Iterator[Mutant]:
     tree = ast.parse(path.read_text())
     before = codes(compile(tree, str(path), "exec"))
     for name, function in functions(tree):
-        present = [one for key, found in live.items() if key[:2] == (str(path), name) for one in found]
+        present = [
+            one for key, found in live.items() if key[:2] == (str(path), name) for one in found
+        ]
         first = function.body[1 if ast.get_docstring(function) and function.body[1:] else 0].lineno
         for place, value in enumerate(function.args.defaults):
             if other := constant(value):
-                tuples = [(one, (*(old := one.__defaults__ or ())[:place], other.value, *old[place + 1 :])) for one in present]
-                yield Mutant(name, first, f"default {shown(value)}", shown(other), [(one, "__defaults__", new) for one, new in tuples])
-        for argument, given in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+                tuples = [
+                    (
+                        one,
+                        (*(old := one.__defaults__ or ())[:place], other.value, *old[place + 1 :]),
+                    )
+                    for one in present
+                ]
+                yield Mutant(
+                    name,
+                    first,
+                    f"default {shown(value)}",
+                    shown(other),
+                    [(one, "__defaults__", new) for one, new in tuples],
+                )
+        for argument, given in zip(
+            function.args.kwonlyargs, function.args.kw_defaults, strict=True
+        ):
             if given and (other := constant(given)):
-                patches = [(one, "__kwdefaults__", {**(one.__kwdefaults__ or {}), argument.arg: other.value}) for one in present]
-                yield Mutant(name, first, f"{argument.arg}={shown(given)}", shown(other), [*patches])
+                patches = [
+                    (
+                        one,
+                        "__kwdefaults__",
+                        {**(one.__kwdefaults__ or {}), argument.arg: other.value},
+                    )
+                    for one in present
+                ]
+                yield Mutant(
+                    name, first, f"{argument.arg}={shown(given)}", shown(other), [*patches]
+                )
         for container, key in slots(ast.Module(function.body, [])):
             for new in replacements(node := container[key]):
                 container[key] = ast.fix_missing_locations(ast.copy_location(new, node))
                 with suppress(SyntaxError, ValueError, TypeError):
-                    after = {key: code for key, code in codes(compile(tree, str(path), "exec")).items() if code != before.get(key)}
-                    found = [(one, code) for key, code in after.items() for one in live.get((str(path), *key), ())]
-                    if found and all(one.__code__.co_freevars == code.co_freevars for one, code in found):
+                    after = {
+                        key: code
+                        for key, code in codes(compile(tree, str(path), "exec")).items()
+                        if code != before.get(key)
+                    }
+                    found = [
+                        (one, code)
+                        for key, code in after.items()
+                        for one in live.get((str(path), *key), ())
+                    ]
+                    if found and all(
+                        one.__code__.co_freevars == code.co_freevars for one, code in found
+                    ):
                         line = (node.target if isinstance(node, ast.comprehension) else node).lineno
-                        yield Mutant(name, line, shown(node), shown(new), [(one, "__code__", code) for one, code in found])
+                        yield Mutant(
+                            name,
+                            line,
+                            shown(node),
+                            shown(new),
+                            [(one, "__code__", code) for one, code in found],
+                        )
                 container[key] = node
 
 
@@ -173,7 +249,9 @@ class Tracing:
         self.coverage.start()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [one for one in items if self.leaving.match(one.nodeid) or not SKIPPED.match(one.nodeid)]
+        items[:] = [
+            one for one in items if self.leaving.match(one.nodeid) or not SKIPPED.match(one.nodeid)
+        ]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -188,7 +266,12 @@ class Tracing:
     def executed(self) -> Executed:
         self.coverage.stop()
         good, data = {*self.seconds} - self.bad, self.coverage.get_data()
-        found = {module(path): {line: [*good & {*by}] for line, by in data.contexts_by_lineno(str(path)).items()} for path in self.paths}
+        found = {
+            module(path): {
+                line: [*good & {*by}] for line, by in data.contexts_by_lineno(str(path)).items()
+            }
+            for path in self.paths
+        }
         return found, dict(self.seconds)
 
 
@@ -210,7 +293,9 @@ class Forking:
         gc.unfreeze()
         for one in gc.get_objects():
             if isinstance(one, FunctionType):
-                self.live[one.__code__.co_filename, one.__code__.co_qualname, one.__code__.co_firstlineno].append(one)
+                self.live[
+                    one.__code__.co_filename, one.__code__.co_qualname, one.__code__.co_firstlineno
+                ].append(one)
         gc.freeze()
         self.work(self)
         return True
@@ -243,7 +328,13 @@ class Forking:
         os.set_blocking(reads, False)
         with open(reads, "rb") as pipe:
             answer = (pipe.read() or b"").decode()
-        return answer.strip() or None if answer.endswith("\n") else "ended early" if ended else "time-out"
+        return (
+            answer.strip() or None
+            if answer.endswith("\n")
+            else "ended early"
+            if ended
+            else "time-out"
+        )
 
     def killer(self, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float]) -> str | None:
         """The test that kills a mutant, or how its process ended. A test that fails without it too does not count."""
@@ -259,11 +350,19 @@ def module(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-def some(tests: Sequence[str], seconds: dict[str, float], most: int, left: float, name: str, draw: random.Random) -> list[str]:
+def some(
+    tests: Sequence[str],
+    seconds: dict[str, float],
+    most: int,
+    left: float,
+    name: str,
+    draw: random.Random,
+) -> list[str]:
     """At most so many tests, and `left` seconds of them: those of files that share a word with the module first, else at random."""
     chosen: list[str] = []
     for one in sorted(
-        draw.sample(sorted(tests), len(tests)), key=lambda test: not {*name.split("_")} & {*re.findall("[a-z0-9]+", test.split("::")[0])}
+        draw.sample(sorted(tests), len(tests)),
+        key=lambda test: not {*name.split("_")} & {*re.findall("[a-z0-9]+", test.split("::")[0])},
     ):
         if len(chosen) < most and seconds[one] <= left:
             chosen.append(one)
@@ -272,20 +371,35 @@ def some(tests: Sequence[str], seconds: dict[str, float], most: int, left: float
 
 
 def tried(
-    forking: Forking, path: Path, mutant: Mutant, tests: Sequence[str], seconds: dict[str, float], leaving: re.Pattern[str], scale: int = 1
+    forking: Forking,
+    path: Path,
+    mutant: Mutant,
+    tests: Sequence[str],
+    seconds: dict[str, float],
+    leaving: re.Pattern[str],
+    scale: int = 1,
 ) -> dict[str, Any]:
     """A mutant as the record has it, with what kills it."""
     room = path.parent.name
-    own = ("tests/unit/plugin_parts/", "tests/plugin/") if room == "plugin" else f"tests/unit/{room}/"
+    own = (
+        ("tests/unit/plugin_parts/", "tests/plugin/") if room == "plugin" else f"tests/unit/{room}/"
+    )
     staying = [one for one in tests if not leaving.match(one)]
     draw = random.Random(f"{module(path)} {mutant.was}")
-    entry: dict[str, Any] = {"function": mutant.function, "line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
+    entry: dict[str, Any] = {
+        "function": mutant.function,
+        "line": mutant.line,
+        "was": mutant.was,
+        "becomes": mutant.becomes,
+    }
     for kind, chosen, most in (
         ("own", [one for one in staying if one.startswith(own)], 12 if room == "plugin" else 60),
         ("leaving", [one for one in tests if leaving.match(one)], 20),
         ("others", [one for one in staying if not one.startswith(own)], 40),
     ):
-        entry[kind] = forking.killer(mutant, some(chosen, seconds, most * scale, 6.0 * scale, path.stem, draw), seconds)
+        entry[kind] = forking.killer(
+            mutant, some(chosen, seconds, most * scale, 6.0 * scale, path.stem, draw), seconds
+        )
         if (kind == "own") == (entry[kind] is not None):
             break
     return entry
@@ -304,10 +418,20 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], int]] = {
 
 def table(record: dict[str, Any]) -> str:
     """By what the mutants of each module are killed; of those that leaving tests kill, how many own tests kill now."""
-    figures = {name: [of(one) for of in COLUMNS.values()] for name, one in record["modules"].items() if one["mutants"]}
+    figures = {
+        name: [of(one) for of in COLUMNS.values()]
+        for name, one in record["modules"].items()
+        if one["mutants"]
+    }
     figures["all"] = [sum(column) for column in zip(*figures.values(), strict=True)]
     heads = [f"{'module':<24}" + "".join(f"{name:>15}" for name in COLUMNS)]
-    return "\n".join(heads + [f"{name:<24}" + "".join(f"{number:>15}" for number in numbers) for name, numbers in figures.items()])
+    return "\n".join(
+        heads
+        + [
+            f"{name:<24}" + "".join(f"{number:>15}" for number in numbers)
+            for name, numbers in figures.items()
+        ]
+    )
 
 
 def session(plugin: object, tests: Sequence[str]) -> None:
@@ -321,29 +445,72 @@ def traced(paths: Sequence[Path], leaving: re.Pattern[str], tests: Sequence[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="such as judging/screen.py (default: all of six rooms)")
-    parser.add_argument("--leaving", type=Path, metavar="FILE", help="the patterns; modules that end stand behind a minus sign")
-    parser.add_argument("--again", type=Path, metavar="RECORD", help="try those mutants again that leaving tests killed")
-    parser.add_argument("--executed", type=Path, metavar="FILE", help="which test executes which line: read if it is there, else written")
-    parser.add_argument("--tests", nargs="+", default=["tests/unit", "tests/plugin"], metavar="PATH", help="(default: %(default)s)")
-    parser.add_argument("--number", type=int, default=24, help="mutants of a module (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "modules",
+        nargs="*",
+        metavar="MODULE",
+        help="such as judging/screen.py (default: all of six rooms)",
+    )
+    parser.add_argument(
+        "--leaving",
+        type=Path,
+        metavar="FILE",
+        help="the patterns; modules that end stand behind a minus sign",
+    )
+    parser.add_argument(
+        "--again",
+        type=Path,
+        metavar="RECORD",
+        help="try those mutants again that leaving tests killed",
+    )
+    parser.add_argument(
+        "--executed",
+        type=Path,
+        metavar="FILE",
+        help="which test executes which line: read if it is there, else written",
+    )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=["tests/unit", "tests/plugin"],
+        metavar="PATH",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--number", type=int, default=24, help="mutants of a module (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     from record_file import write_record  # which imports the package
 
     asked = parser.parse_args()
     again = asked.again and json.loads(asked.again.read_text())
-    record: dict[str, Any] = again or {"kind": "mutate", "leaving": asked.leaving.read_text().splitlines(), "modules": {}}
+    record: dict[str, Any] = again or {
+        "kind": "mutate",
+        "leaving": asked.leaving.read_text().splitlines(),
+        "modules": {},
+    }
     patterns = [one for one in record["leaving"] if not one.startswith("-")]
     leaving = re.compile("(?!)" if again else "|".join(patterns))  # later code has none that leave
-    known = [module(one) for room in ROOMS for one in sorted((PACKAGE / room).glob("*.py")) if one.name != "__init__.py"]
+    known = [
+        module(one)
+        for room in ROOMS
+        for one in sorted((PACKAGE / room).glob("*.py"))
+        if one.name != "__init__.py"
+    ]
     paths = [PACKAGE / one for one in asked.modules or known if f"-{one}" not in record["leaving"]]
     if again:
         record["before"] = again.get("before", again["taken_at"])
         for name, found in again["modules"].items():
             for entry in found["unguarded"] if not (PACKAGE / name).exists() else ():
                 entry["ended"] = True
-        paths = [path for path in paths if path.exists() and again["modules"].get(module(path), {}).get("unguarded")]
+        paths = [
+            path
+            for path in paths
+            if path.exists() and again["modules"].get(module(path), {}).get("unguarded")
+        ]
     if asked.executed and asked.executed.exists():
         lines, seconds = pickle.loads(asked.executed.read_bytes())
     else:
@@ -359,24 +526,52 @@ def main() -> None:
             if again:
                 for entry in again["modules"][name]["unguarded"]:
                     same = [
-                        one for one in found if (one.function, one.was, one.becomes) == (entry["function"], entry["was"], entry["becomes"])
+                        one
+                        for one in found
+                        if (one.function, one.was, one.becomes)
+                        == (entry["function"], entry["was"], entry["becomes"])
                     ]
                     entry["ended"] = not same
                     if same:
                         one = min(same, key=lambda one: abs(one.line - entry["line"]))
-                        entry["now"] = tried(forking, path, one, executed.get(one.line, ()), seconds, leaving, scale=10)["own"]
+                        entry["now"] = tried(
+                            forking,
+                            path,
+                            one,
+                            executed.get(one.line, ()),
+                            seconds,
+                            leaving,
+                            scale=10,
+                        )["own"]
             else:
                 random.Random(name).shuffle(found)
                 by_line = defaultdict[int, list[Mutant]](list)
                 for one in found:
                     if any(map(leaving.match, executed.get(one.line, ()))):
                         by_line[one.line].append(one)
-                turns = itertools.zip_longest(*by_line.values())  # one mutant of each line, then the next ones
+                turns = itertools.zip_longest(
+                    *by_line.values()
+                )  # one mutant of each line, then the next ones
                 chosen = [one for turn in turns for one in turn if one][: asked.number]
-                entries = [tried(forking, path, one, executed[one.line], seconds, leaving) for one in chosen]
-                own, unguarded = sum(one["own"] is not None for one in entries), [one for one in entries if one.get("leaving")]
-                record["modules"][name] = {"mutants": len(entries), "own": own, "unguarded": unguarded}
-            print(table({"modules": {name: record["modules"][name]}}).splitlines()[-1].replace("all", name), flush=True)
+                entries = [
+                    tried(forking, path, one, executed[one.line], seconds, leaving)
+                    for one in chosen
+                ]
+                own, unguarded = (
+                    sum(one["own"] is not None for one in entries),
+                    [one for one in entries if one.get("leaving")],
+                )
+                record["modules"][name] = {
+                    "mutants": len(entries),
+                    "own": own,
+                    "unguarded": unguarded,
+                }
+            print(
+                table({"modules": {name: record["modules"][name]}})
+                .splitlines()[-1]
+                .replace("all", name),
+                flush=True,
+            )
             for entry in record["modules"][name]["unguarded"]:
                 if not entry.get("now") and not entry.get("ended"):
                     print("   ", *entry.values(), sep=" | ", flush=True)

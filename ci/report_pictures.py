@@ -27,16 +27,33 @@ def main() -> int:
     from playwright.sync_api import sync_playwright
 
     results, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    chromium = next(
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
+    )
     if chromium is None:
         sys.exit("report_pictures: no Chromium is installed")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         page = Path(name, "report.html")
-        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "report", str(results), "-o", str(page)]
+        command = [
+            sys.executable,
+            "-c",
+            "from pytest_gpumem.cli import main; main()",
+            "report",
+            str(results),
+            "-o",
+            str(page),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for file, (theme, width, height, top) in SHOTS.items():
-            window = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+            window = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme=theme
+            )
             window.goto(page.as_uri())
             window.evaluate(f"{top}.scrollIntoView()")
             picture = Image.open(io.BytesIO(window.screenshot())).convert("RGB").quantize(COLOURS)

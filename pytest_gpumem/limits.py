@@ -61,13 +61,16 @@ class Limit(NamedTuple):
     """One limit."""
 
     name: str  # keyword of the marker and of a measurement, and name of the option
-    parse: Callable[[Any], str]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
+    parse: Callable[
+        [Any], str
+    ]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
     help: str
     metavar: str | None = None
     """Placeholder of the option's value in the help; empty for a flag, None for a limit that is no option, because it is about one test."""
     looser: Callable[[str, str], bool] | None = None
     """True if the first text demands less than the second, at least of some measurements; None for a limit that has one value."""
-    of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
+    of_footprint: bool = False
+    """It limits the memory of a test or of a part of it, and no measurement."""
     ini_only: bool = False  # no option of the command line and no variable
 
 
@@ -100,7 +103,9 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
 
 def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
     """The rule of `Limit.looser` for a margin."""
-    return lambda one, other: any(allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True))
+    return lambda one, other: any(
+        allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True)
+    )
 
 
 def _less_share(one: str, other: str) -> bool:
@@ -160,7 +165,11 @@ def _yes(value: object) -> str:
 
 def _sectors(value: object) -> str:
     try:
-        sectors = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+        sectors = (
+            float(value)
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+            else 0.0
+        )
     except ValueError:
         sectors = 0.0
     if not 1 <= sectors <= 32:
@@ -182,7 +191,10 @@ def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
     """Parse a limit on an exact count: the count, or a growth over the baseline's."""
 
     def either(value: Any) -> str:
-        if isinstance(value, str) and over_baseline(value, lambda amount: count_of(parse(amount))) is not None:
+        if (
+            isinstance(value, str)
+            and over_baseline(value, lambda amount: count_of(parse(amount))) is not None
+        ):
             return value.strip()
         try:
             return parse(value)
@@ -203,8 +215,20 @@ def _looser_exact(one: str, other: str) -> bool:
 _MORE_BYTES = _more(units.parse_bytes)
 
 _LIMITS = (
-    Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
-    Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
+    Limit(
+        "min_bandwidth",
+        _min_bandwidth,
+        'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
+        "RATE",
+        _looser_bandwidth,
+    ),
+    Limit(
+        "max_latency",
+        _max_latency,
+        'Longest latency, such as "12 us".',
+        "TIME",
+        _more(units.parse_time),
+    ),
     Limit(
         "max_host_time",
         _max_latency,
@@ -240,7 +264,13 @@ _LIMITS = (
         'Least share that overlapping work hides of what overlap can hide, such as "80%".',
         looser=_less_share,
     ),
-    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact),
+    Limit(
+        "max_gpu_page_faults",
+        _exact(_number),
+        "Most page faults of the GPU in one launch.",
+        "NUMBER",
+        _looser_exact,
+    ),
     Limit(
         "max_migrated",
         _exact(_size),
@@ -250,9 +280,21 @@ _LIMITS = (
         ini_only=True,
     ),
     Limit(
-        "max_peak", _positive_size, 'Most device memory that a test uses at once, such as "2 GiB".', "SIZE", _MORE_BYTES, of_footprint=True
+        "max_peak",
+        _positive_size,
+        'Most device memory that a test uses at once, such as "2 GiB".',
+        "SIZE",
+        _MORE_BYTES,
+        of_footprint=True,
     ),
-    Limit("max_kept", _size, 'Most memory that a test still uses after its end, such as "0 B".', "SIZE", _MORE_BYTES, of_footprint=True),
+    Limit(
+        "max_kept",
+        _size,
+        'Most memory that a test still uses after its end, such as "0 B".',
+        "SIZE",
+        _MORE_BYTES,
+        of_footprint=True,
+    ),
     Limit(
         "max_reserved",
         _size,
@@ -262,7 +304,15 @@ _LIMITS = (
         of_footprint=True,
         ini_only=True,
     ),
-    Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True, ini_only=True),
+    Limit(
+        "max_allocations",
+        _number,
+        "Most allocations of a test.",
+        "COUNT",
+        _more(int),
+        of_footprint=True,
+        ini_only=True,
+    ),
     Limit(
         "max_peak_regression",
         _as_written(units.parse_growth),
@@ -273,14 +323,50 @@ _LIMITS = (
     ),
     Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
     Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
-    Limit("max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact),
-    Limit("max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
-    Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact, ini_only=True),
     Limit(
-        "max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact, ini_only=True
+        "max_copied_bytes",
+        _exact(_size),
+        'Most bytes that copies move in one launch, such as "64 MiB".',
+        "BYTES",
+        _looser_exact,
     ),
-    Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline.", ""),
-    Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES, ini_only=True),
+    Limit(
+        "max_waits",
+        _exact(_number),
+        "Most times that the host waits for the device in one launch.",
+        "NUMBER",
+        _looser_exact,
+    ),
+    Limit(
+        "max_registers",
+        _exact(_number),
+        "Most registers that a thread of any kernel uses.",
+        "NUMBER",
+        _looser_exact,
+        ini_only=True,
+    ),
+    Limit(
+        "max_spill",
+        _exact(_size),
+        "Most local memory of a thread of any kernel: spills and stack.",
+        "BYTES",
+        _looser_exact,
+        ini_only=True,
+    ),
+    Limit(
+        "same_kernels",
+        _yes,
+        "The kernels of a launch and their shapes are those of the baseline.",
+        "",
+    ),
+    Limit(
+        "max_dram_bytes",
+        _size,
+        "Most bytes of DRAM in one launch, where Nsight Compute counted.",
+        "BYTES",
+        _MORE_BYTES,
+        ini_only=True,
+    ),
     Limit(
         "max_sectors_per_request",
         _sectors,
@@ -299,10 +385,14 @@ _LIMITS = (
     ),
 )
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
-OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
+OF_FOOTPRINT = tuple(
+    name for name, limit in LIMITS.items() if limit.of_footprint
+)  # limits of the memory of a test
 OF_CALLS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits")
 """Limits on one launch of a measurement; where nothing is measured, on the calls of a test's body or of a part of it."""
-OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
+OF_MEASUREMENT = tuple(
+    name for name in LIMITS if name not in OF_FOOTPRINT
+)  # limits of a measurement
 
 
 def of_the_test(origin: str | None) -> bool:

@@ -37,7 +37,14 @@ class Outcome(str, Enum):
         return self in (Outcome.PASS, Outcome.MEASURED)
 
 
-_ORDER = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW, Outcome.PASS, Outcome.MEASURED)
+_ORDER = (
+    Outcome.FAIL,
+    Outcome.UNDECIDED,
+    Outcome.ACCEPTED,
+    Outcome.NEW,
+    Outcome.PASS,
+    Outcome.MEASURED,
+)
 _STYLES = {
     Outcome.FAIL: "bold red",
     Outcome.UNDECIDED: "yellow",
@@ -60,8 +67,10 @@ class Code(str, Enum):
     CONDITIONS = "conditions"  # UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
-    TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
-    OTHER_CARD_VARIANT = "other card variant"  # UNDECIDED: all of the baseline is of another variant of this card
+    TOO_FEW_RUNS = "too few runs"
+    """UNDECIDED: the baseline has too few runs to know how they differ."""
+    OTHER_CARD_VARIANT = "other card variant"
+    """UNDECIDED: all of the baseline is of another variant of this card."""
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""

@@ -29,7 +29,9 @@ def main() -> int:
     trace = Trace(Path(told["nvtx_library"]), nvtx)
     environment = {**os.environ, **(trace.environment if told.get("attach", True) else {})}
     done = subprocess.run(
-        [*child, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"], env=environment, check=False
+        [*child, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"],
+        env=environment,
+        check=False,
     )
     results = Path(next(a for a in child if a.startswith("--benchmark-json=")).partition("=")[2])
     if not told.get("simulated") and results.exists() and results.stat().st_size:
@@ -54,7 +56,9 @@ def table(trace: Trace, figures: dict[str, list[int]]) -> str:
     lines: list[tuple[object, ...]] = []
     for path in trace.ranges():
         names = path.split("/")
-        if names[-1].endswith((".launch", ".flush")) and (found := [figures[name] for name in names if name in figures]):
+        if names[-1].endswith((".launch", ".flush")) and (
+            found := [figures[name] for name in names if name in figures]
+        ):
             lines.append(line(len(lines), "work(float *)", stack(*names), tuple(found[-1])))
     return log(*lines) if lines else "==WARNING== No kernels were profiled.\n"
 

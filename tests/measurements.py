@@ -7,18 +7,34 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
+from pytest_gpumem.records.measurement import (
+    Conditions,
+    Controls,
+    Limits,
+    Measurement,
+    MovedBytes,
+    Provenance,
+)
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import MiB
 
-TRIAD: dict[str, Any] = {"target": "triad", "moved_bytes": MovedBytes(512 * MiB, 256 * MiB), "footprint": 768 * MiB}
+TRIAD: dict[str, Any] = {
+    "target": "triad",
+    "moved_bytes": MovedBytes(512 * MiB, 256 * MiB),
+    "footprint": 768 * MiB,
+}
 """Changes of `measurement`: the work is a triad over 768 MiB."""
 
 
 def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:
     """A run of a session whose control readings of DRAM took so many seconds."""
     provenance = run.provenance or Provenance("2026-11-01T10:00:00+00:00", "GPU-a")
-    return replace(run, provenance=replace(provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)))
+    return replace(
+        run,
+        provenance=replace(
+            provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)
+        ),
+    )
 
 
 def measurement(**changes: Any) -> Measurement:
@@ -42,4 +58,11 @@ def measurement(**changes: Any) -> Measurement:
 
 def passing(nodeid: str, *, range_name: str = "", **changes: Any) -> Row:
     """A row without limits; `changes` are of its measurement."""
-    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), measurement(**changes), changes.get("label", ""), range_name=range_name)
+    return Row(
+        nodeid,
+        Limits(),
+        Verdict(Outcome.PASS, ""),
+        measurement(**changes),
+        changes.get("label", ""),
+        range_name=range_name,
+    )

@@ -35,17 +35,40 @@ _TABLES["3.16"] = {
     **_TABLES["1"],
     "CUPTI_ACTIVITY_KIND_KERNEL": (*_KERNEL, "greenContextId", "mangledName", "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*_COPY, "srcDeviceId", "dstDeviceId", "graphNodeId"),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (*_TABLES["1"]["CUPTI_ACTIVITY_KIND_MEMSET"], "graphNodeId", "memKind"),
-    "NVTX_EVENTS": (*_TABLES["1"]["NVTX_EVENTS"], "endGlobalTid", "uint64Value", "jsonText", "binaryData"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (
+        *_TABLES["1"]["CUPTI_ACTIVITY_KIND_MEMSET"],
+        "graphNodeId",
+        "memKind",
+    ),
+    "NVTX_EVENTS": (
+        *_TABLES["1"]["NVTX_EVENTS"],
+        "endGlobalTid",
+        "uint64Value",
+        "jsonText",
+        "binaryData",
+    ),
 }
 _TABLES["3.24"] = {
     **_TABLES["3.16"],
-    "CUPTI_ACTIVITY_KIND_KERNEL": (*_TABLES["3.16"]["CUPTI_ACTIVITY_KIND_KERNEL"], "clusterX", "tensorSizeMinusOneElements"),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        *_TABLES["3.16"]["CUPTI_ACTIVITY_KIND_KERNEL"],
+        "clusterX",
+        "tensorSizeMinusOneElements",
+    ),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*_TABLES["3.16"]["CUPTI_ACTIVITY_KIND_MEMCPY"], "copyCount"),
     "NVTX_EVENTS": (*_TABLES["3.16"]["NVTX_EVENTS"], "eventId"),
 }
 VERSIONS = {"1": None, "3.16": "2024.6.2.225", "3.24": "2026.1.1.204"}
-_MEMORY = ("PAGEABLE", "PINNED", "DEVICE", "ARRAY", "MANAGED", "DEVICE_STATIC", "MANAGED_STATIC", "UNKNOWN")
+_MEMORY = (
+    "PAGEABLE",
+    "PINNED",
+    "DEVICE",
+    "ARRAY",
+    "MANAGED",
+    "DEVICE_STATIC",
+    "MANAGED_STATIC",
+    "UNKNOWN",
+)
 
 
 class Export:
@@ -57,14 +80,21 @@ class Export:
         self._strings: dict[str, int] = {}
         self._made = set[str]()
         self._correlation = 0
-        self._db.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
+        self._db.execute(
+            "CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)"
+        )
         self._db.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
         if schema != "1":
             self._db.execute("CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT)")
             self.meta("EXPORT_PRODUCT_VERSION", str(VERSIONS[schema]))
             self.meta("EXPORT_SCHEMA_VERSION", f"{schema}.1")
-            self._db.execute("CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)")
-            rows = [(number, f"CUDA_MEMOPR_MEMORY_KIND_{name}", name.title()) for number, name in enumerate(_MEMORY)]
+            self._db.execute(
+                "CREATE TABLE ENUM_CUDA_MEM_KIND (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT)"
+            )
+            rows = [
+                (number, f"CUDA_MEMOPR_MEMORY_KIND_{name}", name.title())
+                for number, name in enumerate(_MEMORY)
+            ]
             self._db.executemany("INSERT INTO ENUM_CUDA_MEM_KIND VALUES (?, ?, ?)", rows)
 
     def meta(self, name: str, value: str) -> None:
@@ -82,11 +112,17 @@ class Export:
         if table not in self._made:
             self._made.add(table)
             null = " NOT NULL" if self.schema == "1" else ""
-            kinds = ", ".join(f'"{name}" {"TEXT" if name == "text" else "INTEGER"}{null}' for name in columns)
+            kinds = ", ".join(
+                f'"{name}" {"TEXT" if name == "text" else "INTEGER"}{null}' for name in columns
+            )
             self._db.execute(f"CREATE TABLE {table} ({kinds})")
         # What a version has no column for, it does not export.
-        rest = {name: ("" if name == "text" and self.schema == "1" else default) for name in columns}
-        row = rest | {name: value for name, value in values.items() if name in rest and value is not None}
+        rest = {
+            name: ("" if name == "text" and self.schema == "1" else default) for name in columns
+        }
+        row = rest | {
+            name: value for name, value in values.items() if name in rest and value is not None
+        }
         marks = ", ".join("?" * len(columns))
         self._db.execute(f"INSERT INTO {table} VALUES ({marks})", [row[name] for name in columns])
 
@@ -98,23 +134,61 @@ class Export:
     # NVTX
 
     def domain(self, name: str = "gpumem", number: int = 1, pid: int = PID) -> None:
-        self.insert("NVTX_EVENTS", start=1, eventType=75, text=name, globalTid=tid(pid), domainId=number)
+        self.insert(
+            "NVTX_EVENTS", start=1, eventType=75, text=name, globalTid=tid(pid), domainId=number
+        )
 
-    def category(self, name: str = "nodeid", number: int = 1, domain: int = 1, pid: int = PID) -> None:
-        self.insert("NVTX_EVENTS", start=2, eventType=33, category=number, text=name, globalTid=tid(pid), domainId=domain)
+    def category(
+        self, name: str = "nodeid", number: int = 1, domain: int = 1, pid: int = PID
+    ) -> None:
+        self.insert(
+            "NVTX_EVENTS",
+            start=2,
+            eventType=33,
+            category=number,
+            text=name,
+            globalTid=tid(pid),
+            domainId=domain,
+        )
 
     def mark(self, at: int, text: str, category: int = 1, domain: int = 1, pid: int = PID) -> None:
-        self.insert("NVTX_EVENTS", start=at, eventType=34, category=category, textId=self.string(text), globalTid=tid(pid), domainId=domain)
+        self.insert(
+            "NVTX_EVENTS",
+            start=at,
+            eventType=34,
+            category=category,
+            textId=self.string(text),
+            globalTid=tid(pid),
+            domainId=domain,
+        )
 
     def range(
-        self, start: int, end: int | None, name: str, *, registered: bool = True, domain: int = 1, pid: int = PID, thread: int = 0
+        self,
+        start: int,
+        end: int | None,
+        name: str,
+        *,
+        registered: bool = True,
+        domain: int = 1,
+        pid: int = PID,
+        thread: int = 0,
     ) -> None:
         written = {"textId": self.string(name)} if registered else {"text": name}
-        self.insert("NVTX_EVENTS", start=start, end=end, eventType=59, globalTid=tid(pid, thread), domainId=domain, **written)
+        self.insert(
+            "NVTX_EVENTS",
+            start=start,
+            end=end,
+            eventType=59,
+            globalTid=tid(pid, thread),
+            domainId=domain,
+            **written,
+        )
 
     # CUDA
 
-    def call(self, start: int, end: int, name: str = "cuLaunchKernel", pid: int = PID, thread: int = 0) -> int:
+    def call(
+        self, start: int, end: int, name: str = "cuLaunchKernel", pid: int = PID, thread: int = 0
+    ) -> int:
         """A call of CUDA's API; gives its correlation id."""
         self._correlation += 1
         self.insert(
@@ -135,7 +209,13 @@ class Export:
         pid: int = PID,
         node: int | None = None,
     ) -> None:
-        shape = dict(zip(("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"), (*grid, *block), strict=True))
+        shape = dict(
+            zip(
+                ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+                (*grid, *block),
+                strict=True,
+            )
+        )
         self.insert(
             "CUPTI_ACTIVITY_KIND_KERNEL",
             start=start, end=end, correlationId=correlation, globalPid=gpid(pid), demangledName=self.string(name),
@@ -143,7 +223,9 @@ class Export:
             localMemoryPerThread=0, graphNodeId=node, deviceId=0, contextId=1, streamId=7, localMemoryTotal=0, gridId=1, **shape,
         )  # fmt: skip
 
-    def copy(self, start: int, end: int, nbytes: int, kind: int, correlation: int | None, **more: int) -> None:
+    def copy(
+        self, start: int, end: int, nbytes: int, kind: int, correlation: int | None, **more: int
+    ) -> None:
         pid = more.pop("pid", PID)
         self.insert(
             "CUPTI_ACTIVITY_KIND_MEMCPY",
@@ -152,7 +234,17 @@ class Export:
         )  # fmt: skip
 
     def migration(self, start: int, end: int, nbytes: int, kind: int, cause: int) -> None:
-        self.copy(start, end, nbytes, kind, None, srcKind=4, dstKind=4, migrationCause=cause, virtualAddress=0x10000)
+        self.copy(
+            start,
+            end,
+            nbytes,
+            kind,
+            None,
+            srcKind=4,
+            dstKind=4,
+            migrationCause=cause,
+            virtualAddress=0x10000,
+        )
 
     def memset(self, start: int, end: int, nbytes: int, correlation: int, kind: int = 2) -> None:
         self.insert(

@@ -70,7 +70,11 @@ def peers(work: Callable[[], object], *, hot: bool) -> dict[str, float]:
         return {"triton.testing.do_bench": do_bench(work, return_mode="median") * 1e-3}
     from torch.utils.benchmark import Timer
 
-    found = {"torch.utils.benchmark": float(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.2).median)}
+    found = {
+        "torch.utils.benchmark": float(
+            Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.2).median
+        )
+    }
     times = cupy_benchmark(work, n_repeat=100, n_warmup=10).gpu_times[0]
     return found | {"cupyx.profiler.benchmark": statistics.median(map(float, times))}
 

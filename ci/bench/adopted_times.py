@@ -21,17 +21,38 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import installed, record_parser, write_record
 
 SUITE = Path(__file__).with_name("adopted_operations.py")
-OPTIONS = ("-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-existing=adopt", "--benchmark-max-time=0.1", "--benchmark-min-rounds=3")
+OPTIONS = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--gpumem",
+    "--gpumem-existing=adopt",
+    "--benchmark-max-time=0.1",
+    "--benchmark-min-rounds=3",
+)
 
 
 def session(device: str) -> dict[str, Any]:
     """What pytest-benchmark stores of the suite."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        arguments = [*OPTIONS, f"--gpumem-device={device}", f"--benchmark-json={results}", str(SUITE)]
-        done = subprocess.run([sys.executable, "-m", "pytest", *arguments], capture_output=True, text=True, check=False, cwd=folder)
+        arguments = [
+            *OPTIONS,
+            f"--gpumem-device={device}",
+            f"--benchmark-json={results}",
+            str(SUITE),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+        )
         if not results.exists():
-            sys.exit(f"adopted_times: the session ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+            sys.exit(
+                f"adopted_times: the session ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            )
         found: dict[str, Any] = json.loads(results.read_text())
         return found
 
@@ -76,7 +97,11 @@ def table(record: dict[str, Any]) -> str:
     """The record's rows as text, in microseconds."""
     device, lines = record["device"], []
     for row in record["rows"]:
-        here = f"{'not measured':>17}" if row["seconds"] is None else f"{row['seconds'] * 1e6:8.2f}{100 * row['difference']:+8.1f}%"
+        here = (
+            f"{'not measured':>17}"
+            if row["seconds"] is None
+            else f"{row['seconds'] * 1e6:8.2f}{100 * row['difference']:+8.1f}%"
+        )
         host = "" if row["host_seconds"] is None else f"{row['host_seconds'] * 1e6:.2f}"
         line = f"{row['test'].removeprefix('test_'):<22}{host:>7}{here}{row['peer_seconds'] * 1e6:9.2f}  {row['peer']:<25} {reason(row)}"
         lines.append(line.rstrip())
@@ -92,7 +117,12 @@ def main() -> int:
     document = session(options.device)
     found = rows(document)
     versions = installed("pytest-gpumem", "pytest-benchmark", "torch", "triton")
-    record = {"kind": "adopted_times", "device": document["gpumem"]["device"], "rows": found, "versions": versions}
+    record = {
+        "kind": "adopted_times",
+        "device": document["gpumem"]["device"],
+        "rows": found,
+        "versions": versions,
+    }
     print(table(record))
     if options.json:
         write_record(options.json, record, indent=1)

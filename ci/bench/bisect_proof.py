@@ -88,7 +88,9 @@ LINE = 64
 class _Drawn:
     """Commits whose processes are drawn: each duet has noise of its own."""
 
-    def __init__(self, slower: Sequence[float], noise: str, spread: float, rng: np.random.Generator) -> None:
+    def __init__(
+        self, slower: Sequence[float], noise: str, spread: float, rng: np.random.Generator
+    ) -> None:
         self._slower = slower
         self._noise, self._spread, self._rng = noise, spread, rng
         self._drawn: dict[tuple[int, int, str], list[float]] = {}
@@ -120,15 +122,37 @@ _UNWATCHED = Measurement(
 def drawn_searches(job: tuple[str, float, str, int, int]) -> tuple[Counter[str], list[int]]:
     """The ends of searches, and their pairs; the job is noise, spread, case, seed, count."""
     noise, spread, case, seed, count = job
-    rng = np.random.default_rng([seed, *(ord(letter) for letter in noise + case), int(spread * 1e6)])
+    rng = np.random.default_rng(
+        [seed, *(ord(letter) for letter in noise + case), int(spread * 1e6)]
+    )
     ends: Counter[str] = Counter()
     pairs = []
     for _ in range(count):
-        places = {1 + int(min(0.999, max(0.0, place + rng.uniform(-0.19, 0.19))) * LINE): share for place, share in CHANGES[case]}
-        slower = [sum(math.log1p(share) for place, share in places.items() if index >= place) for index in range(LINE + 1)]
+        places = {
+            1 + int(min(0.999, max(0.0, place + rng.uniform(-0.19, 0.19))) * LINE): share
+            for place, share in CHANGES[case]
+        }
+        slower = [
+            sum(math.log1p(share) for place, share in places.items() if index >= place)
+            for index in range(LINE + 1)
+        ]
         commits = _Drawn(slower, noise, spread, rng)
-        found = bisect_times(LINE, commits.time(0, LINE, judge_pairs, ""), commits.look, commits.time, lambda *_: None)
-        name = "nothing" if found.nothing else "undecided" if found.commit is None else "right" if found.commit in places else "wrong"
+        found = bisect_times(
+            LINE,
+            commits.time(0, LINE, judge_pairs, ""),
+            commits.look,
+            commits.time,
+            lambda *_: None,
+        )
+        name = (
+            "nothing"
+            if found.nothing
+            else "undecided"
+            if found.commit is None
+            else "right"
+            if found.commit in places
+            else "wrong"
+        )
         ends[name] += 1
         pairs.append(commits.pairs)
     return ends, pairs
@@ -149,7 +173,13 @@ def statistics(count: int, workers: int) -> Iterator[dict[str, Any]]:
                 ends += more
                 pairs += further
             median = sorted(pairs)[len(pairs) // 2]
-            yield {"noise": noise, "spread": spread, "case": case, "ends": dict(ends), "pairs": median}
+            yield {
+                "noise": noise,
+                "spread": spread,
+                "case": case,
+                "ends": dict(ends),
+                "pairs": median,
+            }
 
 
 # Searches
@@ -158,7 +188,15 @@ def statistics(count: int, workers: int) -> Iterator[dict[str, Any]]:
 class Project:
     """A git project whose commits plant slow-downs, in a temporary folder."""
 
-    def __init__(self, folder: Path, commits: int, more: Mapping[int, float], broken: Mapping[int, str], *, simulated: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        commits: int,
+        more: Mapping[int, float],
+        broken: Mapping[int, str],
+        *,
+        simulated: bool,
+    ) -> None:
         """`more`: per cent of bytes by the commit that adds them. `broken`: text of planted.py, or "" for no test, by commit."""
         self.folder = folder / "project"
         self.folder.mkdir(parents=True)
@@ -168,22 +206,45 @@ class Project:
         (self.folder / "pytest.ini").write_text("[pytest]\n")
         for index in range(commits + 1):
             share = sum(per_cent for place, per_cent in more.items() if index >= place)
-            (self.folder / "planted.py").write_text(f"{broken.get(index) or planted(share)}# commit {index}\n")
-            (self.folder / "test_copy.py").write_text("def test_other():\n    pass\n" if broken.get(index) == "" else test)
+            (self.folder / "planted.py").write_text(
+                f"{broken.get(index) or planted(share)}# commit {index}\n"
+            )
+            (self.folder / "test_copy.py").write_text(
+                "def test_other():\n    pass\n" if broken.get(index) == "" else test
+            )
             self.git("add", "-A")
             self.git("commit", "-qm", f"commit {index}")
             self.ids.append(self.git("rev-parse", "HEAD").strip())
 
     def git(self, *words: str) -> str:
-        command = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false", *words]
-        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+        command = [
+            "git",
+            "-c",
+            "user.name=somebody",
+            "-c",
+            "user.email=somebody@example.org",
+            "-c",
+            "commit.gpgsign=false",
+            *words,
+        ]
+        return subprocess.run(
+            command, cwd=self.folder, check=True, capture_output=True, text=True
+        ).stdout
 
 
 def search(
-    folder: Path, options: argparse.Namespace, *, more: Mapping[int, float], broken: Mapping[int, str], evidence: bool, kills: int
+    folder: Path,
+    options: argparse.Namespace,
+    *,
+    more: Mapping[int, float],
+    broken: Mapping[int, str],
+    evidence: bool,
+    kills: int,
 ) -> dict[str, Any]:
     """Make a project, search it, and note what was found."""
-    project = Project(folder, options.commits, more, broken, simulated=options.device.startswith("sim"))
+    project = Project(
+        folder, options.commits, more, broken, simulated=options.device.startswith("sim")
+    )
     journal, out = folder / "journal", folder / "out.json"
     arguments = [
         f"--gpumem-device={options.device}",
@@ -193,8 +254,24 @@ def search(
         *options.pytest_arguments,
     ]
     arguments += [] if evidence else ["--gpumem-no-what-ran"]
-    command = [*GPUMEM, "bisect", "--good", project.ids[0], PLANTED, "--journal", str(journal), "--json", str(out), "--", *arguments]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM_", "PYTEST_", "GIT_", "GITHUB_"))}
+    command = [
+        *GPUMEM,
+        "bisect",
+        "--good",
+        project.ids[0],
+        PLANTED,
+        "--journal",
+        str(journal),
+        "--json",
+        str(out),
+        "--",
+        *arguments,
+    ]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPUMEM_", "PYTEST_", "GIT_", "GITHUB_"))
+    }
     environment = {**kept, "TMPDIR": str(folder)}
     begun = time.monotonic()
     killed = 0
@@ -211,7 +288,9 @@ def search(
             )
             try:
                 # After a third of the processes that a search of 64 commits takes, and after two thirds.
-                while process.poll() is None and not (killed < kills and _lines(journal) > 20 * (killed + 1)):
+                while process.poll() is None and not (
+                    killed < kills and _lines(journal) > 20 * (killed + 1)
+                ):
                     if time.monotonic() - begun > options.timeout:
                         raise TimeoutError
                     time.sleep(0.1)
@@ -220,7 +299,11 @@ def search(
                 process.wait()
                 if not isinstance(error, TimeoutError):
                     raise
-                return {"planted": dict(more), "error": f"no end within {options.timeout:g} s", "words": _last(output)}
+                return {
+                    "planted": dict(more),
+                    "error": f"no end within {options.timeout:g} s",
+                    "words": _last(output),
+                }
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -252,7 +335,11 @@ def search(
         "whole": document["whole"],
         "steps": len(document["steps"]),
         "same_code": sum(step["same_as"] is not None for step in document["steps"]),
-        "skipped": sorted(project.ids.index(step["commit"]) for step in document["steps"] if step["skipped"] is not None),
+        "skipped": sorted(
+            project.ids.index(step["commit"])
+            for step in document["steps"]
+            if step["skipped"] is not None
+        ),
         "duets": document["duets"],
         "processes": document["processes"],
         "resumed": document["resumed"],
@@ -262,7 +349,11 @@ def search(
 
 
 def _lines(folder: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.exists() else 0
+    return (
+        sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
+        if folder.exists()
+        else 0
+    )
 
 
 def _last(output: Any) -> str:
@@ -285,9 +376,21 @@ def searches(part: str, seed: int, options: argparse.Namespace, folder: Path) ->
         # Not the ends, nor the two commits that the change lies between.
         others = [index for index in range(1, options.commits) if index not in (place - 1, place)]
         middle = options.commits // 2
-        chosen = {*rng.sample(others, len(others) // 3), *(index for index in (middle, middle + 1) if index in others)}
-        broken = {index: rng.choice(("", "raise ImportError('does not build')\n")) for index in chosen}
-    entry = search(folder, options, more=more, broken=broken, evidence=part in ("counted", "trouble"), kills=2 * (part == "trouble"))
+        chosen = {
+            *rng.sample(others, len(others) // 3),
+            *(index for index in (middle, middle + 1) if index in others),
+        }
+        broken = {
+            index: rng.choice(("", "raise ImportError('does not build')\n")) for index in chosen
+        }
+    entry = search(
+        folder,
+        options,
+        more=more,
+        broken=broken,
+        evidence=part in ("counted", "trouble"),
+        kills=2 * (part == "trouble"),
+    )
     return {"seed": seed, **entry}
 
 
@@ -302,7 +405,9 @@ def wrong(record: Mapping[str, Any]) -> list[str]:
             if part == "statistics":
                 count = sum(entry["ends"].values())
                 if interval(entry["ends"].get("wrong", 0), count)[0] > WRONG:
-                    found.append(f"{entry['case']}, {entry['noise']}, {entry['spread']}: {entry['ends'].get('wrong', 0)} of {count} wrong")
+                    found.append(
+                        f"{entry['case']}, {entry['noise']}, {entry['spread']}: {entry['ends'].get('wrong', 0)} of {count} wrong"
+                    )
                 continue
             places = [int(place) for place in entry["planted"]]
             name = f"{part}, seed {entry['seed']}"
@@ -311,7 +416,9 @@ def wrong(record: Mapping[str, Any]) -> list[str]:
             elif (entry["found"] not in places) if places else entry["exit"] != 1:
                 found.append(f"{name}: found {entry['found']}, planted {places or 'none'}")
             elif entry["left_behind"] or (part == "two" and not entry["another"]):
-                found.append(f"{name}: {'leaves worktrees' if entry['left_behind'] else 'the other one is not announced'}")
+                found.append(
+                    f"{name}: {'leaves worktrees' if entry['left_behind'] else 'the other one is not announced'}"
+                )
     return found
 
 
@@ -322,10 +429,21 @@ def table(record: Mapping[str, Any]) -> str:
         lines += _statistics(rows)
     parts = {part: entries for part, entries in record["parts"].items() if part != "statistics"}
     if parts:
-        device = next((entry["device"] for entries in parts.values() for entry in entries if "device" in entry), None)
+        device = next(
+            (
+                entry["device"]
+                for entries in parts.values()
+                for entry in entries
+                if "device" in entry
+            ),
+            None,
+        )
         if device is not None:
             driver = f", driver {device['driver']}" if device["driver"] else ""
-            lines += [f"{'SIMULATED ' if record['simulated'] else ''}{device['name']}{driver}, {record['ended'][:10]}", ""]
+            lines += [
+                f"{'SIMULATED ' if record['simulated'] else ''}{device['name']}{driver}, {record['ended'][:10]}",
+                "",
+            ]
         names = f"{'change':>10}{'duets':>7}{'processes':>11}{'skipped':>9}{'seconds':>9}"
         lines.append(f"{'search':<9}{'commits':>8} {'planted':<10}{'found':>6}{names}")
     for part, entries in parts.items():
@@ -340,7 +458,14 @@ def table(record: Mapping[str, Any]) -> str:
                 f"{entry['duets']:>7}{entry['processes']:>11}{len(entry['skipped']):>9}{entry['seconds']:>9.0f}"
             )
     broken = wrong(record)
-    return "\n".join([*lines, "", f"not as promised: {len(broken) or 'none'}", *(f"MISS  {sentence}" for sentence in broken)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"not as promised: {len(broken) or 'none'}",
+            *(f"MISS  {sentence}" for sentence in broken),
+        ]
+    )
 
 
 def _statistics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -356,7 +481,9 @@ def _statistics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "shares of searches that end right, in %: nothing to find, or one of the commits; most of the others name no commit",
         "spread: standard deviation between processes; pairs: of processes of a search for one slow-down, median",
         "",
-        f"{'noise':<14}{'spread %':>9}" + "".join(f"{case:>11}" for case in CHANGES) + f"{'pairs':>8}{'wrong':>8}",
+        f"{'noise':<14}{'spread %':>9}"
+        + "".join(f"{case:>11}" for case in CHANGES)
+        + f"{'pairs':>8}{'wrong':>8}",
     ]
     for (noise, spread), ends in cases.items():
         shares = [
@@ -366,10 +493,18 @@ def _statistics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         wrong_ones = sum(found["wrong"] for found in ends.values())
         text = "".join(f"{share:>11.1f}" for share in shares)
-        lines.append(f"{noise:<14}{100 * spread:>9.2f}{text}{pairs.get((noise, spread), 0):>8}{wrong_ones:>8}")
-    every: Counter[str] = sum((found for ends in cases.values() for found in ends.values()), Counter())
+        lines.append(
+            f"{noise:<14}{100 * spread:>9.2f}{text}{pairs.get((noise, spread), 0):>8}{wrong_ones:>8}"
+        )
+    every: Counter[str] = sum(
+        (found for ends in cases.values() for found in ends.values()), Counter()
+    )
     low, high = (100 * end for end in interval(every["wrong"], every.total()))
-    return [*lines, f"wrong: {every['wrong']} of {every.total()} searches, {low:.3f} to {high:.3f} %", ""]
+    return [
+        *lines,
+        f"wrong: {every['wrong']} of {every.total()} searches, {low:.3f} to {high:.3f} %",
+        "",
+    ]
 
 
 PARTS = ("statistics", "one", "counted", "none", "two", "trouble")
@@ -379,18 +514,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search, print and record."""
     assert __doc__
     parser = record_parser(__doc__, device="sim")
-    parser.add_argument("--budget", default="100ms", help="as --gpumem-budget (default: %(default)s)")
-    parser.add_argument("--commits", type=int, default=LINE, help="of each project (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="searches of each part (default: 0)")
-    parser.add_argument("--trials", type=int, default=200, help="simulated searches of each case (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="processes that draw (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds of one search (default: %(default)s)")
-    parser.add_argument("pytest_arguments", nargs="*", metavar="PYTEST_ARGUMENT", help="after --, for every process that measures")
+    parser.add_argument(
+        "--budget", default="100ms", help="as --gpumem-budget (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--commits", type=int, default=LINE, help="of each project (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}",
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="searches of each part (default: 0)"
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=200,
+        help="simulated searches of each case (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes that draw (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=1800.0, help="seconds of one search (default: %(default)s)"
+    )
+    parser.add_argument(
+        "pytest_arguments",
+        nargs="*",
+        metavar="PYTEST_ARGUMENT",
+        help="after --, for every process that measures",
+    )
     options = parser.parse_args(arguments)
     if options.commits < 4 or min(options.trials, options.workers) < 1:
-        parser.error(f"--commits {options.commits}, --trials {options.trials}, --workers {options.workers}: at least 4, 1 and 1")
-    record: dict[str, Any] = {"kind": "bisect_proof", "simulated": options.device.startswith("sim"), "budget": options.budget, "parts": {}}
+        parser.error(
+            f"--commits {options.commits}, --trials {options.trials}, --workers {options.workers}: at least 4, 1 and 1"
+        )
+    record: dict[str, Any] = {
+        "kind": "bisect_proof",
+        "simulated": options.device.startswith("sim"),
+        "budget": options.budget,
+        "parts": {},
+    }
     if options.json is not None and options.json.exists():
         record = json.loads(options.json.read_text())
 

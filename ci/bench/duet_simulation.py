@@ -34,7 +34,10 @@ from pytest_gpumem.judging.paired import ALARM, MISS, Paired, judge_pairs
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
-RECORDS = (Path("ci/records/nvidia-h200/peers.json"), Path("ci/records/nvidia-h200/peers_random.json"))
+RECORDS = (
+    Path("ci/records/nvidia-h200/peers.json"),
+    Path("ci/records/nvidia-h200/peers_random.json"),
+)
 DELTA = 0.01
 CHANGES = (0.0, 1.0, 1.5, 2.0, 50.0)
 """Slow-downs over `DELTA`."""
@@ -58,7 +61,9 @@ def _period_of_four(rng: Rng) -> Any:
 def _square_wave(rng: Rng) -> Any:
     """Two levels that take turns every 1 to 6 processes, and a little noise."""
     half, phase = rng.integers(1, 7), rng.integers(0, 12)
-    return np.where((np.arange(COUNT) + phase) // half % 2, 1.0, -1.0) + 0.3 * rng.standard_normal(COUNT)
+    return np.where((np.arange(COUNT) + phase) // half % 2, 1.0, -1.0) + 0.3 * rng.standard_normal(
+        COUNT
+    )
 
 
 NOISES: dict[str, Callable[[Rng], Any]] = {
@@ -124,29 +129,60 @@ def suite(job: tuple[int, float, float, int]) -> int:
     tests, spread, change, number = job
     rng = np.random.default_rng([tests, round(1e6 * change), number])
     pairs = {str(test): log_ratios(rng, "normal", spread, change) for test in range(tests)}
-    return sum(one.outcome is Outcome.FAIL for one in judge_pairs(pairs, dict.fromkeys(pairs, DELTA)).values())
+    return sum(
+        one.outcome is Outcome.FAIL
+        for one in judge_pairs(pairs, dict.fromkeys(pairs, DELTA)).values()
+    )
 
 
 def simulate(trials: int, suites: int, known: dict[int, float], workers: int) -> dict[str, Any]:
     """The record: `trials` verdicts for each single row, `suites` suites for each size."""
     middle = known.get(32, min(known.values()))
     worlds = [("normal", spread) for spread in known.values()]
-    worlds += [(noise, max(known.values()) if noise != "2 % slow mode" else middle) for noise in NOISES if noise != "normal"]
+    worlds += [
+        (noise, max(known.values()) if noise != "2 % slow mode" else middle)
+        for noise in NOISES
+        if noise != "normal"
+    ]
     singles, families = [], []
     with ProcessPoolExecutor(workers) as pool:
         for noise, spread in worlds:
             for change in CHANGES:
-                jobs = [(noise, spread, change * DELTA, min(PART, trials - begin), begin) for begin in range(0, trials, PART)]
+                jobs = [
+                    (noise, spread, change * DELTA, min(PART, trials - begin), begin)
+                    for begin in range(0, trials, PART)
+                ]
                 found = [one for part in pool.map(single, jobs) for one in part]
                 pairs = [count for outcome, count in found if outcome != "open"]
-                row = {"noise": noise, "spread": spread, "change": change, "outcomes": dict(sorted(Counter(o for o, _ in found).items()))}
-                low, high = np.quantile(pairs, (0.5, 0.95), method="inverted_cdf").tolist() if pairs else (None, None)
+                row = {
+                    "noise": noise,
+                    "spread": spread,
+                    "change": change,
+                    "outcomes": dict(sorted(Counter(o for o, _ in found).items())),
+                }
+                low, high = (
+                    np.quantile(pairs, (0.5, 0.95), method="inverted_cdf").tolist()
+                    if pairs
+                    else (None, None)
+                )
                 singles.append(row | {"pairs": {"median": low, "95%": high}})
         for tests in FAMILIES:
             for change in CHANGES[:2]:
-                failed = list(pool.map(suite, [(tests, middle, change * DELTA, number) for number in range(suites)], chunksize=4))
+                failed = list(
+                    pool.map(
+                        suite,
+                        [(tests, middle, change * DELTA, number) for number in range(suites)],
+                        chunksize=4,
+                    )
+                )
                 families.append(
-                    {"tests": tests, "change": change, "suites": suites, "alarmed": sum(map(bool, failed)), "failed": sum(failed)}
+                    {
+                        "tests": tests,
+                        "change": change,
+                        "suites": suites,
+                        "alarmed": sum(map(bool, failed)),
+                        "failed": sum(failed),
+                    }
                 )
     return {"kind": "duet_simulation", "simulated": True, "single": singles, "suites": families}
 
@@ -210,14 +246,26 @@ def table(record: dict[str, Any]) -> str:
     for row in record["single"]:
         cases.setdefault((row["noise"], row["spread"]), {})[_code(row["change"])] = row
     for (noise, spread), rows in cases.items():
-        lines.append(f"{noise:<14}{100 * spread:>9.3f}" + "".join(_cell(rows[code], column) for code, column in COLUMNS))
+        lines.append(
+            f"{noise:<14}{100 * spread:>9.3f}"
+            + "".join(_cell(rows[code], column) for code, column in COLUMNS)
+        )
     lines += ["", f"{'tests':>5}{'code':>7}{'suites':>8}{'any FAIL %':>12}  interval"]
     for row in record["suites"]:
         low, high = (100 * bound for bound in interval(row["alarmed"], row["suites"]))
         share = 100 * row["alarmed"] / row["suites"]
-        lines.append(f"{row['tests']:>5}{_code(row['change']):>7}{row['suites']:>8}{share:>12.2f}  {low:.2f} to {high:.2f}")
+        lines.append(
+            f"{row['tests']:>5}{_code(row['change']):>7}{row['suites']:>8}{share:>12.2f}  {low:.2f} to {high:.2f}"
+        )
     broken = missed(record)
-    return "\n".join([*lines, "", f"promises missed beyond doubt: {len(broken) or 'none'}", *(f"MISS  {sentence}" for sentence in broken)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"promises missed beyond doubt: {len(broken) or 'none'}",
+            *(f"MISS  {sentence}" for sentence in broken),
+        ]
+    )
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
@@ -230,13 +278,27 @@ def main() -> int:
     """Simulate, print and record."""
     assert __doc__
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--trials", type=int, default=2000, help="verdicts of each row of single tests (default 2000)")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=2000,
+        help="verdicts of each row of single tests (default 2000)",
+    )
     parser.add_argument("--suites", type=int, default=600, help="suites of each size (default 600)")
-    parser.add_argument("--records", type=Path, nargs="+", default=list(RECORDS), metavar="FILE", help="where the spreads come from")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        nargs="+",
+        default=list(RECORDS),
+        metavar="FILE",
+        help="where the spreads come from",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that draw (default 2)")
     options = parser.parse_args()
     if min(options.trials, options.suites, options.workers) < 1:
-        parser.error(f"--trials {options.trials}, --suites {options.suites}, --workers {options.workers}: at least 1 of each")
+        parser.error(
+            f"--trials {options.trials}, --suites {options.suites}, --workers {options.workers}: at least 1 of each"
+        )
     record = simulate(options.trials, options.suites, spreads(options.records), options.workers)
     if options.json:
         write_record(options.json, record, indent=1)

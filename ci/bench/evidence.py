@@ -42,8 +42,28 @@ PADDED = 0.1
 """Largest share of rows that groups may run with other arguments: padding of structs holds what was on the stack."""
 SAME = ", same"
 """End of the label of a row that must run the same as its base."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull)
-QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "-o", "gpumem_placements=1", "--gpumem-processes=1")
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore",
+    "-c",
+    os.devnull,
+)
+QUICKLY = (
+    "--gpumem",
+    "--gpumem-device=cuda",
+    "--gpumem-budget=10 ms",
+    "-o",
+    "gpumem_placements=1",
+    "--gpumem-processes=1",
+)
 
 
 def session(*arguments: str, tests: Path = ROWS, alone: bool = True) -> dict[str, Any]:
@@ -53,22 +73,53 @@ def session(*arguments: str, tests: Path = ROWS, alone: bool = True) -> dict[str
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        command = [*PYTEST, *QUICKLY, f"--rootdir={tests.parent}", f"--benchmark-json={results}", *arguments, str(tests)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROWS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [
+            *PYTEST,
+            *QUICKLY,
+            f"--rootdir={tests.parent}",
+            f"--benchmark-json={results}",
+            *arguments,
+            str(tests),
+        ]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GPUMEM", "PYTEST_"))
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(ROWS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         if not alone:
             environment["XDG_RUNTIME_DIR"] = folder  # has the lock of the GPU
         begun = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         wall = time.perf_counter() - begun
         rows = {}
         if results.exists() and results.stat().st_size:
             plain = json.loads(results.read_text())["gpumem"]
-            rows = {row["key"].partition("::")[2]: row["measurement"] for row in plain["rows"] if row["measurement"] is not None}
+            rows = {
+                row["key"].partition("::")[2]: row["measurement"]
+                for row in plain["rows"]
+                if row["measurement"] is not None
+            }
             device = plain["device"]["name"]
         else:
             device = None
-        return {"exit": done.returncode, "wall": wall, "rows": rows, "device": device, "output": (done.stdout + done.stderr)[-4000:]}
+        return {
+            "exit": done.returncode,
+            "wall": wall,
+            "rows": rows,
+            "device": device,
+            "output": (done.stdout + done.stderr)[-4000:],
+        }
 
 
 def digests(rows: Mapping[str, Any]) -> dict[str, str | None]:
@@ -84,11 +135,24 @@ def disagreeing(sessions: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     for key, digest in digests(sessions[0]["rows"]).items():
         if digest is None:
             continue
-        every = [from_plain(one["rows"][key]["what_ran"], WhatRan) for one in sessions if key in one["rows"]]
-        groups = [every[at : at + GROUP] for at in range(0, len(every) - GROUP + 1, GROUP)] or [every]
+        every = [
+            from_plain(one["rows"][key]["what_ran"], WhatRan)
+            for one in sessions
+            if key in one["rows"]
+        ]
+        groups = [every[at : at + GROUP] for at in range(0, len(every) - GROUP + 1, GROUP)] or [
+            every
+        ]
         first, *others = (together(group) for group in groups)
-        if len(every) < len(sessions) or first is None or not all(one is not None and ran_the_same(one, [first]) for one in others):
-            found[key] = len(every) == len(sessions) and len({declared(one, range(1, ARGUMENTS)).digest for one in every}) == 1
+        if (
+            len(every) < len(sessions)
+            or first is None
+            or not all(one is not None and ran_the_same(one, [first]) for one in others)
+        ):
+            found[key] = (
+                len(every) == len(sessions)
+                and len({declared(one, range(1, ARGUMENTS)).digest for one in every}) == 1
+            )
     return found
 
 
@@ -155,9 +219,15 @@ print("COST " + json.dumps({"follow": followed, "passes": times, "floors": floor
 
 def cost() -> dict[str, Any]:
     """Seconds of each pass in one process, of following modules, and the launch floors before and after the first pass."""
-    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COST], capture_output=True, text=True, errors="replace", check=False
+    )
     line = next((line for line in done.stdout.splitlines() if line.startswith("COST ")), None)
-    return json.loads(line.removeprefix("COST ")) if line else {"error": (done.stdout + done.stderr)[-3000:]}
+    return (
+        json.loads(line.removeprefix("COST "))
+        if line
+        else {"error": (done.stdout + done.stderr)[-3000:]}
+    )
 
 
 def starts(times: int) -> dict[str, list[float]]:
@@ -171,7 +241,11 @@ def starts(times: int) -> dict[str, list[float]]:
 
 def table(record: Mapping[str, Any]) -> str:
     """The record as text."""
-    rows, unwatched, disagree = len(record["rows"]), len(record["not_watched"]), len(record["disagree"])
+    rows, unwatched, disagree = (
+        len(record["rows"]),
+        len(record["not_watched"]),
+        len(record["disagree"]),
+    )
     spent, equal = record["pass_seconds"], record["equal"]
     lines = [
         f"{record['device']}, {record['ended'][:10]}: {rows} rows in {record['processes']} processes each",
@@ -183,16 +257,27 @@ def table(record: Mapping[str, Any]) -> str:
     ]
     for one in sorted(record["changes"].items(), key=lambda one: one[1]["same"]):
         name, change = one[0].rpartition("[")[2].rstrip("]"), one[1]
-        lines.append(f"{name.removesuffix(SAME):<28}{'the same' if change['same'] else 'another: ' + (change['differences'] or ['?'])[0]}")
+        lines.append(
+            f"{name.removesuffix(SAME):<28}{'the same' if change['same'] else 'another: ' + (change['differences'] or ['?'])[0]}"
+        )
     return "\n".join(line if len(line) <= 100 else f"{line[:99]}…" for line in lines)
 
 
 def main() -> int:
     parser = record_parser(__doc__, device=None)
     parser.add_argument("--processes", type=int, default=10)
-    parser.add_argument("--at-once", type=int, default=5, help="processes that run side by side; the first one fills the compilers' caches")
-    parser.add_argument("--seconds", type=float, default=90.0, help="for the processes; then fewer of them")
-    parser.add_argument("--starts", type=int, default=3, help="sessions of each kind whose start is timed")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=5,
+        help="processes that run side by side; the first one fills the compilers' caches",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=90.0, help="for the processes; then fewer of them"
+    )
+    parser.add_argument(
+        "--starts", type=int, default=3, help="sessions of each kind whose start is timed"
+    )
     options = parser.parse_args()
     begun = time.perf_counter()
     sessions = [first := session()]
@@ -201,14 +286,27 @@ def main() -> int:
     with ThreadPoolExecutor(options.at_once) as pool:
 
         def further(number: int) -> dict[str, Any] | None:
-            return session(alone=False) if time.perf_counter() - begun + first["wall"] < options.seconds else None
+            return (
+                session(alone=False)
+                if time.perf_counter() - begun + first["wall"] < options.seconds
+                else None
+            )
 
-        sessions += [one for one in pool.map(further, range(1, options.processes)) if one is not None]
+        sessions += [
+            one for one in pool.map(further, range(1, options.processes)) if one is not None
+        ]
     every = [digests(one["rows"]) for one in sessions]
     padded = disagreeing(sessions)
     disagree = {key: sorted({str(one.get(key)) for one in every}) for key in padded}
-    equal = sum(digest is not None and {one.get(key) for one in every} == {digest} for key, digest in every[0].items())
-    unwatched = {key: (one["what_ran"] or {}).get("not_watched") for key, one in first["rows"].items() if not every[0][key]}
+    equal = sum(
+        digest is not None and {one.get(key) for one in every} == {digest}
+        for key, digest in every[0].items()
+    )
+    unwatched = {
+        key: (one["what_ran"] or {}).get("not_watched")
+        for key, one in first["rows"].items()
+        if not every[0][key]
+    }
     changed, passes, started = changes(first["rows"]), cost(), starts(options.starts)
     later = passes.get("passes", [])[1:]
     record = {
@@ -216,12 +314,16 @@ def main() -> int:
         "device": first["device"],
         "processes": len(sessions),
         "rows": {
-            key: one["what_ran"] and {"digest": one["what_ran"]["digest"], "steps": len(one["what_ran"]["order"])}
+            key: one["what_ran"]
+            and {"digest": one["what_ran"]["digest"], "steps": len(one["what_ran"]["order"])}
             for key, one in first["rows"].items()
         },
         "equal": equal,
         "disagree": disagree,
-        "disagreeing_records": {key: [one["rows"].get(key, {}).get("what_ran") for one in sessions[:3]] for key in disagree},
+        "disagreeing_records": {
+            key: [one["rows"].get(key, {}).get("what_ran") for one in sessions[:3]]
+            for key in disagree
+        },
         "not_watched": unwatched,
         "changes": changed,
         "cost": passes,
@@ -233,12 +335,18 @@ def main() -> int:
         "session_seconds": started,
         "start_seconds": min(started["with"]) - min(started["without"]),
         "exits": [one["exit"] for one in sessions],
-        "versions": installed("cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core"),
+        "versions": installed(
+            "cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core"
+        ),
         "python": platform.python_version(),
         "seconds": time.perf_counter() - begun,
         "ended": utc_now(),
     }
-    broken = [f"{key}: groups of three processes disagree: {', '.join(seen)}" for key, seen in disagree.items() if not padded[key]]
+    broken = [
+        f"{key}: groups of three processes disagree: {', '.join(seen)}"
+        for key, seen in disagree.items()
+        if not padded[key]
+    ]
     if len(disagree) > PADDED * len(every[0]):
         broken.append(f"{len(disagree)} of {len(every[0])} rows disagree in arguments")
     broken += [f"{key}: not watched: {why}" for key, why in unwatched.items()]
@@ -248,11 +356,15 @@ def main() -> int:
         if one["same"] is not one["wanted_same"]
     ]
     if later and statistics.median(later) > LIMIT:
-        broken.append(f"a pass takes {1e3 * statistics.median(later):.1f} ms, more than {1e3 * LIMIT:.0f} ms")
+        broken.append(
+            f"a pass takes {1e3 * statistics.median(later):.1f} ms, more than {1e3 * LIMIT:.0f} ms"
+        )
     if "error" in passes:
         broken.append(f"the cost was not measured: {passes['error']}")
     if len(sessions) < options.processes:
-        broken.append(f"only {len(sessions)} of {options.processes} processes in {options.seconds:.0f} s")
+        broken.append(
+            f"only {len(sessions)} of {options.processes} processes in {options.seconds:.0f} s"
+        )
     if any(one["exit"] for one in sessions):
         broken.append(f"a session failed: {next(one['output'] for one in sessions if one['exit'])}")
     record["broken"] = broken

@@ -14,7 +14,9 @@ from pytest_gpumem import GpuBenchmark, MiB
 from pytest_gpumem.devices.protocol import Device
 
 HERE = Path(__file__).resolve().parent
-HEAD = (HERE / "side.txt").is_file() and (HERE / "side.txt").read_text(encoding="utf-8").strip() == "head"
+HEAD = (HERE / "side.txt").is_file() and (HERE / "side.txt").read_text(
+    encoding="utf-8"
+).strip() == "head"
 LEAN_GRID = 32
 
 
@@ -23,7 +25,14 @@ def of_l2(device: Device, share: float) -> int:
     return max(1, int(share * device.facts.l2_bytes) // MiB) * MiB
 
 
-def lookup(gpu_benchmark: GpuBenchmark, kernel: Any, device_buffer: Any, persisting_stream: Any, nbytes: int, **options: Any) -> None:
+def lookup(
+    gpu_benchmark: GpuBenchmark,
+    kernel: Any,
+    device_buffer: Any,
+    persisting_stream: Any,
+    nbytes: int,
+    **options: Any,
+) -> None:
     """A table that is read over and over beside a stream that is written once."""
     out, table = device_buffer(1024 * MiB, "i4"), device_buffer(nbytes, "i4")
     with persisting_stream(table, **options) as stream:
@@ -35,28 +44,58 @@ def lookup(gpu_benchmark: GpuBenchmark, kernel: Any, device_buffer: Any, persist
 
 def test_persistence_off(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, persisting_stream):
     options = {"set_aside": "off"} if HEAD else {}
-    lookup(gpu_benchmark, gpu_kernels.reset_data, device_buffer, persisting_stream, of_l2(gpu_device, 0.14), **options)
+    lookup(
+        gpu_benchmark,
+        gpu_kernels.reset_data,
+        device_buffer,
+        persisting_stream,
+        of_l2(gpu_device, 0.14),
+        **options,
+    )
 
 
-def test_set_aside_at_maximum(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, persisting_stream):
+def test_set_aside_at_maximum(
+    gpu_benchmark, gpu_kernels, gpu_device, device_buffer, persisting_stream
+):
     options = {"set_aside": "max"} if HEAD else {}
-    lookup(gpu_benchmark, gpu_kernels.reset_data, device_buffer, persisting_stream, of_l2(gpu_device, 0.14), **options)
+    lookup(
+        gpu_benchmark,
+        gpu_kernels.reset_data,
+        device_buffer,
+        persisting_stream,
+        of_l2(gpu_device, 0.14),
+        **options,
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_thrashing(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, persisting_stream):
-    options = {"set_aside": "max", "hit_ratio": 1.0, "allow_thrash": True} if HEAD else {"set_aside": "max", "hit_ratio": "fit"}
+    options = (
+        {"set_aside": "max", "hit_ratio": 1.0, "allow_thrash": True}
+        if HEAD
+        else {"set_aside": "max", "hit_ratio": "fit"}
+    )
     kernel = gpu_kernels.reset_data.with_grid(LEAN_GRID)
-    lookup(gpu_benchmark, kernel, device_buffer, persisting_stream, of_l2(gpu_device, 0.8), **options)
+    lookup(
+        gpu_benchmark, kernel, device_buffer, persisting_stream, of_l2(gpu_device, 0.8), **options
+    )
 
 
 def test_stride_two(gpu_benchmark, gpu_kernels, device_buffer):
     stride = 2 if HEAD else 1
-    gpu_benchmark(gpu_kernels.stride_copy, *(device_buffer(stride * 256 * MiB, "f4") for _ in range(2)), stride)
+    gpu_benchmark(
+        gpu_kernels.stride_copy,
+        *(device_buffer(stride * 256 * MiB, "f4") for _ in range(2)),
+        stride,
+    )
 
 
 def test_misaligned_by_one(gpu_benchmark, gpu_kernels, device_buffer):
-    gpu_benchmark(gpu_kernels.offset_copy, *(device_buffer(512 * MiB, "f4") for _ in range(2)), 1 if HEAD else 0)
+    gpu_benchmark(
+        gpu_kernels.offset_copy,
+        *(device_buffer(512 * MiB, "f4") for _ in range(2)),
+        1 if HEAD else 0,
+    )
 
 
 def test_more_bytes(gpu_benchmark, gpu_kernels, device_buffer):
@@ -69,7 +108,13 @@ def test_unchanged_triad(gpu_benchmark, gpu_kernels, device_buffer):
 
 
 def test_unchanged_lookup(gpu_benchmark, gpu_kernels, gpu_device, device_buffer, persisting_stream):
-    lookup(gpu_benchmark, gpu_kernels.reset_data, device_buffer, persisting_stream, of_l2(gpu_device, 0.14))
+    lookup(
+        gpu_benchmark,
+        gpu_kernels.reset_data,
+        device_buffer,
+        persisting_stream,
+        of_l2(gpu_device, 0.14),
+    )
 
 
 # Watched by CUPTI: pages and copies
@@ -86,7 +131,9 @@ def test_pageable(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, page
 
 
 def test_unchanged_prefetched(gpu_benchmark, gpu_kernels, prefetched_buffer):
-    gpu_benchmark(gpu_kernels.add, prefetched_buffer(16 * MiB, "f4"), prefetched_buffer(16 * MiB, "f4"))
+    gpu_benchmark(
+        gpu_kernels.add, prefetched_buffer(16 * MiB, "f4"), prefetched_buffer(16 * MiB, "f4")
+    )
 
 
 def test_unchanged_copy(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):

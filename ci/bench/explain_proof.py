@@ -73,13 +73,22 @@ def folders(place: Path) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, counters: bool) -> Record:
+def explain(
+    place: Path, tests: Sequence[str], asked: argparse.Namespace, *, counters: bool
+) -> Record:
     """One run of `gpumem explain` on both folders."""
     begun = time.monotonic()
     why, kept = place / "why.json", place / "kept"
     shutil.rmtree(kept, ignore_errors=True)
     why.unlink(missing_ok=True)
-    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "explain", "--base", "../base"]
+    command = [
+        sys.executable,
+        "-c",
+        "from pytest_gpumem.cli import main; main()",
+        "explain",
+        "--base",
+        "../base",
+    ]
     command += [
         "--pairs",
         str(asked.pairs),
@@ -87,20 +96,46 @@ def explain(place: Path, tests: Sequence[str], asked: argparse.Namespace, *, cou
         str(why),
         "--keep",
         str(kept),
-        *(["--ncu", "--no-nsys"] if counters and not asked.device.startswith("sim") else ["--no-ncu"]),
+        *(
+            ["--ncu", "--no-nsys"]
+            if counters and not asked.device.startswith("sim")
+            else ["--no-ncu"]
+        ),
         *tests,
         "--",
     ]
-    command += ["-p", "no:cacheprovider", "--gpumem-device", asked.device, "--gpumem-budget", asked.budget]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        "--gpumem-device",
+        asked.device,
+        "--gpumem-budget",
+        asked.budget,
+    ]
     try:
-        done = subprocess.run(command, cwd=place / "head", stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
-        said, error = done.stdout, None if done.returncode == 0 else f"exit status {done.returncode}"
+        done = subprocess.run(
+            command,
+            cwd=place / "head",
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        said, error = (
+            done.stdout,
+            None if done.returncode == 0 else f"exit status {done.returncode}",
+        )
     except subprocess.TimeoutExpired:
         said, error = "", f"ended after {SECONDS:g} s"
     said = said.replace(f"{place}{os.sep}", "")  # of the machine that it ran on
     print(said, flush=True)
     found = json.loads(why.read_text(encoding="utf-8"))["explanations"] if why.exists() else []
-    return {"explanations": found, "text": said, "error": error, "seconds": time.monotonic() - begun}
+    return {
+        "explanations": found,
+        "text": said,
+        "error": error,
+        "seconds": time.monotonic() - begun,
+    }
 
 
 def name_of(key: str) -> str:
@@ -129,7 +164,10 @@ def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...]])
                 "slow_down": one["slow_down"],
                 "base_seconds": one["base_seconds"],
                 "head_seconds": one["head_seconds"],
-                "causes": [{name: cause[name] for name in ("rule", "share", "up_to", "sentence")} for cause in one["causes"]],
+                "causes": [
+                    {name: cause[name] for name in ("rule", "share", "up_to", "sentence")}
+                    for cause in one["causes"]
+                ],
                 "unexplained": one["unexplained"]["share"],
                 "not_looked_at": one["not_looked_at"],
             }
@@ -139,7 +177,9 @@ def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...]])
 
 def verdict(found: Sequence[Record]) -> tuple[str, bool]:
     """The result of the rows in one line, and whether it is enough."""
-    planted, unchanged = ([row for row in found if bool(row["planted"]) is changed] for changed in (True, False))
+    planted, unchanged = (
+        [row for row in found if bool(row["planted"]) is changed] for changed in (True, False)
+    )
     named, quiet = (sum(bool(row.get("right")) for row in some) for some in (planted, unchanged))
     said = f"{named} of {len(planted)} planted causes named first, {quiet} of {len(unchanged)} unchanged pairs blamed on nothing"
     return said, bool(found) and named >= len(planted) - MISSES and quiet == len(unchanged)
@@ -160,7 +200,9 @@ def table(record: Record) -> str:
         mark = "" if row["right"] else "   MISS"
         first = row["first"] or "nothing to explain"
         shown = "" if share is None else f"{100 * share:.0f} %"
-        said.append(f"{row['name']:<28}{100 * row['slow_down']['share']:>+9.2f} %  {first:<22}{shown:>10}  {planted}{mark}")
+        said.append(
+            f"{row['name']:<28}{100 * row['slow_down']['share']:>+9.2f} %  {first:<22}{shown:>10}  {planted}{mark}"
+        )
     said += ["", verdict(record["rows"])[0]]
     said += [f"{name}: {run['error']}" for name, run in record["runs"].items() if run["error"]]
     return "\n".join(said)
@@ -179,29 +221,51 @@ def keep(place: Path, kept: Path, found: Sequence[Record]) -> None:
         folder = place / row["name"].removeprefix("test_")
         folder.mkdir(parents=True, exist_ok=True)
         for name, side in zip(("base", "head"), sides, strict=True):
-            write_whole(folder / f"{name}.json", json.dumps(evidence.to_json(side, [key], utc=utc), indent=1) + "\n")
+            write_whole(
+                folder / f"{name}.json",
+                json.dumps(evidence.to_json(side, [key], utc=utc), indent=1) + "\n",
+            )
         expected = {"planted": row["planted"], "first": row["first"], "right": row["right"]}
         write_whole(folder / "expected.json", json.dumps(expected, indent=1) + "\n")
 
 
 def main() -> int:
     parser = record_parser(__doc__)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the evidence is written, a folder for each case")
-    parser.add_argument("--only", action="append", choices=("counted", "watched"), help="this run alone")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="where the evidence is written, a folder for each case",
+    )
+    parser.add_argument(
+        "--only", action="append", choices=("counted", "watched"), help="this run alone"
+    )
     parser.add_argument("--pairs", type=int, default=2, help="processes of each side (default 2)")
     parser.add_argument("--budget", default="300 ms", help="of each measurement (default 300 ms)")
     asked = parser.parse_args()
     for folder in [asked.json.absolute().parent] if asked.json else []:
         if not folder.is_dir():
             parser.error(f"--json {asked.json}: there is no folder {folder}")
-    record: Record = {"kind": "explain_proof", "device": None, "pairs": asked.pairs, "budget": asked.budget, "rows": [], "runs": {}}
+    record: Record = {
+        "kind": "explain_proof",
+        "device": None,
+        "pairs": asked.pairs,
+        "budget": asked.budget,
+        "rows": [],
+        "runs": {},
+    }
     with tempfile.TemporaryDirectory(prefix="gpumem-explain-") as temporary:
         place = Path(temporary)
         folders(place)
         for name, cases in (("counted", COUNTED), ("watched", WATCHED)):
             if asked.only and name not in asked.only:
                 continue
-            done = explain(place, [f"test_planted.py::{one}" for one in cases], asked, counters=name != "watched")
+            done = explain(
+                place,
+                [f"test_planted.py::{one}" for one in cases],
+                asked,
+                counters=name != "watched",
+            )
             found = rows(done.pop("explanations"), cases)
             record["rows"] += found
             record["runs"][name] = done
@@ -223,7 +287,11 @@ def main() -> int:
         print("nothing was measured", file=sys.stderr)
         return 1
     print(table(record))
-    return 0 if verdict(record["rows"])[1] and not any(run["error"] for run in record["runs"].values()) else 1
+    return (
+        0
+        if verdict(record["rows"])[1] and not any(run["error"] for run in record["runs"].values())
+        else 1
+    )
 
 
 if __name__ == "__main__":

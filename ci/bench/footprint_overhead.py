@@ -62,7 +62,20 @@ NUMBER = 60
 """Tests that are run."""
 WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "some_tests",
+    "-W",
+    "ignore",
+    "-c",
+    os.devnull,
+)
 WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--measured`
 CALLBACKS = {"empty callbacks in C": "C", "empty callbacks in Python": "Python"}
 """Sides that show what `watch` costs at the least: CUPTI reports the same calls to a function that does nothing."""
@@ -72,9 +85,15 @@ DEFAULT = "--gpumem-footprint=on"
 class Suite:
     """Sessions of the suite. `count`: tests that are run."""
 
-    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str) -> None:
+    def __init__(
+        self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str
+    ) -> None:
         self._tests, self._command = tests, [*PYTEST, "--rootdir", str(tests), *selection]
-        found = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
+        found = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GPUMEM", "PYTEST_"))
+        }
         self._environment = found | {
             "CUPY_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
@@ -87,7 +106,9 @@ class Suite:
         with suppress(subprocess.TimeoutExpired):
             self._run(["-p", "no:gpumem", "-n", str(WORKERS)], {}, seconds)
 
-    def _run(self, options: Sequence[str], environment: dict[str, str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, options: Sequence[str], environment: dict[str, str], seconds: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self._command, *options],
             cwd=self._tests,
@@ -103,30 +124,54 @@ class Suite:
         """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
         with tempfile.TemporaryDirectory() as folder:
             times, results = Path(folder) / "times.json", Path(folder) / "results.json"
-            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK, *CALLBACKS) else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            ours = (
+                ("-p", "no:gpumem")
+                if side in (WITHOUT, HOOK, *CALLBACKS)
+                else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            )
             options = ["-p", "no:xdist", *ours, *([f"--benchmark-json={results}"] if rows else [])]
-            asked = {"SOME_HOOK": "1" * (side == HOOK), "SOME_PROFILE": "1" * profile, "SOME_CALLBACKS": CALLBACKS.get(side, "")}
+            asked = {
+                "SOME_HOOK": "1" * (side == HOOK),
+                "SOME_PROFILE": "1" * profile,
+                "SOME_CALLBACKS": CALLBACKS.get(side, ""),
+            }
             begun = time.perf_counter()
             done = self._run(options, {"SOME_TIMES": str(times), **asked})
             wall = time.perf_counter() - begun
             if not times.exists():
                 printed = done.stdout[-3000:] + done.stderr[-3000:]
-                sys.exit(f"footprint_overhead: {' '.join(options)} ended with {done.returncode}:\n{printed}")
-            found: dict[str, Any] = {"wall": wall, "rows": [], "device": None, "printed": done.stdout[-2000:]}
+                sys.exit(
+                    f"footprint_overhead: {' '.join(options)} ended with {done.returncode}:\n{printed}"
+                )
+            found: dict[str, Any] = {
+                "wall": wall,
+                "rows": [],
+                "device": None,
+                "printed": done.stdout[-2000:],
+            }
             found |= json.loads(times.read_text())
             if results.exists() and results.stat().st_size:
                 document = json.loads(results.read_text())["gpumem"]
-                found |= {"rows": [row for row in document["rows"] if row["footprint"] is not None], "device": document["device"]}
+                found |= {
+                    "rows": [row for row in document["rows"] if row["footprint"] is not None],
+                    "device": document["device"],
+                }
             return found
 
 
 def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]:
     """The tests with most of a figure."""
-    found = sorted((row for row in rows if row["footprint"][figure] > 0), key=lambda row: -row["footprint"][figure])
+    found = sorted(
+        (row for row in rows if row["footprint"][figure] > 0),
+        key=lambda row: -row["footprint"][figure],
+    )
     return [
         {
             "test": row["key"],
-            **{name: row["footprint"][name] for name in ("peak", "kept", "reserved", "allocations", "largest")},
+            **{
+                name: row["footprint"][name]
+                for name in ("peak", "kept", "reserved", "allocations", "largest")
+            },
             "libraries": sorted({use["library"] for use in row["footprint"]["uses"]}),
         }
         for row in found[:MOST]
@@ -135,17 +180,24 @@ def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]
 
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
-    lines = [f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['rounds']} rounds of sessions"]
+    lines = [
+        f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['rounds']} rounds of sessions"
+    ]
     for name, side in record["sides"].items():
         lines.append(f"{side['seconds']:.2f} s {name}")
         if name != WITHOUT:
-            more, rounds = side["more_per_test_seconds"], ", ".join(f"{100 * one:+.1f}" for one in side["overheads"])
+            more, rounds = (
+                side["more_per_test_seconds"],
+                ", ".join(f"{100 * one:+.1f}" for one in side["overheads"]),
+            )
             lines[-1] += f": {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
             if record["waiting"]:
                 lines[-1] += (
                     f"; {100 * side['overhead_of_others']:+.1f} % without {len(record['waiting'])} that wait {MANY:,} times or more"
                 )
-            lines[-1] += f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
+            lines[-1] += (
+                f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
+            )
     lines += [
         f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B"
     ]
@@ -156,17 +208,25 @@ def table(record: dict[str, Any]) -> str:
     ]
     lines += [f"{1e3 * one['seconds']:>9.1f}  {one['test']}" for one in record["most_more"]]
     lines += ["", f"{'peak':>14}{'kept':>10}{'allocations':>13}  test"]
-    lines += [f"{one['peak']:>14}{one['kept']:>10}{one['allocations']:>13}  {one['test']}" for one in record["largest"]]
+    lines += [
+        f"{one['peak']:>14}{one['kept']:>10}{one['allocations']:>13}  {one['test']}"
+        for one in record["largest"]
+    ]
     if record["keeps_most"]:
         lines += ["", f"{'kept':>14}  test"]
         lines += [f"{one['kept']:>14}  {one['test']}" for one in record["keeps_most"]]
     if record["profile"]:
         lines += ["", f"{'seconds':>10}{'calls':>9}  by stop-watches"]
-        lines += [f"{one['seconds']:>10.3f}{one['calls']:>9}  {one['function']}" for one in record["profile"]]
+        lines += [
+            f"{one['seconds']:>10.3f}{one['calls']:>9}  {one['function']}"
+            for one in record["profile"]
+        ]
     return "\n".join(lines)
 
 
-def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], waiting: Sequence[str]) -> dict[str, Any]:
+def cost(
+    of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], waiting: Sequence[str]
+) -> dict[str, Any]:
     """What the sessions of a side cost beside those of the tests alone. `waiting`: tests that wait often."""
     ours, theirs = _by_test(of), _by_test(plain)
     others = [name for name in ours if name not in waiting]
@@ -175,14 +235,24 @@ def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], waiting:
         "seconds": sum(ours.values()),
         "wall_seconds": statistics.median(one["wall"] for one in of),
         "overhead": sum(ours.values()) / sum(theirs.values()) - 1,
-        "overhead_of_others": sum(ours[name] for name in others) / sum(theirs[name] for name in others) - 1,
-        "overheads": [sum(one["seconds"].values()) / sum(two["seconds"].values()) - 1 for one, two in zip(of, plain, strict=True)],
-        "more_per_test_seconds": {"median": statistics.median(more), "90 %": more[int(0.9 * len(more))]},
+        "overhead_of_others": sum(ours[name] for name in others)
+        / sum(theirs[name] for name in others)
+        - 1,
+        "overheads": [
+            sum(one["seconds"].values()) / sum(two["seconds"].values()) - 1
+            for one, two in zip(of, plain, strict=True)
+        ],
+        "more_per_test_seconds": {
+            "median": statistics.median(more),
+            "90 %": more[int(0.9 * len(more))],
+        },
         "start_seconds": min(_outside(one) for one in of) - min(_outside(one) for one in plain),
     }
 
 
-def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
+def record_of(
+    shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]
+) -> dict[str, Any]:
     """The record of the rounds so far. `shown`: the session of the last side with rows, which does not count."""
     sides = {side: [one[side] for one in rounds] for side in rounds[-1]}
     plain, watched = sides[WITHOUT], sides[list(sides)[-1]]
@@ -191,8 +261,17 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
     rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     calls = [row["footprint"]["calls"] for row in rows if row["footprint"]["calls"] is not None]
-    waiting = [row["nodeid"] for row in rows if row["footprint"]["calls"] is not None and _waits(row["footprint"]["calls"]) >= MANY]
-    changed = {name: [before.get(name), end] for of in sides.values() for name, end in of[-1]["ends"].items() if before.get(name) != end}
+    waiting = [
+        row["nodeid"]
+        for row in rows
+        if row["footprint"]["calls"] is not None and _waits(row["footprint"]["calls"]) >= MANY
+    ]
+    changed = {
+        name: [before.get(name), end]
+        for of in sides.values()
+        for name, end in of[-1]["ends"].items()
+        if before.get(name) != end
+    }
     return {
         "kind": "footprint_overhead",
         "device": shown["device"],
@@ -201,7 +280,10 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
         "rounds": len(rounds),
         "sides": {side: cost(of, plain, waiting) for side, of in sides.items()},
         "waiting": waiting,
-        "most_more": [{"test": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])[:MOST]],
+        "most_more": [
+            {"test": name, "seconds": more[name]}
+            for name in sorted(more, key=lambda name: -more[name])[:MOST]
+        ],
         "with_memory": sum(bool(row["footprint"]["uses"]) for row in rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
         "keeping": len(keeping),
@@ -209,13 +291,16 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
         "counted": sum(one["not_counted"] is None for one in calls),
         "kernels": sum(one["kernels"] for one in calls),
         "waits": sum(map(_waits, calls)),
-        "not_counted": sorted({one["not_counted"] for one in calls if one["not_counted"] is not None}),
+        "not_counted": sorted(
+            {one["not_counted"] for one in calls if one["not_counted"] is not None}
+        ),
         "profile": [],
         "largest": largest(rows, "peak"),
         "keeps_most": largest(rows, "kept"),
         "changed": dict(list(changed.items())[:MOST]),
         "not_watched": sorted({why for row in rows for why in row["footprint"]["not_watched"]}),
-        "versions": {name: version(name) for name in ("pytest", "pytest-gpumem")} | {"cupy": _cupy()},
+        "versions": {name: version(name) for name in ("pytest", "pytest-gpumem")}
+        | {"cupy": _cupy()},
         "python": platform.python_version(),
         "ended": utc_now(),
     }
@@ -238,7 +323,10 @@ def _outside(session: dict[str, Any]) -> float:
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Seconds of each test in the fastest session."""
-    return {name: min(one["seconds"][name] for one in sessions if name in one["seconds"]) for name in sessions[-1]["seconds"]}
+    return {
+        name: min(one["seconds"][name] for one in sessions if name in one["seconds"])
+        for name in sessions[-1]["seconds"]
+    }
 
 
 def broken(record: dict[str, Any]) -> list[str]:
@@ -247,7 +335,9 @@ def broken(record: dict[str, Any]) -> list[str]:
     for side, cost in record["sides"].items():
         limit = LIMIT if "footprint=auto" in side else hook + ABOVE_HOOK
         if side not in (WITHOUT, HOOK, *CALLBACKS) and cost["overhead"] > limit:
-            found.append(f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %")
+            found.append(
+                f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %"
+            )
     if record["changed"]:
         found.append(f"tests end otherwise: {record['changed']}")
     if not record["with_memory"] and not record["counted"]:
@@ -259,16 +349,52 @@ def main() -> int:
     """Run, print and record."""
     assert __doc__
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
-    parser.add_argument("--seconds", type=float, default=120, help="begin no round that would end after this long (default 120)")
-    parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
-    parser.add_argument("--gpus", nargs="+", default=["0"], metavar="N", help="as in CUDA_VISIBLE_DEVICES (default 0)")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept")
-    parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
-    parser.add_argument("--measured", action="append", metavar="OPTIONS", help=f"what costs; may be given again (default: {DEFAULT})")
+    parser.add_argument(
+        "--tests",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the folder tests of CuPy's source distribution",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120,
+        help="begin no round that would end after this long (default 120)",
+    )
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=NUMBER,
+        help=f"tests, of each file the first ones (default {NUMBER}; 0: all)",
+    )
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        default=["0"],
+        metavar="N",
+        help="as in CUDA_VISIBLE_DEVICES (default 0)",
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept"
+    )
+    parser.add_argument(
+        "selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ..."
+    )
+    parser.add_argument(
+        "--measured",
+        action="append",
+        metavar="OPTIONS",
+        help=f"what costs; may be given again (default: {DEFAULT})",
+    )
     options = parser.parse_args()
     measured = options.measured or [DEFAULT]
-    sides = [WITHOUT, HOOK, *(CALLBACKS if any("watch" in one for one in measured) else ()), *measured]
+    sides = [
+        WITHOUT,
+        HOOK,
+        *(CALLBACKS if any("watch" in one for one in measured) else ()),
+        *measured,
+    ]
     begun = time.perf_counter()
     rounds: list[dict[str, dict[str, Any]]] = []
 
@@ -277,21 +403,31 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as own, ThreadPoolExecutor() as at_once:
         cache = options.cache or Path(own)
-        suites = [Suite(options.tests.resolve(), options.selection, cache, options.number, gpu) for gpu in options.gpus]
+        suites = [
+            Suite(options.tests.resolve(), options.selection, cache, options.number, gpu)
+            for gpu in options.gpus
+        ]
         suites[0].compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
         suites[0].session(WITHOUT)
         shown = suites[0].session(sides[-1], rows=True)
         turn = 0.0
         while not rounds or turn + turn / 2 < left():  # the next rounds, and the stop-watches
             started, number = time.perf_counter(), len(rounds)
-            rounds += at_once.map(lambda suite, at: one_round(suite, sides, at), suites, range(number, number + len(suites)))
+            rounds += at_once.map(
+                lambda suite, at: one_round(suite, sides, at),
+                suites,
+                range(number, number + len(suites)),
+            )
             record = record_of(shown, rounds, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started
         if left() > turn / 2:
             costs = suites[0].session(sides[-1], profile=True)["costs"]
-            profile = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in costs.items()]
+            profile = [
+                {"function": name, "calls": calls, "seconds": seconds}
+                for name, (calls, seconds) in costs.items()
+            ]
             record["profile"] = sorted(profile, key=lambda one: -one["seconds"])
             if options.json:
                 write_record(options.json, record, indent=1)

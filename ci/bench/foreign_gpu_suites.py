@@ -33,11 +33,24 @@ from foreign_suites import different, session
 from record_file import installed, record_parser, write_record
 
 SUITES = {
-    **{f"liger {name}": (f"test/transformers/test_{name}.py",) for name in ("dyt", "layer_norm", "softmax")},
+    **{
+        f"liger {name}": (f"test/transformers/test_{name}.py",)
+        for name in ("dyt", "layer_norm", "softmax")
+    },
     # pytest-benchmark takes a second for each test by default. Of the sizes and channels some: a measurement takes up to a second.
     "kornia": (
-        *("benchmarks/color/gray_test.py", "benchmarks/color/yuv_test.py", "benchmarks/augmentation/2d_geometric_test.py"),
-        *("--device=cuda", "--optimizer=", "--benchmark-max-time=0.1", "-k", "not 237 and not 256 and not 5- and not 1-3-"),
+        *(
+            "benchmarks/color/gray_test.py",
+            "benchmarks/color/yuv_test.py",
+            "benchmarks/augmentation/2d_geometric_test.py",
+        ),
+        *(
+            "--device=cuda",
+            "--optimizer=",
+            "--benchmark-max-time=0.1",
+            "-k",
+            "not 237 and not 256 and not 5- and not 1-3-",
+        ),
     ),
 }
 """By the folder and a part of it: the options of its session."""
@@ -67,16 +80,24 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
         before, _ = run("without", *PLAIN)
         after, printed = run("with", *ours, f"--benchmark-json={results}")
         document = (
-            json.loads(results.read_text())["gpumem"] if results.exists() and results.stat().st_size else {"rows": [], "device": None}
+            json.loads(results.read_text())["gpumem"]
+            if results.exists() and results.stat().st_size
+            else {"rows": [], "device": None}
         )
     if changed := different(before, after):
         changed &= different(run("without, again", *PLAIN)[0], run("with, again", *ours)[0])
     measured = [row for row in document["rows"] if row["measurement"] is not None]
-    calls = [row["footprint"]["calls"] for row in document["rows"] if (row["footprint"] or {}).get("calls") is not None]
+    calls = [
+        row["footprint"]["calls"]
+        for row in document["rows"]
+        if (row["footprint"] or {}).get("calls") is not None
+    ]
     lines = Counter[str]()
     for one in calls:
         for wait in one["waiting"]:
-            lines[f"{wait['file']}:{wait['line']} {wait['call']}" + ("" if wait["sure"] else " (may)")] += wait["count"]
+            lines[
+                f"{wait['file']}:{wait['line']} {wait['call']}" + ("" if wait["sure"] else " (may)")
+            ] += wait["count"]
     return {
         "device": document["device"],
         "tests": len(before),
@@ -94,7 +115,9 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
         ],
         "said": [line for line in printed.splitlines() if SAID.fullmatch(line)],
         "counted": sum(one["not_counted"] is None for one in calls),
-        "not_counted": sorted({one["not_counted"] for one in calls if one["not_counted"] is not None}),
+        "not_counted": sorted(
+            {one["not_counted"] for one in calls if one["not_counted"] is not None}
+        ),
         "kernels": sum(one["kernels"] for one in calls),
         "waits": sum(wait["count"] for one in calls for wait in one["waiting"] if wait["sure"]),
         "waiting": dict(lines.most_common(MOST)),
@@ -106,15 +129,32 @@ def main() -> int:
     assert __doc__
     parser = record_parser(__doc__)
     parser.add_argument("--suites", type=Path, required=True, metavar="FOLDER", help="the sources")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES], default=[*SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)}")
-    parser.add_argument("--seconds", type=float, default=60, help="stop a suite after this long (default %(default)s)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[*SUITES],
+        default=[*SUITES],
+        metavar="SUITE",
+        help=f"of {', '.join(SUITES)}",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="stop a suite after this long (default %(default)s)",
+    )
     options = parser.parse_args()
     device, found, failed = None, dict[str, dict[str, Any]](), False
     for name in options.only:
         try:
-            one = found[name] = suite(name, options.suites.resolve(), options.device, options.seconds)
+            one = found[name] = suite(
+                name, options.suites.resolve(), options.device, options.seconds
+            )
         except subprocess.TimeoutExpired as error:
-            found[name], failed = {"stopped": f"a session took longer than the {error.timeout:.0f} s that were left"}, True
+            found[name], failed = (
+                {"stopped": f"a session took longer than the {error.timeout:.0f} s that were left"},
+                True,
+            )
             print(f"{name}: STOPPED: {found[name]['stopped']}", flush=True)
         else:
             device = one.pop("device") or device
@@ -122,7 +162,9 @@ def main() -> int:
             print(*text(name, one), sep="\n", flush=True)
         if options.json:
             record = {"kind": "foreign_gpu_suites", "device": device, "suites": found}
-            versions = installed("pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton")
+            versions = installed(
+                "pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton"
+            )
             write_record(options.json, {**record, "versions": versions}, indent=1)
     return int(failed)
 
@@ -132,7 +174,11 @@ def text(name: str, one: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}"
     yield f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with"
     for row in one["adopted"]:
-        host = "" if row["host_seconds"] is None else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
+        host = (
+            ""
+            if row["host_seconds"] is None
+            else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
+        )
         yield f"  {row['test']}: {1e6 * row['seconds']:.1f} us ({row['sampler']}){host}"
     yield from (f"  {line}" for line in one["said"])
     yield f"  {one['counted']} tests counted, {one['kernels']} kernels, {one['waits']} waits {one['not_counted'] or ''}"

@@ -51,19 +51,36 @@ JUDGING = 25.0
 PROCESSES = 10_000
 
 
-def collect(devices: list[str], options: argparse.Namespace, known: dict[str, float]) -> list[dict[str, Any]]:
+def collect(
+    devices: list[str], options: argparse.Namespace, known: dict[str, float]
+) -> list[dict[str, Any]]:
     """The cards' raw data, all cards at the same time; those that measured nothing are left out. `known`: as for `measured`."""
-    stop = Stop(options.seconds - (0 if options.raw else JUDGING), options.processes, time.monotonic())
+    stop = Stop(
+        options.seconds - (0 if options.raw else JUDGING), options.processes, time.monotonic()
+    )
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory() as folder, _ended_by_signals(stop.asked), ThreadPoolExecutor(len(devices)) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _ended_by_signals(stop.asked),
+        ThreadPoolExecutor(len(devices)) as pool,
+    ):
         places = [Path(folder, str(index)) for index in range(len(devices))]
         for place in places:
             place.mkdir()
         waiting = [
-            pool.submit(measured, device, places[i], options.seed + i, stop, tell, SETS[options.rows].rows, known)
+            pool.submit(
+                measured,
+                device,
+                places[i],
+                options.seed + i,
+                stop,
+                tell,
+                SETS[options.rows].rows,
+                known,
+            )
             for i, device in enumerate(devices)
         ]
         return [card for one in waiting if (card := one.result())["processes"]]
@@ -72,7 +89,10 @@ def collect(devices: list[str], options: argparse.Namespace, known: dict[str, fl
 @contextlib.contextmanager
 def _ended_by_signals(asked: threading.Event) -> Iterator[None]:
     """The first signal lets the process that measures come to its end."""
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda *_: asked.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:
@@ -82,7 +102,14 @@ def _ended_by_signals(asked: threading.Event) -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """Of what takes part."""
-    names = ("pytest-gpumem", "pytest", "pytest-benchmark", "numpy", "cupy-cuda13x", "cuda-bindings")
+    names = (
+        "pytest-gpumem",
+        "pytest",
+        "pytest-benchmark",
+        "numpy",
+        "cupy-cuda13x",
+        "cuda-bindings",
+    )
     return {"python": platform.python_version(), **installed(*names)}
 
 
@@ -93,7 +120,9 @@ def write(path: Path | None, record: dict[str, Any]) -> None:
     cards = [{**card, "processes": []} for card in record["cards"]]
     text = json.dumps({**record, "cards": cards}, separators=(",", ":"))
     for card in record["cards"]:
-        lines = ",\n".join(json.dumps(process, separators=(",", ":")) for process in card["processes"])
+        lines = ",\n".join(
+            json.dumps(process, separators=(",", ":")) for process in card["processes"]
+        )
         text = text.replace('"processes":[]', f'"processes":[\n{lines}\n]', 1)
     write_whole(path, text + "\n")
 
@@ -102,12 +131,16 @@ def finish(path: Path | None, record: dict[str, Any], *, raw: bool = False) -> i
     """Judge, write, print; gives the exit code."""
     write(path, record)
     if raw:
-        print(f"{sum(len(card['processes']) for card in record['cards'])} processes; --judge adds the verdicts")
+        print(
+            f"{sum(len(card['processes']) for card in record['cards'])} processes; --judge adds the verdicts"
+        )
         return 0
     record["verdicts"] = judged(record)
     write(path, record)
     print(table(record))
-    unchanged = (one for one in record["verdicts"]["screens"] if one["question"] in (UNCHANGED, SEVERAL))
+    unchanged = (
+        one for one in record["verdicts"]["screens"] if one["question"] in (UNCHANGED, SEVERAL)
+    )
     return 1 if any("F" in one["outcomes"] for one in unchanged) else 0
 
 
@@ -122,8 +155,14 @@ def joined(before: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
         if (key := card["device"]["key"]) != (known := before["cards"][0]["device"]["key"]):
             raise ValueError(f"the record is of {known}, this session of {key}")
         if (count := len(card["processes"])) <= base:
-            raise ValueError(f"{count} processes are no baseline of {base} and a head; nothing is added: give more --seconds")
-    ways = [{name: one[name] for name in ("kind", "simulated", "options")} | {"baseline": baseline_of(one)} for one in (before, record)]
+            raise ValueError(
+                f"{count} processes are no baseline of {base} and a head; nothing is added: give more --seconds"
+            )
+    ways = [
+        {name: one[name] for name in ("kind", "simulated", "options")}
+        | {"baseline": baseline_of(one)}
+        for one in (before, record)
+    ]
     if ways[0] != ways[1]:
         raise ValueError(f"the record is {ways[0]}, this session {ways[1]}")
     return record | {"cards": [*before["cards"], *record["cards"]]}
@@ -132,16 +171,43 @@ def joined(before: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Measure or read, judge, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", action="append", help="as --gpumem-device; may be given several times (default cuda)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device",
+        action="append",
+        help="as --gpumem-device; may be given several times (default cuda)",
+    )
     parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
-    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, or twelve, which take a minute a session")
-    parser.add_argument("--works", type=Path, metavar="FILE", action="append", help="a record whose twins say how latency grows with work")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)"
+    )
+    parser.add_argument(
+        "--rows",
+        choices=tuple(SETS),
+        default="all",
+        help="all, or twelve, which take a minute a session",
+    )
+    parser.add_argument(
+        "--works",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        help="a record whose twins say how latency grows with work",
+    )
     parser.add_argument("--raw", action="store_true", help="no verdicts now")
-    parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
-    parser.add_argument("--judge", type=Path, nargs="+", metavar="FILE", help="add sessions and verdicts to the first record")
+    parser.add_argument(
+        "--simulated", type=int, metavar="N", help="draw N processes at random instead"
+    )
+    parser.add_argument(
+        "--judge",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="add sessions and verdicts to the first record",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which is added to")
     options = parser.parse_args()
     if options.judge:
@@ -155,11 +221,20 @@ def main() -> int:
         return finish(path, record)
     of, devices = SETS[options.rows], options.device or ["cuda"]
     try:
-        is_simulated = options.simulated is not None or any(choose(device).facts.simulated for device in devices)
+        is_simulated = options.simulated is not None or any(
+            choose(device).facts.simulated for device in devices
+        )
     except NoDevice as missing:
         parser.error(str(missing))
-    record = {"kind": "gate_validation", "simulated": is_simulated, "options": [], "baseline": of.baseline}
-    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    record = {
+        "kind": "gate_validation",
+        "simulated": is_simulated,
+        "options": [],
+        "baseline": of.baseline,
+    }
+    before = (
+        json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    )
     if before is not None:
         try:
             joined(before, record | {"cards": []})
@@ -167,13 +242,25 @@ def main() -> int:
             parser.error(f"--json {options.json}: {refused}")
     begun = time.monotonic()
     if options.simulated is not None:
-        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated, of.rows)]
+        record["cards"] = [
+            simulated(
+                device_to_json(choose("sim:h200").facts), options.seed, options.simulated, of.rows
+            )
+        ]
     else:
-        record["cards"] = collect(devices, options, seen_slopes(json.loads(file.read_text()) for file in options.works or ()))
+        record["cards"] = collect(
+            devices,
+            options,
+            seen_slopes(json.loads(file.read_text()) for file in options.works or ()),
+        )
         if not record["cards"]:
             print("nothing was measured", file=sys.stderr)
             return 1
-    record |= {"versions": versions(), "seed": options.seed, "seconds": round(time.monotonic() - begun, 1)}
+    record |= {
+        "versions": versions(),
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
     record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if before is not None:
         try:

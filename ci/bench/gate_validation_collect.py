@@ -51,7 +51,11 @@ class Stop:
 
     def now(self, done: int, each: float) -> bool:
         """Whether another process that took `each` seconds would end too late, or there are enough."""
-        return self.asked.is_set() or done >= self.processes or time.monotonic() - self.begun + each > self.seconds
+        return (
+            self.asked.is_set()
+            or done >= self.processes
+            or time.monotonic() - self.begun + each > self.seconds
+        )
 
 
 def units(seconds: float) -> int:
@@ -72,12 +76,19 @@ def unpacked(values: list[int]) -> tuple[float, ...]:
 
 def packed_stats(stats: Mapping[str, float], first: int) -> list[int]:
     """Seconds of what `STATS` names, beside a row whose first median is `first`."""
-    return [int(stats["rounds"]), units(stats["stddev"]), *(units(stats[one]) - first for one in STATS[2:])]
+    return [
+        int(stats["rounds"]),
+        units(stats["stddev"]),
+        *(units(stats[one]) - first for one in STATS[2:]),
+    ]
 
 
 def unpacked_stats(row: Mapping[str, list[int]]) -> dict[str, float]:
     """By name, of a row as the record keeps it; in tenths of a nanosecond."""
-    return {name: value + (row["m"][0] if index > 1 else 0) for index, (name, value) in enumerate(zip(STATS, row["s"], strict=True))}
+    return {
+        name: value + (row["m"][0] if index > 1 else 0)
+        for index, (name, value) in enumerate(zip(STATS, row["s"], strict=True))
+    }
 
 
 def job(number: int, seed: int, rows: Sequence[Row]) -> dict[str, Any]:
@@ -92,7 +103,13 @@ def job(number: int, seed: int, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def measured(
-    device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[str], object], rows: Sequence[Row], slopes: Mapping[str, float]
+    device: str,
+    folder: Path,
+    seed: int,
+    stop: Stop,
+    tell: Callable[[str], object],
+    rows: Sequence[Row],
+    slopes: Mapping[str, float],
 ) -> Card:
     """Run processes on one card until it is time to stop.
 
@@ -109,31 +126,54 @@ def measured(
 
     def jobs() -> Iterator[dict[str, Any]]:
         for number in range(stop.processes):
-            yield job(number, seed, rows) | {"device": device, "results": str(folder / f"{number}.json"), "slopes": slopes}
+            yield job(number, seed, rows) | {
+                "device": device,
+                "results": str(folder / f"{number}.json"),
+                "slopes": slopes,
+            }
 
     def command(one: dict[str, Any]) -> list[str]:
-        return [sys.executable, str(Path(__file__).with_name("gate_validation_worker.py")), json.dumps(one)]
+        return [
+            sys.executable,
+            str(Path(__file__).with_name("gate_validation_worker.py")),
+            json.dumps(one),
+        ]
 
     card: Card = {"taken_at": taken_at(), "slopes": slopes, "failed": [], "processes": []}
     reading: list[Future[tuple[Process, dict[str, Any]]]] = []
     longest, done = 0.0, 0
-    with ThreadPoolExecutor(1) as pool, closing(one_after_another(jobs(), command, ahead=AHEAD, timeout=WORKER_SECONDS)) as outcomes:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(
+            one_after_another(jobs(), command, ahead=AHEAD, timeout=WORKER_SECONDS)
+        ) as outcomes,
+    ):
         for outcome in outcomes:
             done += 1
             number = outcome.job["number"]
-            if outcome.answer is None or outcome.answer["exit"] not in (0, 1) or not Path(outcome.job["results"]).exists():
+            if (
+                outcome.answer is None
+                or outcome.answer["exit"] not in (0, 1)
+                or not Path(outcome.job["results"]).exists()
+            ):
                 why = outcome.error or f"pytest ended with {outcome.answer}"
                 card["failed"].append({"number": number, "error": why[-500:]})
                 tell(f"{device}: process {number} failed: {why}")
                 if len(card["failed"]) > 5 and len(card["failed"]) > done // 4:
                     break
                 continue
-            about = outcome.answer | {"number": number, "seconds": round(outcome.seconds, 2), "slow": outcome.job["slow"]}
+            about = outcome.answer | {
+                "number": number,
+                "seconds": round(outcome.seconds, 2),
+                "slow": outcome.job["slow"],
+            }
             # Read while the next process measures.
             reading.append(pool.submit(_read, Path(outcome.job["results"]), about))
             longest = max(longest, outcome.seconds)
             if done % 10 == 0:
-                tell(f"{device}: {done} processes, {time.monotonic() - stop.begun:.0f} s; the last took {outcome.seconds:.2f} s")
+                tell(
+                    f"{device}: {done} processes, {time.monotonic() - stop.begun:.0f} s; the last took {outcome.seconds:.2f} s"
+                )
             if stop.now(done, longest):
                 break
         for one in reading:
@@ -153,7 +193,12 @@ def _read(path: Path, about: dict[str, Any]) -> tuple[Process, dict[str, Any]]:
     path.unlink()
     if not any(path.with_suffix("").rglob("*.json")):
         # `--gpumem-save` stores nothing where the controls have changed from the start to the end: such rows are no verdict's.
-        process |= {"rows": {}, "spoilt": dict.fromkeys(process["rows"], "the session stored nothing: the device changed meanwhile")}
+        process |= {
+            "rows": {},
+            "spoilt": dict.fromkeys(
+                process["rows"], "the session stored nothing: the device changed meanwhile"
+            ),
+        }
     return process, card
 
 
@@ -165,10 +210,17 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
     kinds = {}
     for row in document["rows"]:
         name, seen = _parameters(row["nodeid"]), row["measurement"]
-        if seen is None or row["failed"] or row["verdict"]["code"] == "conditions" or name not in stats:
+        if (
+            seen is None
+            or row["failed"]
+            or row["verdict"]["code"] == "conditions"
+            or name not in stats
+        ):
             process["spoilt"][name] = row["verdict"]["reason"][:300]
             continue
-        kept: dict[str, Any] = {"m": packed([float(np.median(placement)) for placement in seen["placements"]])}
+        kept: dict[str, Any] = {
+            "m": packed([float(np.median(placement)) for placement in seen["placements"]])
+        }
         kept["s"] = packed_stats(stats[name], kept["m"][0])
         if seen["overhead"] is None:
             kept["sampler"] = seen["sampler"]
@@ -188,8 +240,14 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
             process["overhead"] = units(seen["overhead"])
         process["floor"] = units(seen["floor"])
         if (controls := (seen["taken"] or {}).get("controls")) is not None:
-            process["controls"] = [controls["dram"] and units(controls["dram"]), controls["l2"] and units(controls["l2"])]
-            process["controls"] += [controls["launch"] and units(controls["launch"]), controls["source"]]
+            process["controls"] = [
+                controls["dram"] and units(controls["dram"]),
+                controls["l2"] and units(controls["l2"]),
+            ]
+            process["controls"] += [
+                controls["launch"] and units(controls["launch"]),
+                controls["source"],
+            ]
             process["controls"] += [controls["latency"] and units(controls["latency"])]
     return process, {"device": document["device"], "rows": kinds}
 
@@ -208,10 +266,19 @@ PLACEMENTS, SAMPLES = 16, 96
 
 def latency(kernel: str, work: int) -> float:
     """Seconds of a simulated launch, its overhead included."""
-    return OVERHEAD + (work * HOP if kernel == "chase" else ARRAYS.get(kernel.partition(":")[0], 2) * work / RATE)
+    return OVERHEAD + (
+        work * HOP if kernel == "chase" else ARRAYS.get(kernel.partition(":")[0], 2) * work / RATE
+    )
 
 
-def simulated(device: dict[str, Any], seed: int, processes: int, rows: Sequence[Row] = ROWS, *, worse: float = 0.0) -> Card:
+def simulated(
+    device: dict[str, Any],
+    seed: int,
+    processes: int,
+    rows: Sequence[Row] = ROWS,
+    *,
+    worse: float = 0.0,
+) -> Card:
     """A card's processes, drawn at random; no device takes part.
 
     Args:
@@ -243,21 +310,52 @@ def simulated(device: dict[str, Any], seed: int, processes: int, rows: Sequence[
         control = CONTROL * math.exp(CONTROL_SPREAD * float(random.normal()))
         process["controls"] = [units(control), units(control), units(overhead), "model"]
         for row in rows:
-            process["rows"][row.name] = _drawn(row, card["slopes"], row.name in about["slow"], overhead, random, worse)
+            process["rows"][row.name] = _drawn(
+                row, card["slopes"], row.name in about["slow"], overhead, random, worse
+            )
         card["processes"].append(process)
     for row in rows:
         work = work_of(row, card["slopes"])
-        nbytes = 4 * work if row.kernel == "chase" else ARRAYS.get(row.kernel.partition(":")[0], 2) * work
-        card["rows"][row.name] = {"target": row.kernel, "mode": "clean-cold", "bytes": nbytes, "footprint": nbytes}
+        nbytes = (
+            4 * work
+            if row.kernel == "chase"
+            else ARRAYS.get(row.kernel.partition(":")[0], 2) * work
+        )
+        card["rows"][row.name] = {
+            "target": row.kernel,
+            "mode": "clean-cold",
+            "bytes": nbytes,
+            "footprint": nbytes,
+        }
     return card
 
 
-def _drawn(row: Row, slopes: dict[str, float], slow: bool, overhead: float, random: np.random.Generator, worse: float) -> dict[str, Any]:
+def _drawn(
+    row: Row,
+    slopes: dict[str, float],
+    slow: bool,
+    overhead: float,
+    random: np.random.Generator,
+    worse: float,
+) -> dict[str, Any]:
     spread = SPREADS[row.size]
     seconds = latency(row.kernel, work_of(row, slopes, slow=slow)) * (1 + worse * row.changed)
     own = seconds * math.exp(spread.process * float(random.normal())) + overhead - OVERHEAD
     medians = own + seconds * spread.placement * random.normal(0, 1, PLACEMENTS)
-    samples = np.repeat(medians, SAMPLES // PLACEMENTS) + seconds * 0.003 * np.abs(random.normal(0, 1, SAMPLES))
-    found = (SAMPLES, samples.std(ddof=1), samples.mean(), samples.min(), *np.quantile(samples, (0.25, 0.5, 0.75)))
+    samples = np.repeat(medians, SAMPLES // PLACEMENTS) + seconds * 0.003 * np.abs(
+        random.normal(0, 1, SAMPLES)
+    )
+    found = (
+        SAMPLES,
+        samples.std(ddof=1),
+        samples.mean(),
+        samples.min(),
+        *np.quantile(samples, (0.25, 0.5, 0.75)),
+    )
     kept = packed([float(one) for one in medians])
-    return {"m": kept, "s": packed_stats({name: float(one) for name, one in zip(STATS, found, strict=True)}, kept[0])}
+    return {
+        "m": kept,
+        "s": packed_stats(
+            {name: float(one) for name, one in zip(STATS, found, strict=True)}, kept[0]
+        ),
+    }

@@ -73,10 +73,18 @@ SIZES = {
 """By group of rows."""
 
 
-def _with_twins(kernel: str, size: str, work: int, planned: tuple[float, ...], *, bimodal: bool = False) -> list[Row]:
+def _with_twins(
+    kernel: str, size: str, work: int, planned: tuple[float, ...], *, bimodal: bool = False
+) -> list[Row]:
     name = f"{kernel}-{size.removesuffix(' MiB')}" if size.endswith(" MiB") else size
     own = Row(name, kernel, size, work, name, bimodal=bimodal)
-    return [own, *(Row(f"{name}+{100 * share:g}", kernel, size, work, name, share, bimodal=bimodal) for share in planned)]
+    return [
+        own,
+        *(
+            Row(f"{name}+{100 * share:g}", kernel, size, work, name, share, bimodal=bimodal)
+            for share in planned
+        ),
+    ]
 
 
 def _rows() -> tuple[Row, ...]:
@@ -94,7 +102,15 @@ def _rows() -> tuple[Row, ...]:
     rows += _with_twins("chase", "chase", CHASE_STEPS, (0.01,))
     rows += _with_twins("triad", "bimodal", 256 * MiB, (0.02,), bimodal=True)
     rows += [
-        Row(f"triad-{mib} after an allocation", "triad", f"{mib} MiB", mib * MiB, f"triad-{mib}", unrelated=UNRELATED) for mib in (256, 32)
+        Row(
+            f"triad-{mib} after an allocation",
+            "triad",
+            f"{mib} MiB",
+            mib * MiB,
+            f"triad-{mib}",
+            unrelated=UNRELATED,
+        )
+        for mib in (256, 32)
     ]
     return tuple(rows)
 
@@ -102,7 +118,17 @@ def _rows() -> tuple[Row, ...]:
 ROWS = _rows()
 """All rows that a record may have; a process measures those of its set in an order of its own."""
 TWELVE = (
-    *("triad-256", "triad-256+1", "stream_add-256", "triad-32", "triad-32+1", "mul-32", "dot-32", "dot-32+1", "permuted_copy-32"),
+    *(
+        "triad-256",
+        "triad-256+1",
+        "stream_add-256",
+        "triad-32",
+        "triad-32+1",
+        "mul-32",
+        "dot-32",
+        "dot-32+1",
+        "permuted_copy-32",
+    ),
     *("triad-2", "triad-2+10", "chase"),
 )
 """Rows of every size, so few that a session of a minute has some 25 processes."""

@@ -22,7 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from gate_validation_rows import BY_NAME, SIZES
-from gate_validation_verdicts import ABOVE, CHECKS, MISSING, NVBENCH, OPEN, ROBUST, TWICE, baseline_of, measured_ratios
+from gate_validation_verdicts import (
+    ABOVE,
+    CHECKS,
+    MISSING,
+    NVBENCH,
+    OPEN,
+    ROBUST,
+    TWICE,
+    baseline_of,
+    measured_ratios,
+)
 from renew_tables import flawed, flaws
 from scipy.stats import beta
 
@@ -41,7 +51,12 @@ def table(*records: Record, projects: Sequence[Record] = ()) -> str:
     lines = list(_head(records))
     if any("verdicts" not in record for record in records):
         return "\n".join([*lines, "", "not judged yet"])
-    for part in (_screens(records), _unchanged(records, projects), _duets(records), _peers(records)):
+    for part in (
+        _screens(records),
+        _unchanged(records, projects),
+        _duets(records),
+        _peers(records),
+    ):
         if drawn := list(part):
             lines += ["", *drawn]
     return "\n".join(line.rstrip() for line in lines)
@@ -62,11 +77,18 @@ def wrong_letters(slower: float | None, limit: float) -> str:
 def _head(records: Sequence[Record]) -> Iterator[str]:
     cards = [card for record in records for card in record["cards"]]
     names = sorted(
-        {("SIMULATED: " if record["simulated"] else "") + card["device"]["name"] for record in records for card in record["cards"]}
+        {
+            ("SIMULATED: " if record["simulated"] else "") + card["device"]["name"]
+            for record in records
+            for card in record["cards"]
+        }
     )
     days = sorted({record["ended"][:10] for record in records})
     processes = sum(len(card["processes"]) for card in cards)
-    uuids, failed = {card["device"]["uuid"] for card in cards}, sum(len(card["failed"]) for card in cards)
+    uuids, failed = (
+        {card["device"]["uuid"] for card in cards},
+        sum(len(card["failed"]) for card in cards),
+    )
     way = " ".join(records[0]["options"]) or "measured as by default"
     yield f"{', '.join(names)}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, {way}"
     yield f"{processes} processes on {len(uuids)} cards, {failed} more failed"
@@ -97,7 +119,10 @@ def _screens(records: Sequence[Record]) -> Iterator[str]:
     groups: dict[tuple[str, str, str, int], _Group] = {}
     for number, record in enumerate(records):
         for one in record["verdicts"]["screens"]:
-            group = groups.setdefault((one["question"], BY_NAME[one["row"]].size, one["limit"], one["processes"]), _Group())
+            group = groups.setdefault(
+                (one["question"], BY_NAME[one["row"]].size, one["limit"], one["processes"]),
+                _Group(),
+            )
             twin = BY_NAME[one["head"]].planned and one["head"] != one["row"]
             slower = ratios[number].get(one["head"], (0.0, 0.0))[0] if twin else None
             group.slower += [slower] if slower is not None else []
@@ -105,11 +130,16 @@ def _screens(records: Sequence[Record]) -> Iterator[str]:
             for run, letter in enumerate(one["outcomes"]):
                 if letter != MISSING:
                     group.letters[letter] += 1
-                    for wrongs, key in ((group.runs, (number, one["card"], run)), (group.baselines, (number, one["card"]))):
+                    for wrongs, key in (
+                        (group.runs, (number, one["card"], run)),
+                        (group.baselines, (number, one["card"])),
+                    ):
                         wrongs[key] = wrongs.get(key, False) or letter in wrong
     for (question, size, limit, processes), group in groups.items():
         if group.letters:
-            low, high = (f"{100 * end(group.slower):.2f}" if group.slower else "" for end in (min, max))
+            low, high = (
+                f"{100 * end(group.slower):.2f}" if group.slower else "" for end in (min, max)
+            )
             between = low if low == high else f"{low} to {high}"
             counts = " ".join(f"{group.letters[one]:>5}" for one in ("F", ABOVE, "U", "P"))
             bounds = f"{_bounded(group.runs.values()):>17} {_bounded(group.baselines.values()):>15}"
@@ -128,7 +158,9 @@ def _unchanged(records: Sequence[Record], projects: Sequence[Record]) -> Iterato
             if one["row"] == one["head"]:
                 wrongs, size = found.setdefault(one["card"], {}), one["processes"]
                 for number, letter in enumerate(one["outcomes"]):
-                    for head in range(number * size, (number + 1) * size):  # each process is in a run of every size
+                    for head in range(
+                        number * size, (number + 1) * size
+                    ):  # each process is in a run of every size
                         wrongs[head] = wrongs.get(head, False) or letter in wrong_letters(None, 0.0)
         runs += [wrong for wrongs in found.values() for wrong in wrongs.values()]
         baselines += [any(wrongs.values()) for wrongs in found.values()]
@@ -145,7 +177,9 @@ def _unchanged(records: Sequence[Record], projects: Sequence[Record]) -> Iterato
 def _unchanged_runs(project: Record) -> list[Record]:
     """The runs and gates of unchanged code in a record of `limit_proof.py`."""
     entries = [*project["parts"].get("unchanged", []), *project["parts"].get("gate", [])]
-    return [one for one in entries if "error" not in one and one.get("changes", "comment") == "comment"]
+    return [
+        one for one in entries if "error" not in one and one.get("changes", "comment") == "comment"
+    ]
 
 
 def _failed(run: Record) -> bool:
@@ -161,12 +195,16 @@ def _duets(records: Sequence[Record]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for record in records:
         for one in record["verdicts"]["duets"]:
-            groups.setdefault((one["question"], BY_NAME[one["row"]].size, one["limit"]), []).append(one)
+            groups.setdefault((one["question"], BY_NAME[one["row"]].size, one["limit"]), []).append(
+                one
+            )
     if not groups:
         return
     yield "duets of single rows, in pairs of processes; open: the processes ended before a decision; no pairs against slow modes"
     yield f"{'code':<29} {'rows of':<8} {'limit':>5} {'duets':>6} {'FAIL':>6} {'PASS':>6} {'open':>6}  pairs"
-    for (question, size, limit), ones in sorted(groups.items(), key=lambda one: (one[0][0] == TWICE, list(SIZES).index(one[0][1]))):
+    for (question, size, limit), ones in sorted(
+        groups.items(), key=lambda one: (one[0][0] == TWICE, list(SIZES).index(one[0][1]))
+    ):
         letters = Counter(one["outcome"] for one in ones)
         pairs = sorted(one["pairs"] for one in ones if one["outcome"] != OPEN)
         seen = f"{pairs[0]} to {pairs[-1]}, median {pairs[len(pairs) // 2]}" if pairs else ""
@@ -177,13 +215,18 @@ def _peers(records: Sequence[Record]) -> Iterator[str]:
     groups: dict[tuple[str, str], dict[str, Counter[str]]] = {}
     for record in records:
         for one in record["verdicts"]["peers"]:
-            into = groups.setdefault((one["question"].partition(",")[0], BY_NAME[one["row"]].size), {check: Counter() for check in CHECKS})
+            into = groups.setdefault(
+                (one["question"].partition(",")[0], BY_NAME[one["row"]].size),
+                {check: Counter() for check in CHECKS},
+            )
             for check, letters in one["found"].items():
                 into[check].update(letters.replace(MISSING, ""))
     if not groups:
         return
     yield "peers on the same data, one process against one: flagged as slower, % (and undecided, %)"
-    yield f"{'code':<29} {'rows of':<8} {'pairs':>6} " + " ".join(f"{SHORT.get(check, check):>12}" for check in CHECKS)
+    yield f"{'code':<29} {'rows of':<8} {'pairs':>6} " + " ".join(
+        f"{SHORT.get(check, check):>12}" for check in CHECKS
+    )
     for (question, size), checks in groups.items():
         count = checks[CHECKS[0]].total()
         if not count:
@@ -202,10 +245,14 @@ def main() -> int:
     for record in (json.loads(path.read_text()) for path in paths):
         if sys.argv[1:] or not (record["simulated"] or record["options"]):
             kinds.setdefault(record["cards"][0]["device"]["name"], []).append(record)
-    projects = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*/limit_proof*.json"))]
+    projects = [
+        json.loads(path.read_text()) for path in sorted(RECORDS.glob("*/limit_proof*.json"))
+    ]
     tables = list[str]()
     for name, records in kinds.items():
-        first, _, rest = table(*records, projects=[one for one in projects if one["device"]["name"] == name]).partition("\n")
+        first, _, rest = table(
+            *records, projects=[one for one in projects if one["device"]["name"] == name]
+        ).partition("\n")
         found = dict.fromkeys(flaw for record in records for flaw in flaws(record))
         tables.append("\n".join([first, *flawed(list(found)), rest]))
     print("\n\n".join(tables))

@@ -33,7 +33,14 @@ from pytest_gpumem.judging.verdict import OPEN as OPEN_ROW
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
+from pytest_gpumem.records.measurement import (
+    Conditions,
+    Controls,
+    Limits,
+    Measurement,
+    MovedBytes,
+    Provenance,
+)
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.units import parse_share
@@ -43,7 +50,11 @@ PAIRS = 24
 MISSING, OPEN, ABOVE = "-", "O", "A"
 """Letters of a row that its process could not measure, of a duet without an end, and of an interval above the limit that is no FAIL."""
 LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.UNDECIDED: "U"}
-UNCHANGED, SEVERAL, ALLOCATION = "unchanged, 1 process", "unchanged", "an unrelated allocation first"
+UNCHANGED, SEVERAL, ALLOCATION = (
+    "unchanged, 1 process",
+    "unchanged",
+    "an unrelated allocation first",
+)
 NOTHING, NOTHING_LIMIT = "unchanged, next to no limit", "0.01%"
 """Unchanged code at its limit, so that an alarm is as likely as it is promised to be."""
 ELSEWHERE = "unchanged, another session's"
@@ -76,13 +87,28 @@ class Question:
 
 def questions(measured: Container[str] | None = None) -> Iterator[Question]:
     """All questions, of the rows that were measured."""
-    there = [row for row in ROWS if measured is None or (row.name in measured and row.of in measured)]
+    there = [
+        row for row in ROWS if measured is None or (row.name in measured and row.of in measured)
+    ]
     plain = [row.name for row in there if not row.unrelated]
-    found = [(name, {row: row for row in plain}) for name in (UNCHANGED, SEVERAL, NOTHING, ELSEWHERE)]
+    found = [
+        (name, {row: row for row in plain}) for name in (UNCHANGED, SEVERAL, NOTHING, ELSEWHERE)
+    ]
     found.append((ALLOCATION, {row.of: row.name for row in there if row.unrelated}))
     for share in sorted({row.planned for row in there if row.planned}):
-        found.append((planned_name(share), {row.of: row.name for row in there if row.planned == share}))
-    found.append((TWICE, {row.of: row.name for row in there if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB")}))
+        found.append(
+            (planned_name(share), {row.of: row.name for row in there if row.planned == share})
+        )
+    found.append(
+        (
+            TWICE,
+            {
+                row.of: row.name
+                for row in there
+                if row.planned == 0.01 and row.size in ("256 MiB", "32 MiB")
+            },
+        )
+    )
     for name, rows in found:
         asked = {row: SIZES[BY_NAME[row].size] for row in rows}
         if name == UNCHANGED:
@@ -106,7 +132,9 @@ class Data:
         self.device: DeviceFacts = device_from_json(card["device"])
         self.kinds: Mapping[str, Mapping[str, Any]] = card["rows"]
         # A session whose device changed meanwhile stores nothing: it is no process of a baseline, and nobody judges it.
-        self.processes: Mapping[int, Mapping[str, Any]] = {one["number"]: one for one in card["processes"] if one["rows"]}
+        self.processes: Mapping[int, Mapping[str, Any]] = {
+            one["number"]: one for one in card["processes"] if one["rows"]
+        }
         numbers = sorted(self.processes)
         ends = [*itertools.accumulate(baseline, initial=0)]
         self.baseline = [tuple(numbers[first:end]) for first, end in itertools.pairwise(ends)]
@@ -115,11 +143,16 @@ class Data:
 
     def runs(self, processes: int) -> list[tuple[int, ...]]:
         """The heads that follow each other, in groups of so many."""
-        return [tuple(self.heads[first : first + processes]) for first in range(0, len(self.heads) - processes + 1, processes)]
+        return [
+            tuple(self.heads[first : first + processes])
+            for first in range(0, len(self.heads) - processes + 1, processes)
+        ]
 
     def history(self, row: str) -> list[Measurement]:
         """The baseline's runs of a row."""
-        return [joined(one) for numbers in self.baseline if (one := self.several(numbers, row, row))]
+        return [
+            joined(one) for numbers in self.baseline if (one := self.several(numbers, row, row))
+        ]
 
     def measurement(self, number: int, row: str, of: str) -> Measurement | None:
         """What a process measured of a row, shown as `of`; None where it could not be judged."""
@@ -143,7 +176,9 @@ class Data:
         read = None
         if controls is not None:
             # Seconds, or None where a control was not read; older records end with the source.
-            dram, l2, launch, latency = (one and one * UNIT for one in (*controls[:3], *(controls[4:] or [None])))
+            dram, l2, launch, latency = (
+                one and one * UNIT for one in (*controls[:3], *(controls[4:] or [None]))
+            )
             read = Controls(dram, l2, launch, latency, source=controls[3])
         return Measurement(
             label="",
@@ -193,17 +228,31 @@ def screens(data: Data, question: Question, base: Data) -> Iterator[dict[str, An
             family = Family(len(rows))
             for row in rows:
                 seen = data.several(run, question.rows[row], row)
-                verdict = screened(seen, base.history(row), question.asked[row].limit, base.device, family)
-                letters[row].append(MISSING if verdict is None else letter(verdict, question.asked[row].limit))
+                verdict = screened(
+                    seen, base.history(row), question.asked[row].limit, base.device, family
+                )
+                letters[row].append(
+                    MISSING if verdict is None else letter(verdict, question.asked[row].limit)
+                )
                 family = family if verdict is None else family.after(verdict)
     for row, head in question.rows.items():
         asked = question.asked[row]
-        about = {"question": question.name, "row": row, "head": head, "limit": asked.limit, "processes": asked.processes}
+        about = {
+            "question": question.name,
+            "row": row,
+            "head": head,
+            "limit": asked.limit,
+            "processes": asked.processes,
+        }
         yield about | {"outcomes": "".join(letters[row])}
 
 
 def screened(
-    seen: Sequence[Measurement] | None, history: Sequence[Measurement], limit: str, facts: DeviceFacts, family: Family
+    seen: Sequence[Measurement] | None,
+    history: Sequence[Measurement],
+    limit: str,
+    facts: DeviceFacts,
+    family: Family,
 ) -> Verdict | None:
     """The verdict on a row, with as many of the run's processes as it takes; None where a process has no measurement of it."""
     if not seen or not history:
@@ -213,7 +262,9 @@ def screened(
         now = joined(seen[:look])
         found = judge(now, limits, facts, history, family=family)
         row = Row("", limits, OPEN_ROW, now)
-        verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=facts.simulated).verdict
+        verdict = with_verdict(
+            row, found.findings, comparison=found.comparison, simulated=facts.simulated
+        ).verdict
         if not repeatable(now, limits, verdict, history):
             break
     return verdict
@@ -237,8 +288,18 @@ def duets(data: Data, question: Question) -> Iterator[dict[str, Any]]:
         while len(pool) >= 2 * PAIRS:
             paired = played(data, pool, row, head, limit)
             outcome = LETTERS[paired.outcome] if paired.outcome is not None else OPEN
-            about = {"question": question.name, "row": row, "head": head, "limit": limit, "first": pool[0]}
-            yield about | {"outcome": outcome, "pairs": paired.pairs, "change": round(paired.change, 6)}
+            about = {
+                "question": question.name,
+                "row": row,
+                "head": head,
+                "limit": limit,
+                "first": pool[0],
+            }
+            yield about | {
+                "outcome": outcome,
+                "pairs": paired.pairs,
+                "change": round(paired.change, 6),
+            }
             pool = pool[2 * paired.pairs :] if paired.outcome is not None else []
 
 
@@ -248,7 +309,9 @@ def played(data: Data, pool: Sequence[int], row: str, head: str, limit: str) -> 
     coin, logs = random.Random(pool[0]), list[float]()
     delta = {"": parse_share(limit)}
     for first in range(0, len(pool) - 1, 2):
-        base, new = pool[first : first + 2] if coin.random() < 0.5 else pool[first : first + 2][::-1]
+        base, new = (
+            pool[first : first + 2] if coin.random() < 0.5 else pool[first : first + 2][::-1]
+        )
         both = data.measurement(base, row, row), data.measurement(new, head, row)
         if both[0] is None or both[1] is None:
             continue
@@ -274,8 +337,17 @@ def peers(data: Data, question: Question) -> Iterator[dict[str, Any]]:
             head = data.processes[number]["rows"].get(head_row)
             for check in CHECKS:
                 missing = base is None or head is None
-                found[check].append(MISSING if missing else peer_verdict(check, unpacked_stats(base), unpacked_stats(head)))
-        yield {"question": question.name, "row": row, "head": head_row, "found": {check: "".join(one) for check, one in found.items()}}
+                found[check].append(
+                    MISSING
+                    if missing
+                    else peer_verdict(check, unpacked_stats(base), unpacked_stats(head))
+                )
+        yield {
+            "question": question.name,
+            "row": row,
+            "head": head_row,
+            "found": {check: "".join(one) for check, one in found.items()},
+        }
 
 
 def peer_verdict(check: str, base: Mapping[str, float], head: Mapping[str, float]) -> str:
@@ -301,7 +373,10 @@ def _robust(base: Mapping[str, float], head: Mapping[str, float]) -> str:
         return "X"
     if base["min"] > head["q3"] and (base["min"] - head["q3"]) / head["q3"] >= GAP:
         return "."
-    if abs(base["median"] - head["median"]) / min(base["median"], head["median"]) > CENTRES or _overlap(base, head) < OVERLAP:
+    if (
+        abs(base["median"] - head["median"]) / min(base["median"], head["median"]) > CENTRES
+        or _overlap(base, head) < OVERLAP
+    ):
         return "?"
     noisy = max((one["q3"] - one["q1"]) / one["median"] for one in (base, head)) > DISPERSION
     return "?" if noisy else "."
@@ -324,13 +399,26 @@ def measured_ratios(record: Mapping[str, Any]) -> dict[str, tuple[float, float]]
     for card in record["cards"]:
         data = Data(card)
         for row in (row for row in ROWS if row.changed):
-            both = [(data.measurement(number, row.of, row.of), data.measurement(number, row.name, row.name)) for number in data.processes]
-            logs = [log_ratio(base, head) for base, head in both if base is not None and head is not None]
+            both = [
+                (
+                    data.measurement(number, row.of, row.of),
+                    data.measurement(number, row.name, row.name),
+                )
+                for number in data.processes
+            ]
+            logs = [
+                log_ratio(base, head)
+                for base, head in both
+                if base is not None and head is not None
+            ]
             if len(logs) > 1:
                 error = statistics.stdev(logs) / math.sqrt(len(logs))
                 seen.setdefault(row.name, []).append((math.expm1(statistics.fmean(logs)), error))
     return {
-        name: (statistics.fmean(share for share, _ in ones), math.hypot(*(error for _, error in ones)) / len(ones))
+        name: (
+            statistics.fmean(share for share, _ in ones),
+            math.hypot(*(error for _, error in ones)) / len(ones),
+        )
         for name, ones in seen.items()
     }
 
@@ -344,5 +432,7 @@ def seen_slopes(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             row = BY_NAME[name]
             more = statistics.fmean(math.log(work_of(row, one) / row.work) for one in slopes)
             if row.planned and share > 3 * error and more > 0:
-                found.setdefault(name, []).append(min(max(math.log1p(share) / more, SLOPES[0]), SLOPES[1]))
+                found.setdefault(name, []).append(
+                    min(max(math.log1p(share) / more, SLOPES[0]), SLOPES[1])
+                )
     return {name: statistics.fmean(seen) for name, seen in found.items()}

@@ -42,7 +42,9 @@ def launch(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
 
     def measure(kernel: str, work: int) -> None:
         if kernel == "chase":
-            gpu_benchmark(gpu_kernels.chase, device_buffer(CHASE_NODES, "i4"), device_buffer((1,), "i4"), work)
+            gpu_benchmark(
+                gpu_kernels.chase, device_buffer(CHASE_NODES, "i4"), device_buffer((1,), "i4"), work
+            )
             return
         kernel, _, dtype = kernel.partition(":")
         arrays = [device_buffer(work, dtype or "f4") for _ in range(ARRAYS.get(kernel, 2))]
@@ -76,14 +78,18 @@ class Hold:
 
     def leave(self, code: int) -> None:
         """Answer and end the process, not through the libraries' own clean-up, which costs GPU time: the driver frees what it held."""
-        self._answers.write(json.dumps({"pid": os.getpid(), "utc": self.begun, "exit": code}) + "\n")
+        self._answers.write(
+            json.dumps({"pid": os.getpid(), "utc": self.begun, "exit": code}) + "\n"
+        )
         self._answers.flush()
         sys.stderr.flush()
         os._exit(0)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
+        session.config.pluginmanager.register(
+            _Leaving(self)
+        )  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
@@ -91,7 +97,9 @@ class Hold:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        session.config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION].chosen.prepare()
+        session.config.stash[
+            importlib.import_module("pytest_gpumem.plugin.state").SESSION
+        ].chosen.prepare()
         self._answers.write(READY + "\n")
         self._answers.flush()
         if self._told.readline().strip() != GO:
@@ -117,7 +125,12 @@ def arguments() -> list[str]:
     return [
         *("-q", "-c", str(results.parent / "pytest.ini"), f"--rootdir={folder}"),
         *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
-        *("--gpumem", f"--gpumem-device={JOB['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
+        *(
+            "--gpumem",
+            f"--gpumem-device={JOB['device']}",
+            "--gpumem-save",
+            f"--gpumem-baseline={results.with_suffix('')}",
+        ),
         f"--benchmark-json={results}",
         __file__,
     ]

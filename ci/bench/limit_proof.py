@@ -66,10 +66,18 @@ GROSS_SECONDS = 15.0
 """Most seconds of measuring again after a gross slow-down."""
 DUET_SECONDS = 60.0
 """Most seconds of a duet of unchanged code."""
-GATES: dict[str, tuple[float, int]] = {"comment": (2.0, 0), "wait": (math.inf, 1), "kernel": (1.5, 0)}
+GATES: dict[str, tuple[float, int]] = {
+    "comment": (2.0, 0),
+    "wait": (math.inf, 1),
+    "kernel": (1.5, 0),
+}
 """By what a branch changes: most time of its gate, in plain runs, and the exit code."""
 
-COMPARED = {"bytes": ((1.5, "1%", "FAIL"),) * 5, "gross": ((50.0, "1%", "FAIL"),), "five": ((3.2, "5%", "PASS"), (7.0, "5%", "FAIL"))}
+COMPARED = {
+    "bytes": ((1.5, "1%", "FAIL"),) * 5,
+    "gross": ((50.0, "1%", "FAIL"),),
+    "five": ((3.2, "5%", "PASS"), (7.0, "5%", "FAIL")),
+}
 """By part: per cent of more bytes in the planted row, its limit, and its verdict, of each run."""
 
 CONFTEST = f'''
@@ -381,7 +389,11 @@ def call(command: Sequence[str], folder: Path, **variables: str) -> tuple[int, s
     Raises:
         Failed: it did not end within `TIMEOUT`.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM_", "PYTEST_", "GIT_", "GITHUB_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPUMEM_", "PYTEST_", "GIT_", "GITHUB_"))
+    }
     begun = time.perf_counter()
     # A session of its own: a command that is killed takes its processes along.
     process = subprocess.Popen(
@@ -434,7 +446,11 @@ def _doubts(row: Row) -> dict[str, Any]:
         return {}
     ran, measurement = row.measurement.what_ran, row.measurement
     watched = "not recorded" if ran is None else ran.not_watched or ran.digest
-    return {"reason": row.verdict.reason, "sampler": f"{measurement.sampler}: {measurement.sampler_reason}", "watched": watched}
+    return {
+        "reason": row.verdict.reason,
+        "sampler": f"{measurement.sampler}: {measurement.sampler_reason}",
+        "watched": watched,
+    }
 
 
 @dataclass
@@ -480,11 +496,19 @@ class Proof:
             "test_triton.py": TEST_TRITON,
         }
         if self.device.startswith("sim"):  # CuPy, PyTorch and Triton need a GPU
-            files = {name: text for name, text in files.items() if not name.startswith(("test_", "own_")) or name == "test_triad.py"}
+            files = {
+                name: text
+                for name, text in files.items()
+                if not name.startswith(("test_", "own_")) or name == "test_triad.py"
+            }
         for name, text in files.items():
             (self.folder / name).write_text(text.lstrip("\n"))
         self.git("init", "-q", "-b", "main")
-        for name, value in {"user.name": "somebody", "user.email": "somebody@example.org", "commit.gpgsign": "false"}.items():
+        for name, value in {
+            "user.name": "somebody",
+            "user.email": "somebody@example.org",
+            "commit.gpgsign": "false",
+        }.items():
             self.git("config", name, value)
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "Measure the kernels")
@@ -498,7 +522,9 @@ class Proof:
     def head(self, more: float, *, load: str = "x[i]", waits: bool = False) -> None:
         """Check out a branch with one commit after main: another comment, and what `planted` changes."""
         self.git("checkout", "-q", "-B", "head", "main")
-        (self.folder / "planted.py").write_text(planted(more, ", on this branch", load=load, waits=waits))
+        (self.folder / "planted.py").write_text(
+            planted(more, ", on this branch", load=load, waits=waits)
+        )
         self.git("commit", "-q", "-a", "-m", f"Copy {more:g} % more")
         self.forget()
 
@@ -535,19 +561,47 @@ class Proof:
         `begun`: when the command began, in seconds of the epoch.
         """
         seen = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        again = sum(one["end"] - one["last"] for one in seen if one["kind"] == "session" and any(row["processes"] > 1 for row in rows))
+        again = sum(
+            one["end"] - one["last"]
+            for one in seen
+            if one["kind"] == "session" and any(row["processes"] > 1 for row in rows)
+        )
         names = ("begun", "first", "last", "end")
-        processes = [[one["kind"], *(round(one[name] - begun, 2) if name in one else None for name in names)] for one in seen]
+        processes = [
+            [one["kind"], *(round(one[name] - begun, 2) if name in one else None for name in names)]
+            for one in seen
+        ]
         return {"again": short(again), "times": processes}
 
     def session(self, more: float, limit: str | None, expected: int, *words: str) -> dict[str, Any]:
         """One call of pytest with these further words."""
         results, again, begun = self.output("results.json"), self.output("again"), time.time()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-quiet", f"--benchmark-json={results}"]
-        command += ["--gpumem", *([] if limit is None else [f"--gpumem-max-regression={limit}"]), *words, *self.options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--benchmark-quiet",
+            f"--benchmark-json={results}",
+        ]
+        command += [
+            "--gpumem",
+            *([] if limit is None else [f"--gpumem-max-regression={limit}"]),
+            *words,
+            *self.options,
+        ]
         code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
         rows = self.rows(results, output)
-        found = {"more": more, "limit": limit, "exit": code, "wall": short(wall), **self.times(again, begun, rows), "rows": rows}
+        found = {
+            "more": more,
+            "limit": limit,
+            "exit": code,
+            "wall": short(wall),
+            **self.times(again, begun, rows),
+            "rows": rows,
+        }
         return found if code == expected else {**found, "words": output[-WORDS:]}
 
     def save(self) -> Iterator[dict[str, Any]]:
@@ -599,15 +653,26 @@ class Proof:
     def gate(self) -> Iterator[dict[str, Any]]:
         """Gate branches that change a comment, one kernel, and one wait of the host."""
         results = self.folder / "gpumem-results" / "results.json"
-        changes = ["comment"] * self.runs + ([] if self.device.startswith("sim") else ["wait", "kernel"])
+        changes = ["comment"] * self.runs + (
+            [] if self.device.startswith("sim") else ["wait", "kernel"]
+        )
         for kind in changes:
             expected = GATES[kind][1]
-            self.head(0.0, load="__ldg(x + i)" if kind == "kernel" else "x[i]", waits=kind == "wait")
+            self.head(
+                0.0, load="__ldg(x + i)" if kind == "kernel" else "x[i]", waits=kind == "wait"
+            )
             again, begun = self.output("again"), time.time()
             command = [*GPUMEM, "gate", "main", "--max-regression", "1%", "--", *self.options]
             code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
             rows = self.rows(results, output)
-            found = {"more": 0.0, "changes": kind, "exit": code, "wall": short(wall), **self.times(again, begun, rows), "rows": rows}
+            found = {
+                "more": 0.0,
+                "changes": kind,
+                "exit": code,
+                "wall": short(wall),
+                **self.times(again, begun, rows),
+                "rows": rows,
+            }
             found["duet"] = self.played(results.with_name("duet.json"))
             yield found if code == expected else {**found, "words": output[-WORDS:]}
 
@@ -617,8 +682,15 @@ class Proof:
         if not duet.exists():
             return None
         document = json.loads(duet.read_text())
-        pairs = {one["key"]: [one["outcome"], one["paired"]["pairs"] if one["paired"] else 0] for one in document["verdicts"]}
-        return {"seconds": short(document["seconds"]), "processes": len(document["processes"]), "pairs": pairs}
+        pairs = {
+            one["key"]: [one["outcome"], one["paired"]["pairs"] if one["paired"] else 0]
+            for one in document["verdicts"]
+        }
+        return {
+            "seconds": short(document["seconds"]),
+            "processes": len(document["processes"]),
+            "pairs": pairs,
+        }
 
 
 PARTS: dict[str, Callable[[Proof], Iterator[dict[str, Any]]]] = {
@@ -648,7 +720,11 @@ def targets(record: dict[str, Any]) -> list[Target]:
     for part in PARTS:
         entries = record["parts"].get(part, [])
         seen = [one for one in entries if "error" not in one]
-        found += [Target(part, "runs to its end", one["error"].strip().splitlines()[-1], False) for one in entries if "error" in one]
+        found += [
+            Target(part, "runs to its end", one["error"].strip().splitlines()[-1], False)
+            for one in entries
+            if "error" in one
+        ]
         if not entries:
             found.append(Target(part, "", "not run", None))
         elif seen:
@@ -673,28 +749,50 @@ def _unchanged(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
     text = f"{outcomes['FAIL']} of {total} rows, {len(failing)} of {len(seen)} runs"
     yield "unchanged at 1 %: no FAIL", text, not outcomes["FAIL"] and not failing
     share = outcomes["PASS"] / total if total else 0.0
-    yield f"unchanged at 1 %: {PASSES:.0%} PASS", f"{share:.1%} of {total} rows in {len(seen)} runs", share >= PASSES
+    yield (
+        f"unchanged at 1 %: {PASSES:.0%} PASS",
+        f"{share:.1%} of {total} rows in {len(seen)} runs",
+        share >= PASSES,
+    )
 
 
 def _slower(seen: list[dict[str, Any]], record: dict[str, Any], part: str) -> Checked:
     for (more, limit, expected), least in Counter(COMPARED[part]).items():
-        rows = [row for one in seen if one["more"] == more for row in one["rows"] if row["key"] == PLANTED]
+        rows = [
+            row
+            for one in seen
+            if one["more"] == more
+            for row in one["rows"]
+            if row["key"] == PLANTED
+        ]
         outcomes = Counter(row["outcome"] for row in rows)
-        text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
+        text = (
+            ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
+        )
         if rows:
             processes = _span([row["processes"] for row in rows], "{:.0f}")
             text += f", {_span([row['change'] for row in rows], '{:+.2%}')}, processes: {processes}"
-        yield f"{more:+g} % at {limit.replace('%', ' %')}: {expected}", text, outcomes[expected] == len(rows) >= least
+        yield (
+            f"{more:+g} % at {limit.replace('%', ' %')}: {expected}",
+            text,
+            outcomes[expected] == len(rows) >= least,
+        )
     if part == "gross":
         longest = max(one["again"] for one in seen)
-        yield f"measures again for {GROSS_SECONDS:g} s or less", f"{longest:.1f} s", longest <= GROSS_SECONDS
+        yield (
+            f"measures again for {GROSS_SECONDS:g} s or less",
+            f"{longest:.1f} s",
+            longest <= GROSS_SECONDS,
+        )
 
 
 def _duet(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
     for more, name, expected in ((0.0, "unchanged", "PASS"), (1.5, "+1.5 %", "FAIL")):
         played = [one for one in seen if one["more"] == more]
         outcomes = Counter(one["outcome"] or "no verdict" for one in played)
-        text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
+        text = (
+            ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
+        )
         if played:
             text += f", {_span([one['change'] for one in played], '{:+.2%}')}, {_span([one['pairs'] for one in played], '{}')} pairs"
             text += f", {_span([one['wall'] for one in played], '{:.1f}')} s"
@@ -720,7 +818,11 @@ def _gate(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
             if plain is None:
                 yield text, f"{longest:.1f} s; part unchanged has no plain run", False
             else:
-                yield text, f"{longest:.1f} s, {longest / plain:.2f} plain runs of {plain:.1f} s", longest <= most * plain
+                yield (
+                    text,
+                    f"{longest:.1f} s, {longest / plain:.2f} plain runs of {plain:.1f} s",
+                    longest <= most * plain,
+                )
 
 
 _CHECKS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], Checked]] = {
@@ -755,8 +857,14 @@ def table(record: dict[str, Any]) -> str:
     """The record as text, 100 columns at most."""
     device, simulated = record["device"], "SIMULATED " if record["simulated"] else ""
     driver = f", driver {device['driver']}" if device["driver"] else ""
-    lines = [f"{simulated}{device['name']}{driver}, {record['ended'][:10]}, --gpumem-budget {record['budget']}"]
-    lines.append(", ".join(f"{name} {version or 'not installed'}" for name, version in record["libraries"].items()))
+    lines = [
+        f"{simulated}{device['name']}{driver}, {record['ended'][:10]}, --gpumem-budget {record['budget']}"
+    ]
+    lines.append(
+        ", ".join(
+            f"{name} {version or 'not installed'}" for name, version in record["libraries"].items()
+        )
+    )
     if record["left_out"]:
         lines.append(f"left out: {len(record['left_out'])} rows")
         lines += [f"  {key}" for key in record["left_out"]]
@@ -765,7 +873,10 @@ def table(record: dict[str, Any]) -> str:
         met = "" if one.met is None else "ok" if one.met else "MISSED"
         lines.append(f"{one.part:<11}{one.text:<34}{one.seen[:46]:<48}{met}".rstrip())
     if seen := _unchanged_runs(record):
-        lines += ["", f"{'unchanged code':<34}{'latency':>10}{'PASS':>6}{'UNDEC.':>8}{'FAIL':>6}{'processes':>11}{'change %':>17}"]
+        lines += [
+            "",
+            f"{'unchanged code':<34}{'latency':>10}{'PASS':>6}{'UNDEC.':>8}{'FAIL':>6}{'processes':>11}{'change %':>17}",
+        ]
         by_key: dict[str, list[dict[str, Any]]] = {}
         for row in (row for one in seen for row in one["rows"]):
             by_key.setdefault(row["key"], []).append(row)
@@ -773,20 +884,35 @@ def table(record: dict[str, Any]) -> str:
             outcomes = Counter(row["outcome"] for row in rows)
             latencies = [row["latency"] for row in rows if row["latency"] is not None]
             latency = format_time(statistics.fmean(latencies)) if latencies else "-"
-            changes = _span([None if row["change"] is None else 100 * row["change"] for row in rows], "{:+.2f}")
+            changes = _span(
+                [None if row["change"] is None else 100 * row["change"] for row in rows], "{:+.2f}"
+            )
             counts = f"{outcomes['PASS']:>6}{outcomes['UNDECIDED']:>8}{outcomes['FAIL']:>6}"
-            lines.append(f"{key[:33]:<34}{latency:>10}{counts}{_span([r['processes'] for r in rows], '{:.0f}'):>11}{changes:>17}")
-        codes = Counter(row["code"] for one in seen for row in one["rows"] if row["code"] is not None)
-        lines += [f"codes: {', '.join(f'{count} {code}' for code, count in codes.most_common())}"] if codes else []
+            lines.append(
+                f"{key[:33]:<34}{latency:>10}{counts}{_span([r['processes'] for r in rows], '{:.0f}'):>11}{changes:>17}"
+            )
+        codes = Counter(
+            row["code"] for one in seen for row in one["rows"] if row["code"] is not None
+        )
+        lines += (
+            [f"codes: {', '.join(f'{count} {code}' for code, count in codes.most_common())}"]
+            if codes
+            else []
+        )
         wall, again = (statistics.fmean(one[name] for one in seen) for name in ("wall", "again"))
-        lines.append(f"{len(seen)} runs of {wall:.1f} s on average, {again:.1f} s of it measuring again")
+        lines.append(
+            f"{len(seen)} runs of {wall:.1f} s on average, {again:.1f} s of it measuring again"
+        )
     return "\n".join(lines)
 
 
 def versions() -> dict[str, str | None]:
     """The installed version of each library that the project uses; None: it is not installed."""
     packages = importlib.metadata.packages_distributions()
-    return {name: importlib.metadata.version(packages[name][0]) if name in packages else None for name in LIBRARIES}
+    return {
+        name: importlib.metadata.version(packages[name][0]) if name in packages else None
+        for name in LIBRARIES
+    }
 
 
 def begin(path: Path | None, budget: str, device: str) -> dict[str, Any]:
@@ -795,7 +921,11 @@ def begin(path: Path | None, budget: str, device: str) -> dict[str, Any]:
     Raises:
         ValueError: it is another script's, or of another budget or device.
     """
-    new: dict[str, Any] = {"kind": "limit_proof", "simulated": device.startswith("sim"), "budget": budget}
+    new: dict[str, Any] = {
+        "kind": "limit_proof",
+        "simulated": device.startswith("sim"),
+        "budget": budget,
+    }
     if path is None or not path.exists():
         return {**new, "parts": {}}
     record: dict[str, Any] = json.loads(path.read_text())
@@ -811,17 +941,29 @@ def play(proof: Proof, parts: Sequence[str], path: Path | None) -> None:
 
     def note(part: str, entry: dict[str, Any]) -> None:
         text = json.dumps(entry)
-        for place, name in ((proof.folder.parent, "FOLDER"), (sys.prefix, "PYTHON"), (ROOT, "REPOSITORY")):
+        for place, name in (
+            (proof.folder.parent, "FOLDER"),
+            (sys.prefix, "PYTHON"),
+            (ROOT, "REPOSITORY"),
+        ):
             text = text.replace(str(place), name)  # a record names no folder of a machine
         entry = json.loads(text)
         record["parts"].setdefault(part, []).append(entry)
-        measured = {row["key"] for entries in record["parts"].values() for one in entries for row in one.get("rows", ())}
+        measured = {
+            row["key"]
+            for entries in record["parts"].values()
+            for one in entries
+            for row in one.get("rows", ())
+        }
         wanted = (TRIAD,) if record["simulated"] else ROWS
         record["left_out"] = [key for key in wanted if key not in measured]
         record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         if path is not None:
             write_record(path, record)
-        outcome = entry.get("error") or f"exit {entry['exit']} after {entry['wall']:.1f} s\n{entry.get('words', '')}".rstrip()
+        outcome = (
+            entry.get("error")
+            or f"exit {entry['exit']} after {entry['wall']:.1f} s\n{entry.get('words', '')}".rstrip()
+        )
         print(f"{part}: {outcome}", file=sys.stderr, flush=True)
 
     for part in parts:
@@ -829,20 +971,55 @@ def play(proof: Proof, parts: Sequence[str], path: Path | None) -> None:
             for entry in PARTS[part](proof):
                 note(part, entry)
         except (Failed, OSError, ValueError, KeyError) as error:
-            note(part, {"error": str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"})
+            note(
+                part,
+                {
+                    "error": str(error)
+                    if isinstance(error, Failed)
+                    else f"{type(error).__name__}: {error}"
+                },
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="as --gpumem-device (default: %(default)s)")
-    parser.add_argument("--budget", default="300ms", help="as --gpumem-budget (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of unchanged code in this call, and gates of it (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", default="cuda", help="as --gpumem-device (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--budget", default="300ms", help="as --gpumem-budget (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}",
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=RUNS,
+        help="of unchanged code in this call, and gates of it (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which is added to")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps project and baseline for further calls (default: none)")
-    parser.add_argument("pytest_arguments", nargs="*", metavar="PYTEST_ARGUMENT", help="after --, for every process that measures")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="keeps project and baseline for further calls (default: none)",
+    )
+    parser.add_argument(
+        "pytest_arguments",
+        nargs="*",
+        metavar="PYTEST_ARGUMENT",
+        help="after --, for every process that measures",
+    )
     options = parser.parse_args(arguments)
     if options.runs < 1:
         parser.error(f"--runs {options.runs}: accepted is 1 or more")
@@ -854,10 +1031,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record["libraries"] = versions()
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        proof = Proof(folder.resolve() / "project", options.device, options.budget, options.runs, options.pytest_arguments, record)
+        proof = Proof(
+            folder.resolve() / "project",
+            options.device,
+            options.budget,
+            options.runs,
+            options.pytest_arguments,
+            record,
+        )
         needs = [part for part in parts if part in NEED_A_BASELINE]
         if needs and "save" not in parts and not (proof.folder / ".benchmarks").is_dir():
-            parser.error(f"part {needs[0]} needs a baseline: run part save too, or give the --folder of a call that did")
+            parser.error(
+                f"part {needs[0]} needs a baseline: run part save too, or give the --folder of a call that did"
+            )
         try:
             proof.make()
         except (Failed, OSError) as error:

@@ -105,11 +105,15 @@ def kernels_by_range(table: Iterable[Mapping[str, str]]) -> dict[str, dict[str, 
         entry = found.setdefault(range_of(row), {})
         kernel = entry.setdefault(plain(row["Kernel Name"]), {"count": 0, "ns": 0})
         kernel["count"] += round(number(row["Kern Inst"]))
-        kernel["ns"] += round(number(next(value for name, value in row.items() if name.startswith("Total Time"))))
+        kernel["ns"] += round(
+            number(next(value for name, value in row.items() if name.startswith("Total Time")))
+        )
     return found
 
 
-def judge_whole(tests: Sequence[SelectedTest], measured: Mapping[str, str], reports: Mapping[str, str]) -> Record:
+def judge_whole(
+    tests: Sequence[SelectedTest], measured: Mapping[str, str], reports: Mapping[str, str]
+) -> Record:
     """Faults of the reports of a whole run.
 
     Args:
@@ -122,7 +126,9 @@ def judge_whole(tests: Sequence[SelectedTest], measured: Mapping[str, str], repo
     pushed = {range_of(row) for row in rows(reports["nvtx_pushpop_sum"], "Range")}
     projected = {range_of(row) for row in rows(reports["nvtx_gpu_proj_sum"], "Range")}
     kernels = kernels_by_range(rows(reports["nvtx_kern_sum"], "Kernel Name"))
-    wrong = [f"{test.name} has no range in nvtx_pushpop_sum" for test in tests if test.name not in pushed]
+    wrong = [
+        f"{test.name} has no range in nvtx_pushpop_sum" for test in tests if test.name not in pushed
+    ]
     shown = {}
     for name, made_of in measured.items():
         launch = phase(name, LAUNCH)
@@ -134,14 +140,22 @@ def judge_whole(tests: Sequence[SelectedTest], measured: Mapping[str, str], repo
         elif launch not in kernels and made_of == KERNELS:
             wrong.append(f"no kernel is under {launch} in nvtx_kern_sum")
     moved = rows(reports["um_total_sum"], "Migration Size (MB)")
-    return {"tests": len(tests), "measured": len(measured), "launches": shown, "managed": moved, "wrong": wrong}
+    return {
+        "tests": len(tests),
+        "measured": len(measured),
+        "launches": shown,
+        "managed": moved,
+        "wrong": wrong,
+    }
 
 
 def judge_one(name: str, report: str) -> Record:
     """Faults of the report of one test's range."""
     pushed = sorted({range_of(row) for row in rows(report, "Range")})
     wrong = [] if name in pushed else [f"{name} is not in its own report"]
-    wrong += [f"{other} is in the report of {name}" for other in pushed if other.partition(".")[0] != name]
+    wrong += [
+        f"{other} is in the report of {name}" for other in pushed if other.partition(".")[0] != name
+    ]
     return {"ranges": pushed, "wrong": wrong}
 
 
@@ -156,12 +170,23 @@ def judge_ncu(seen: Mapping[str, Mapping[str, Any]] | None, name: str, page: str
     table = [row for row in rows(page, "Kernel Name") if row["ID"].strip()]
     kernels = dict(Counter(plain(row["Kernel Name"]) for row in table))
     wrong = [] if table else ["ncu profiled no kernel"]
-    stacks = [next((value for column, value in row.items() if "Push/Pop" in column), None) for row in table]
-    wrong += [f"a kernel has the ranges {stack}" for stack in stacks if stack is not None and f"{name}.measure" not in stack]
+    stacks = [
+        next((value for column, value in row.items() if "Push/Pop" in column), None)
+        for row in table
+    ]
+    wrong += [
+        f"a kernel has the ranges {stack}"
+        for stack in stacks
+        if stack is not None and f"{name}.measure" not in stack
+    ]
     expected = None if seen is None else {kernel: entry["count"] for kernel, entry in seen.items()}
     if expected is not None and expected != kernels:
         wrong.append(f"ncu profiled {kernels}, nsys saw {expected}")
-    return {"kernels": kernels, "ranges_shown": any(stack is not None for stack in stacks), "wrong": wrong}
+    return {
+        "kernels": kernels,
+        "ranges_shown": any(stack is not None for stack in stacks),
+        "wrong": wrong,
+    }
 
 
 # Looking
@@ -170,13 +195,17 @@ def judge_ncu(seen: Mapping[str, Mapping[str, Any]] | None, name: str, page: str
 def run(command: Sequence[str]) -> str:
     """Run a command at the repository's root; gives its standard output. Raises `Failed` where it fails."""
     print("$", " ".join(map(str, command)), file=sys.stderr)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         # 1 of gpumem profile: tests failed, whose report is whole; which ones is on standard error.
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
         print(tail, file=sys.stderr)
         if command[: len(GPUMEM)] != list(GPUMEM) or done.returncode != 1:
-            raise Failed(f"{Path(command[0]).name} ended with {done.returncode}: {tail.splitlines()[-1] if tail else 'it said nothing'}")
+            raise Failed(
+                f"{Path(command[0]).name} ended with {done.returncode}: {tail.splitlines()[-1] if tail else 'it said nothing'}"
+            )
     return done.stdout
 
 
@@ -188,7 +217,9 @@ def measured_in(results: Path) -> dict[str, str]:
             continue
         traffic = measurement.get("moved_bytes")
         made_of = ANYTHING if traffic is None else COPIES if traffic["link"] else KERNELS
-        measured[row["range_name"]] = min(measured.get(row["range_name"], made_of), made_of, key=MADE_OF.index)
+        measured[row["range_name"]] = min(
+            measured.get(row["range_name"], made_of), made_of, key=MADE_OF.index
+        )
     return measured
 
 
@@ -200,8 +231,24 @@ def selected(arguments: Sequence[str]) -> Sequence[SelectedTest]:
 class Looks:
     """The three looks; reports lie in one folder, which goes with it."""
 
-    def __init__(self, tests: Sequence[str], test: str, folder: Path, nsys: Path, ncu: Path, run: Run, select: Select) -> None:
-        self._tests, self._test, self._folder, self._nsys, self._ncu, self._run = tests, test, folder, nsys, ncu, run
+    def __init__(
+        self,
+        tests: Sequence[str],
+        test: str,
+        folder: Path,
+        nsys: Path,
+        ncu: Path,
+        run: Run,
+        select: Select,
+    ) -> None:
+        self._tests, self._test, self._folder, self._nsys, self._ncu, self._run = (
+            tests,
+            test,
+            folder,
+            nsys,
+            ncu,
+            run,
+        )
         self._select = select
         self.seen: dict[str, dict[str, Any]] | None = None
         """By range, the kernels that nsys saw in measured launches."""
@@ -217,7 +264,10 @@ class Looks:
         """By name, what `nsys stats` prints; the first exports the report, the others read what it exported."""
         command = [str(self._nsys), "stats", "--format", "csv"]
         export = {True: ["--force-export=true"], False: []}
-        return {name: self._run([*command, "--report", name, *export[name == names[0]], str(report)]) for name in names}
+        return {
+            name: self._run([*command, "--report", name, *export[name == names[0]], str(report)])
+            for name in names
+        }
 
     def whole(self) -> Record:
         report, results = self._folder / "whole.nsys-rep", self._folder / "results.json"
@@ -228,26 +278,46 @@ class Looks:
         judged = judge_whole(tests, measured_in(results), self._stats(REPORTS, report))
         self.seen, self.ranges = judged["launches"], {test.nodeid: test.name for test in tests}
         if BOTH_FAULT in self.ranges and not judged["managed"]:
-            judged["wrong"].append(f"um_total_sum has nothing, though both sides fault in {BOTH_FAULT}")
+            judged["wrong"].append(
+                f"um_total_sum has nothing, though both sides fault in {BOTH_FAULT}"
+            )
         return {**took, "stats_seconds": time.monotonic() - begun, **judged}
 
     def one(self) -> Record:
         report = self._folder / "one.nsys-rep"
         took = self._profile("nsys", report, "--test", self._test, "--", "-p", "no:cacheprovider")
-        return {**took, "test": self._test, **judge_one(self._name(), self._stats(REPORTS[:1], report)[REPORTS[0]])}
+        return {
+            **took,
+            "test": self._test,
+            **judge_one(self._name(), self._stats(REPORTS[:1], report)[REPORTS[0]]),
+        }
 
     def ncu(self) -> Record:
         report, file = self._folder / "one.ncu-rep", self._test.partition("::")[0]
         # The whole module is among pytest's arguments, so that other tests could be profiled by mistake.
         chosen = ("--test", self._test, "--tool-options", f"--metrics {METRICS}")
         took = self._profile("ncu", report, *chosen, "--", file, "-p", "no:cacheprovider")
-        read = [str(self._ncu), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+        read = [
+            str(self._ncu),
+            "--import",
+            str(report),
+            "--csv",
+            "--page",
+            "raw",
+            "--print-units",
+            "base",
+        ]
         try:
             page = self._run([*read, "--nvtx"])
         except Failed:  # a version that shows ranges unasked, or not at all
             page = self._run(read)
         seen = None if self.seen is None else self.seen.get(self.ranges.get(self._test, ""))
-        return {**took, "test": self._test, "held_to_nsys": seen is not None, **judge_ncu(seen, self._name(), page)}
+        return {
+            **took,
+            "test": self._test,
+            "held_to_nsys": seen is not None,
+            **judge_ncu(seen, self._name(), page),
+        }
 
     def _name(self) -> str:
         (found,) = self._select([self._test])
@@ -263,17 +333,31 @@ def table(record: Record) -> str:
         "",
     ]
     if (whole := record.get("whole")) and "tests" in whole:
-        kernels = sum(entry["count"] for kernels in whole["launches"].values() for entry in kernels.values())
-        lines.append(f"nsys, {whole['tests']} tests in {whole['seconds']:.0f} s, {whole['bytes'] / 1e6:.1f} MB: {_said(whole)};")
-        lines.append(f"  {whole['measured']} of them measured, {kernels} kernels are under their launches")
+        kernels = sum(
+            entry["count"] for kernels in whole["launches"].values() for entry in kernels.values()
+        )
+        lines.append(
+            f"nsys, {whole['tests']} tests in {whole['seconds']:.0f} s, {whole['bytes'] / 1e6:.1f} MB: {_said(whole)};"
+        )
+        lines.append(
+            f"  {whole['measured']} of them measured, {kernels} kernels are under their launches"
+        )
         for row in whole["managed"]:
-            figures = [f"{value} {name.removeprefix('Total ')}" for name, value in row.items() if name.startswith("Total ")]
+            figures = [
+                f"{value} {name.removeprefix('Total ')}"
+                for name, value in row.items()
+                if name.startswith("Total ")
+            ]
             lines.append(f"  managed memory: {', '.join(figures)}")
     if (one := record.get("one")) and "ranges" in one:
-        lines.append(f"nsys, {one['test'].partition('::')[2]} in {one['seconds']:.0f} s, {one['bytes'] / 1e6:.1f} MB: {_said(one)}")
+        lines.append(
+            f"nsys, {one['test'].partition('::')[2]} in {one['seconds']:.0f} s, {one['bytes'] / 1e6:.1f} MB: {_said(one)}"
+        )
     if (ncu := record.get("ncu")) and "kernels" in ncu:
         counted = ", ".join(f"{count} x {kernel}" for kernel, count in ncu["kernels"].items())
-        lines.append(f"ncu, {ncu['test'].partition('::')[2]} in {ncu['seconds']:.0f} s: {counted}; {_said(ncu)}")
+        lines.append(
+            f"ncu, {ncu['test'].partition('::')[2]} in {ncu['seconds']:.0f} s: {counted}; {_said(ncu)}"
+        )
     return "\n".join(lines)
 
 
@@ -283,10 +367,20 @@ def _said(look: Record) -> str:
 
 def main() -> int:
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--test", default=TEST, metavar="NODEID", help=f"the one test (default {TEST})")
-    parser.add_argument("--looks", default=",".join(STEPS), help=f"which looks, of {','.join(STEPS)} (default all)")
+    parser.add_argument(
+        "--test", default=TEST, metavar="NODEID", help=f"the one test (default {TEST})"
+    )
+    parser.add_argument(
+        "--looks", default=",".join(STEPS), help=f"which looks, of {','.join(STEPS)} (default all)"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the reports there")
-    parser.add_argument("tests", nargs="*", default=TESTS, metavar="TESTS", help=f"arguments of pytest (default {' '.join(TESTS)})")
+    parser.add_argument(
+        "tests",
+        nargs="*",
+        default=TESTS,
+        metavar="TESTS",
+        help=f"arguments of pytest (default {' '.join(TESTS)})",
+    )
     asked = parser.parse_args()
     looks = asked.looks.split(",")
     if unknown := [look for look in looks if look not in STEPS]:
@@ -298,7 +392,10 @@ def main() -> int:
     try:
         facts = choose("cuda").facts
         nsys, ncu = find(NSYS, os.environ), find(NCU, os.environ)
-        versions = {"nsys": check_version(NSYS, nsys, os.environ), "ncu": check_version(NCU, ncu, os.environ)}
+        versions = {
+            "nsys": check_version(NSYS, nsys, os.environ),
+            "ncu": check_version(NCU, ncu, os.environ),
+        }
     except (NoDevice, ToolMissing) as reason:
         parser.error(str(reason))
     record: Record = {
@@ -308,7 +405,9 @@ def main() -> int:
         "asked": list(asked.tests),
     }
     with tempfile.TemporaryDirectory(prefix="gpumem-") as temporary:
-        every = Looks(asked.tests, asked.test, asked.keep or Path(temporary), nsys, ncu, run, selected)
+        every = Looks(
+            asked.tests, asked.test, asked.keep or Path(temporary), nsys, ncu, run, selected
+        )
         for look in looks:
             try:
                 record[look] = getattr(every, look)()

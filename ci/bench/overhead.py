@@ -169,7 +169,9 @@ def rests(watch: Watch) -> list[dict[str, Any]]:
         if not nodeid or "-0]" in nodeid:
             continue
         counted = sum(parts.get(part, 0.0) for part in OUTSIDE)
-        found.append({"test": nodeid.rpartition("::")[2], **parts, "rest": parts["whole"] - counted})
+        found.append(
+            {"test": nodeid.rpartition("::")[2], **parts, "rest": parts["whole"] - counted}
+        )
     return found
 
 
@@ -184,14 +186,23 @@ def main() -> int:
     rest = statistics.median(t["rest"] for t in tests)
     checks = [t["checking"] for t in tests if t["test"].startswith("test_stream[triad")]
     check = statistics.median(checks)
-    medians = {part: statistics.median(t.get(part, 0.0) for t in tests) for part in ("whole", "sampling", "checking", "rest")}
+    medians = {
+        part: statistics.median(t.get(part, 0.0) for t in tests)
+        for part in ("whole", "sampling", "checking", "rest")
+    }
     of_rest = {part: statistics.median(t.get(part, 0.0) for t in tests) for _, _, part in REST}
-    of_rest["hooks, fixtures, reports"] = statistics.median(t["rest"] - sum(t.get(part, 0.0) for part in of_rest) for t in tests)
+    of_rest["hooks, fixtures, reports"] = statistics.median(
+        t["rest"] - sum(t.get(part, 0.0) for part in of_rest) for t in tests
+    )
     for part, seconds in (medians | of_rest).items():
-        print(f"{'  ' if part in of_rest else ''}{part:30s} {1e3 * seconds:8.2f} ms in the median of {len(tests)} tests")
+        print(
+            f"{'  ' if part in of_rest else ''}{part:30s} {1e3 * seconds:8.2f} ms in the median of {len(tests)} tests"
+        )
     print(f"{PAGES}, of a row of managed memory: {1e3 * pages:.1f} ms")
     print(f"rest: {1e3 * rest:.1f} ms, limit {1e3 * REST_LIMIT:.0f} ms")
-    print(f"two checks of a {chosen.mib} MiB triad: {1e3 * check:.1f} ms, limit {1e3 * CHECK_LIMIT:.0f} ms")
+    print(
+        f"two checks of a {chosen.mib} MiB triad: {1e3 * check:.1f} ms, limit {1e3 * CHECK_LIMIT:.0f} ms"
+    )
     if chosen.json:
         record = {
             "kind": "test overhead",

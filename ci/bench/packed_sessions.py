@@ -46,7 +46,11 @@ TESTS, LARGEST, LONGEST = 60, 40 * GiB, 1.0
 ORDERS = 3
 LEARN, PACKED = 60.0, 20.0  # seconds that a session of the 60 tests needs, before one is timed
 LOOK = 0.05  # seconds between two readings of how busy the GPU is
-SELECTION = ("cupy_tests/creation_tests", "cupy_tests/manipulation_tests", "cupy_tests/statistics_tests")
+SELECTION = (
+    "cupy_tests/creation_tests",
+    "cupy_tests/manipulation_tests",
+    "cupy_tests/statistics_tests",
+)
 WORK = {
     "cuda": """
 import time, cupy, pytest
@@ -97,7 +101,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begun = time.time()
     result = yield
     with open(os.environ["PACKED_TIMES"], "a", encoding="utf-8") as file:
-        file.write(json.dumps([begun, time.time(), item.nodeid, os.environ.get("PYTEST_XDIST_WORKER", "")]) + "\n")
+        file.write(
+            json.dumps([begun, time.time(), item.nodeid, os.environ.get("PYTEST_XDIST_WORKER", "")])
+            + "\n"
+        )
     return result
 
 
@@ -121,7 +128,9 @@ class Sessions:
         place = self.folder / name
         place.mkdir(exist_ok=True)
         (place / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-        (place / "test_it.py").write_text(WORK[self.device.partition(":")[0]] + tests, encoding="utf-8")
+        (place / "test_it.py").write_text(
+            WORK[self.device.partition(":")[0]] + tests, encoding="utf-8"
+        )
         return place
 
     def run(self, place: Path, *options: str, needs: float = 0.0) -> dict[str, Any] | None:
@@ -132,15 +141,41 @@ class Sessions:
         times = self.folder / "times"
         times.unlink(missing_ok=True)
         unwanted = ("CI", "GPUMEM", "PYTEST_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-        path = os.pathsep.join([str(Path(__file__).resolve().parent), environment.get("PYTHONPATH", "")])
-        environment |= {"PACKED_TIMES": str(times), "PYTHONPATH": path, "CUPY_CACHE_DIR": str(self.folder / "cupy")}
-        command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "packed_sessions", "-p", "no:randomly", *options]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(unwanted)
+        }
+        path = os.pathsep.join(
+            [str(Path(__file__).resolve().parent), environment.get("PYTHONPATH", "")]
+        )
+        environment |= {
+            "PACKED_TIMES": str(times),
+            "PYTHONPATH": path,
+            "CUPY_CACHE_DIR": str(self.folder / "cupy"),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-W",
+            "ignore",
+            "-p",
+            "packed_sessions",
+            "-p",
+            "no:randomly",
+            *options,
+        ]
         begun = time.time()
         with _busy(self.device) as busy:
             # A session of its own: the workers of one that takes too long end with it.
             process = subprocess.Popen(
-                command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+                command,
+                cwd=place,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
             )
             try:
                 printed, _ = process.communicate(timeout=self.left)
@@ -149,7 +184,11 @@ class Sessions:
                 printed, _ = process.communicate()
                 printed += "\ngpumem: ended by the time that was left"
         spans = [span for span in map(json.loads, _lines(times)) if "gpumem-pack" not in span[2]]
-        said = [line for line in printed.splitlines() if line.startswith("gpumem: ") or re.search(r"\d+ (passed|failed|error)", line)]
+        said = [
+            line
+            for line in printed.splitlines()
+            if line.startswith("gpumem: ") or re.search(r"\d+ (passed|failed|error)", line)
+        ]
         print(f"$ pytest {' '.join(options)}", *said, sep="\n  ", flush=True)
         if process.returncode != 0:
             print(printed[-3000:], flush=True)
@@ -159,7 +198,9 @@ class Sessions:
             "seconds": time.time() - begun,
             "tests": len({span[2] for span in spans}),
             "first_test_after": min(span[0] for span in spans) - begun if spans else None,
-            "tests_seconds": max(span[1] for span in spans) - min(span[0] for span in spans) if spans else None,
+            "tests_seconds": max(span[1] for span in spans) - min(span[0] for span in spans)
+            if spans
+            else None,
             "spans": spans,
             "gpu_busy": sum(busy) / len(busy) / 100 if busy else None,
             "said": said,
@@ -203,7 +244,11 @@ def _busy(device: str) -> Iterator[list[int]]:
 def most_at_once(spans: list[list[Any]], nbytes: dict[str, int]) -> int:
     """The most bytes that tests which run at once have together. `nbytes`: by node id."""
     # At the same moment an end comes first.
-    changes = sorted(change for begun, ended, name, _ in spans for change in ((begun, nbytes[name]), (ended, -nbytes[name])))
+    changes = sorted(
+        change
+        for begun, ended, name, _ in spans
+        for change in ((begun, nbytes[name]), (ended, -nbytes[name]))
+    )
     now = most = 0
     for _, change in changes:
         now += change
@@ -215,7 +260,9 @@ def beyond(spans: list[list[Any]], slept: dict[str, float]) -> dict[str, float]:
     """Mean seconds of a test beyond its sleep: of the first test of each worker, which makes the context, and of the others."""
     seen, found = set[str](), dict[str, list[float]]()
     for begun, ended, name, worker in sorted(spans):
-        found.setdefault("others" if worker in seen else "first of a worker", []).append(ended - begun - slept[name])
+        found.setdefault("others" if worker in seen else "first of a worker", []).append(
+            ended - begun - slept[name]
+        )
         seen.add(worker)
     return {which: sum(seconds) / len(seconds) for which, seconds in found.items()}
 
@@ -224,34 +271,73 @@ def sixty(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None
     """60 tests that wait on the host: what is wrong with packing."""
     draw, slower = random.Random(1), 1.0 if sessions.device.startswith("cuda") else 0.2
     largest = min(LARGEST, total // 2)
-    plan = [(int(draw.uniform(0, largest)), draw.uniform(0.05, LONGEST) * slower) for _ in range(TESTS)]
+    plan = [
+        (int(draw.uniform(0, largest)), draw.uniform(0.05, LONGEST) * slower) for _ in range(TESTS)
+    ]
     nbytes = {f"test_it.py::test_{number}": size for number, (size, _) in enumerate(plan)}
-    bound = max(sum(size * seconds for size, seconds in plan) / total, *(seconds for _, seconds in plan))
-    found: dict[str, Any] = {"bound": bound, "total": total, "serial": sum(seconds for _, seconds in plan), "limit": LIMIT, "sessions": []}
+    bound = max(
+        sum(size * seconds for size, seconds in plan) / total, *(seconds for _, seconds in plan)
+    )
+    found: dict[str, Any] = {
+        "bound": bound,
+        "total": total,
+        "serial": sum(seconds for _, seconds in plan),
+        "limit": LIMIT,
+        "sessions": [],
+    }
     wrong, needs = list[str](), LEARN
     for order in range(ORDERS + 1):
         numbers = [*range(TESTS)]
         if order:
             random.Random(order).shuffle(numbers)
-        tests = "".join(f"\ndef test_{number}(work):\n    work{plan[number]}\n" for number in numbers)
-        one = sessions.run(sessions.suite("sixty", tests), *sessions.pack, "-n", "10" if order else "1", needs=needs * slower)
+        tests = "".join(
+            f"\ndef test_{number}(work):\n    work{plan[number]}\n" for number in numbers
+        )
+        one = sessions.run(
+            sessions.suite("sixty", tests),
+            *sessions.pack,
+            "-n",
+            "10" if order else "1",
+            needs=needs * slower,
+        )
         if one is None:
             break
         needs = one["seconds"] if order else PACKED
         spans = one.pop("spans")
         ratio = one["tests_seconds"] / bound if spans else None
         took = {name: end - begun for begun, end, name, _ in spans}
-        more = beyond(spans, {f"test_it.py::test_{number}": seconds for number, (_, seconds) in enumerate(plan)})
-        as_ran = max(sum(nbytes[name] * seconds for name, seconds in took.items()) / total, *took.values()) if spans else None
+        more = beyond(
+            spans,
+            {f"test_it.py::test_{number}": seconds for number, (_, seconds) in enumerate(plan)},
+        )
+        as_ran = (
+            max(
+                sum(nbytes[name] * seconds for name, seconds in took.items()) / total,
+                *took.values(),
+            )
+            if spans
+            else None
+        )
         twice = sum(int(line.split()[1]) for line in one["said"] if "ran twice (memory)" in line)
         at_once = most_at_once(spans, nbytes)
         found["sessions"].append(
-            {"order": order, "ratio": ratio, "bound_as_ran": as_ran, "twice": twice, "most_bytes": at_once, "beyond": more, **one}
+            {
+                "order": order,
+                "ratio": ratio,
+                "bound_as_ran": as_ran,
+                "twice": twice,
+                "most_bytes": at_once,
+                "beyond": more,
+                **one,
+            }
         )
         write(found)
         name = f"order {order}" if order else "the session that learns"
         of = f"{one['tests_seconds']} s, ratio {ratio}, bound {bound:.2f} s, with the times that the tests took {as_ran} s"
-        print(f"{name}: {of}, at most {at_once / GiB:.1f} GiB, beyond its sleep {more}, GPU busy {one['gpu_busy']}", flush=True)
+        print(
+            f"{name}: {of}, at most {at_once / GiB:.1f} GiB, beyond its sleep {more}, GPU busy {one['gpu_busy']}",
+            flush=True,
+        )
         if one["exit"] != 0 or one["tests"] != TESTS:
             wrong.append(f"{name}: exit code {one['exit']}, {one['tests']} tests")
         if twice:
@@ -265,7 +351,10 @@ def sixty(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None
 
 def busy(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None]) -> list[str]:
     """Tests that keep the GPU busy: the factor that packing gains."""
-    place = sessions.suite("busy", "\n@pytest.mark.parametrize('number', range(12))\ndef test_busy(number, compute):\n    compute()\n")
+    place = sessions.suite(
+        "busy",
+        "\n@pytest.mark.parametrize('number', range(12))\ndef test_busy(number, compute):\n    compute()\n",
+    )
     found: dict[str, Any] = {}
     for name, workers in (("learns", "1"), ("one worker", "1"), ("six workers", "6")):
         if (one := sessions.run(place, *sessions.pack, "-n", workers)) is not None:
@@ -273,7 +362,9 @@ def busy(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None]
             write({**found, name: one})
             found[name] = one
     if len(found) == 3 and all(one["tests_seconds"] for one in found.values()):
-        found["factor"] = found["one worker"]["tests_seconds"] / found["six workers"]["tests_seconds"]
+        found["factor"] = (
+            found["one worker"]["tests_seconds"] / found["six workers"]["tests_seconds"]
+        )
         print("busy kernels: factor", found["factor"])
         write(found)
     return []
@@ -285,7 +376,16 @@ def cupy(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None]
     if not place.is_dir():
         return [f"CuPy's tests are not in {place}: CUPY_TESTS names their folder"]
     os.environ["SOME_TESTS"] = "800"
-    common = ["-p", "some_tests", "-c", "/dev/null", "--rootdir", str(place), "-o", f"cache_dir={sessions.folder / 'cache'}"]
+    common = [
+        "-p",
+        "some_tests",
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(place),
+        "-o",
+        f"cache_dir={sessions.folder / 'cache'}",
+    ]
     common += [*SELECTION, "-k", "not huge and not large and not no_oom"]
     plain, found = ("-p", "no:gpumem"), dict[str, Any]()
     for name, options in {
@@ -299,18 +399,28 @@ def cupy(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None]
             one.pop("spans")
             found[name] = one
             write(found)
-            print(f"{name}: {one['tests_seconds']} s for {one['tests']} tests, exit code {one['exit']}")
+            print(
+                f"{name}: {one['tests_seconds']} s for {one['tests']} tests, exit code {one['exit']}"
+            )
     return []
 
 
-PARTS: dict[str, Callable[[Sessions, int, Callable[[dict[str, Any]], None]], list[str]]] = {"sixty": sixty, "busy": busy, "cupy": cupy}
+PARTS: dict[str, Callable[[Sessions, int, Callable[[dict[str, Any]], None]], list[str]]] = {
+    "sixty": sixty,
+    "busy": busy,
+    "cupy": cupy,
+}
 
 
 def main() -> int:
     """Run, print and record."""
     parser = record_parser(__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone; can be given several times")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for all parts together (default: %(default)s)")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="this part alone; can be given several times"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="for all parts together (default: %(default)s)"
+    )
     given = parser.parse_args()
     chosen = chosen_device(parser, given.device)
     seen = chosen.occupancy(chosen.facts.uuid or chosen.facts.key)
@@ -326,7 +436,9 @@ def main() -> int:
         "parts": {},
     }
     wrong = []
-    with tempfile.TemporaryDirectory(prefix="packed-sessions-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="packed-sessions-", ignore_cleanup_errors=True
+    ) as folder:
         sessions = Sessions(given.device, given.seconds, Path(folder))
         for name in given.only or PARTS:
 

@@ -42,7 +42,11 @@ TESTS = 200
 CONTEXT = 512 * MiB  # that a worker holds between tests
 WORKERS = 6  # of each GPU
 SPARED = 64  # as in the plugin: one part of so many of a GPU stays free
-LOOK, POLL, START = 0.2, 0.05, 2.0  # seconds between two looks of a session, and of a worker that waits; of starting a worker
+LOOK, POLL, START = (
+    0.2,
+    0.05,
+    2.0,
+)  # seconds between two looks of a session, and of a worker that waits; of starting a worker
 MEASURES = "measures"
 LIMIT = 1.15  # times the bound, for the median of undisturbed suites
 SCENARIOS: dict[str, tuple[int, int, int]] = {
@@ -77,7 +81,11 @@ def suite(draw: random.Random, wrong: float) -> list[Test]:
     for number in range(TESTS):
         kind = number % 25
         alone = MEASURES if kind == 3 else "takes 2 GPUs" if number in (60, 140) else ""
-        asked = Asked(f"test_{number // 10}.py::test_{number}", gpus=2 if number in (60, 140) else 1, alone=alone)
+        asked = Asked(
+            f"test_{number // 10}.py::test_{number}",
+            gpus=2 if number in (60, 140) else 1,
+            alone=alone,
+        )
         nbytes, works = int(draw.uniform(0, 40) * GiB), kind != 4
         recorded = int(nbytes * (draw.uniform(0.5, 1.5) if draw.random() < wrong else 1))
         tests.append(Test(asked, draw.uniform(0.1, 5), nbytes if works else 0, recorded, works))
@@ -88,7 +96,10 @@ def suite(draw: random.Random, wrong: float) -> list[Test]:
 def bound(tests: Sequence[Test], capacity: int, gpus: int) -> float:
     """Seconds below which no session can be."""
     alone = [test for test in tests if test.asked.alone]
-    area = sum(test.seconds * (capacity * test.asked.gpus if test in alone else test.nbytes) for test in tests)
+    area = sum(
+        test.seconds * (capacity * test.asked.gpus if test in alone else test.nbytes)
+        for test in tests
+    )
     measuring = sum(test.seconds for test in alone if test.asked.alone == MEASURES) / gpus
     return max(area / (capacity * gpus), measuring, *(test.seconds for test in tests))
 
@@ -103,7 +114,12 @@ class World:
         self.alive: set[Process] = set()
         self.held: list[dict[Process, int]] = [{} for _ in range(gpus)]  # of each GPU
         self.room = capacity - capacity // SPARED
-        self.gpus = [Gpu(folder / f"{number}.leases", str(number), lambda: self.room, self.alive.__contains__) for number in range(gpus)]
+        self.gpus = [
+            Gpu(
+                folder / f"{number}.leases", str(number), lambda: self.room, self.alive.__contains__
+            )
+            for number in range(gpus)
+        ]
         self.out_of_memory = 0
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
@@ -261,7 +277,10 @@ class Session:
         self._look()
 
     def _plan(self) -> list[Job]:
-        return jobs_of([test.asked for test in self.tests], {test.asked.nodeid: test.learnt for test in self.tests})
+        return jobs_of(
+            [test.asked for test in self.tests],
+            {test.asked.nodeid: test.learnt for test in self.tests},
+        )
 
     def _join(self, worker: Worker) -> None:
         self.scheduler.add_node(worker)
@@ -302,7 +321,9 @@ class Session:
             self.world.end(worker.process)
 
 
-def disturb(scenario: str, world: World, session: Session, draw: random.Random, further: list[Session]) -> None:
+def disturb(
+    scenario: str, world: World, session: Session, draw: random.Random, further: list[Session]
+) -> None:
     """Have happen what a scenario is about."""
     if scenario.startswith("workers killed"):
         for _ in range(6):
@@ -360,7 +381,10 @@ def simulated(scenario: str, seed: int, folder: Path) -> dict[str, Any]:
 def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a scenario showed."""
     ratios = sorted(one["ratio"] for one in found)
-    sums = {name: sum(one[name] for one in found) for name in ("out_of_memory", "twice", "failed", "not_run", "locked")}
+    sums = {
+        name: sum(one[name] for one in found)
+        for name in ("out_of_memory", "twice", "failed", "not_run", "locked")
+    }
     faster = statistics.median(one["serial"] for one in found)
     return {
         "suites": len(found),
@@ -384,27 +408,51 @@ def broken(name: str, of: dict[str, Any]) -> list[str]:
 
 def table(record: dict[str, Any]) -> str:
     """The record as text."""
-    lines = ["SIMULATED, no GPU: suites of 200 tests: time over the bound, and how much faster than one test after another", ""]
-    heads = ("suites", "median", "95 %", "worst", "faster", "no memory", "fail", "not run", "locked")
+    lines = [
+        "SIMULATED, no GPU: suites of 200 tests: time over the bound, and how much faster than one test after another",
+        "",
+    ]
+    heads = (
+        "suites",
+        "median",
+        "95 %",
+        "worst",
+        "faster",
+        "no memory",
+        "fail",
+        "not run",
+        "locked",
+    )
     lines.append(f"{'':45}" + "".join(f"{head:>10}" for head in heads))
     for name, of in record["scenarios"].items():
         figures = [f"{of[key]:.2f}" for key in ("median", "p95", "worst", "times_faster")]
         counts = [str(of[key]) for key in ("out_of_memory", "failed", "not_run", "locked")]
-        lines.append(f"{name:45}" + "".join(f"{one:>10}" for one in (str(of["suites"]), *figures, *counts)))
+        lines.append(
+            f"{name:45}" + "".join(f"{one:>10}" for one in (str(of["suites"]), *figures, *counts))
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--part", type=float, default=1.0, help="part of the suites (default: %(default)s)")
+    parser.add_argument(
+        "--part", type=float, default=1.0, help="part of the suites (default: %(default)s)"
+    )
     parser.add_argument("--only", default="", help="scenarios whose name begins so")
     given = parser.parse_args()
     begun, started = utc_now(), time.perf_counter()
     scenarios = {}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    ) as folder:
         for name, (suites, _, _) in SCENARIOS.items():
             if name.startswith(given.only):
-                scenarios[name] = summary([simulated(name, seed, Path(folder)) for seed in range(max(1, round(suites * given.part)))])
+                scenarios[name] = summary(
+                    [
+                        simulated(name, seed, Path(folder))
+                        for seed in range(max(1, round(suites * given.part)))
+                    ]
+                )
     record = {
         "kind": "packing_simulation",
         "begun": begun,

@@ -35,12 +35,16 @@ def night(draw: Callable[[], int], past: list[PastFootprint]) -> tuple[Outcome, 
         verdict = with_verdict(Row("test_peak", LIMITS, OPEN), findings).verdict
         if not saved or not decidable(seen, LIMITS, verdict, saved, LOOKS[-1]):
             return findings[0].outcome, seen
-        more = next(count for count in LOOKS if count > 1 + len(seen.further)) - 1 - len(seen.further)
+        more = (
+            next(count for count in LOOKS if count > 1 + len(seen.further)) - 1 - len(seen.further)
+        )
         further = (*seen.further, *(FootprintRepeat(draw()) for _ in range(more)))
         seen = Footprint(seen.peak, watched=seen.watched, driver_peak=0, further=further)
 
 
-def simulated(share: float, histories: int, nights: int, levels: int, seed: int) -> dict[str, float]:
+def simulated(
+    share: float, histories: int, nights: int, levels: int, seed: int
+) -> dict[str, float]:
     """Shares of nights and histories. `share`: of processes whose peak is higher; `levels`: different higher peaks."""
     random = np.random.default_rng(seed)
     failed = undecided = processes = 0
@@ -71,13 +75,19 @@ def simulated(share: float, histories: int, nights: int, levels: int, seed: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--histories", type=int, default=200)
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    print(f"{options.histories} histories of {options.nights} nights; limit 1 % of 1 GiB; a growth is of 32 MiB in all processes")
-    print("higher in  by       unchanged: FAIL  UNDECIDED  processes  first night after a growth: FAIL    PASS")
+    print(
+        f"{options.histories} histories of {options.nights} nights; limit 1 % of 1 GiB; a growth is of 32 MiB in all processes"
+    )
+    print(
+        "higher in  by       unchanged: FAIL  UNDECIDED  processes  first night after a growth: FAIL    PASS"
+    )
     for levels in (1, 8):
         for share in (0.0, 0.05, 0.2, 0.25, 0.3, 0.5):
             found = simulated(share, options.histories, options.nights, levels, options.seed)

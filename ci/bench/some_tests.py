@@ -84,7 +84,11 @@ def _subscribe(language: str) -> None:
 
     module = cupti.imported()
     CALLS._number(module)
-    nothing = cupti._CALLED(("getpid", ctypes.CDLL(None))) if language == "C" else cupti._CALLED(lambda data, domain, number, address: None)
+    nothing = (
+        cupti._CALLED(("getpid", ctypes.CDLL(None)))
+        if language == "C"
+        else cupti._CALLED(lambda data, domain, number, address: None)
+    )
     subscription = cupti._Subscription(module, nothing)
     for number in (*CALLS._launches, *CALLS._calls):
         subscription.enable((int(module.CallbackDomain.DRIVER_API), number))

@@ -28,12 +28,19 @@ def suite(device: str, words: list[str]) -> dict[str, Any]:
         results, junit = Path(folder, "results.json"), Path(folder, "junit.xml")
         own = (f"--gpumem-device={device}", f"--benchmark-json={results}", f"--junitxml={junit}")
         begun = time.perf_counter()
-        code = subprocess.run([sys.executable, "-m", "pytest", "-q", "--gpumem", *own, *words], cwd=ROOT, check=False).returncode
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--gpumem", *own, *words], cwd=ROOT, check=False
+        ).returncode
         seconds = time.perf_counter() - begun
         counts = ElementTree.parse(junit).getroot()[0].attrib
         rows = json.loads(results.read_text())["gpumem"]["rows"] if results.exists() else []
     found = {name: int(counts[name]) for name in ("tests", "failures", "errors", "skipped")}
-    return {"exit": code, "seconds": seconds, **found, "rows": Counter(row["verdict"]["outcome"] for row in rows)}
+    return {
+        "exit": code,
+        "seconds": seconds,
+        **found,
+        "rows": Counter(row["verdict"]["outcome"] for row in rows),
+    }
 
 
 def main() -> int:
@@ -43,7 +50,13 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="further arguments of pytest")
     options = parser.parse_args()
     device = device_of(chosen_device(parser, options.device).facts)
-    record: dict[str, Any] = {"kind": "suite_runs", "begun": utc_now(), "ended": None, "device": device, "runs": []}
+    record: dict[str, Any] = {
+        "kind": "suite_runs",
+        "begun": utc_now(),
+        "ended": None,
+        "device": device,
+        "runs": [],
+    }
     for number in range(options.runs):
         record["runs"].append(suite(options.device, options.words))
         record["ended"] = utc_now()

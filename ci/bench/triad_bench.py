@@ -71,7 +71,9 @@ class TriadBench:
         self._kernels = Kernels(self.device)
         self.triad = self._kernels.triad
         self._conductor = Conductor(self.device, Ranges(), profiled=False)
-        self._unrelated: list[Allocation] = [self.device.memory.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
+        self._unrelated: list[Allocation] = [
+            self.device.memory.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated
+        ]
 
     @contextmanager
     def arrays(self, nbytes: int, dtype: str = "f4") -> Iterator[tuple[Buffer, Buffer, Buffer]]:
@@ -92,10 +94,14 @@ class TriadBench:
         finally:
             self.arena.release(made.allocation)
 
-    def measure(self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad") -> tuple[Measurement, float]:
+    def measure(
+        self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad"
+    ) -> tuple[Measurement, float]:
         """Measure a kernel by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
-        target = self._conductor.target(getattr(self._kernels, kernel), arguments, {}, arena=self.arena)
+        target = self._conductor.target(
+            getattr(self._kernels, kernel), arguments, {}, arena=self.arena
+        )
         measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name=kernel)
         return measurement, time.perf_counter() - begun
 
@@ -121,7 +127,11 @@ class TriadBench:
             else:
                 packed.append(np.float32(values[item]))
         entry = kernel.expression("float", shape)
-        module = cupy.RawModule(code=sources.read(kernel.source), options=tuple(sources.COMPILE_OPTIONS), name_expressions=[entry])
+        module = cupy.RawModule(
+            code=sources.read(kernel.source),
+            options=tuple(sources.COMPILE_OPTIONS),
+            name_expressions=[entry],
+        )
         function = module.get_function(entry).kernel
         grid, block, arguments = (shape.blocks,), (shape.threads,), tuple(packed)
         streams: dict[int, Any] = {}

@@ -63,7 +63,9 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     device: int  # index of its process's device
     mode: str | None
     held: int  # index of what it holds
-    resets: tuple[tuple[str, str, str, str, tuple[str, ...]], ...]  # id, key, reason, who and accepted
+    resets: tuple[
+        tuple[str, str, str, str, tuple[str, ...]], ...
+    ]  # id, key, reason, who and accepted
     rejected: tuple[str, ...]
 
 
@@ -74,7 +76,9 @@ class _Index(msgspec.Struct, array_like=True):
     entries: list[_Entry] = []
 
 
-def listed(paths: Sequence[Path], read: Callable[[Path], RunFile], contents: dict[Path, RunFile]) -> dict[Path, IndexRun]:
+def listed(
+    paths: Sequence[Path], read: Callable[[Path], RunFile], contents: dict[Path, RunFile]
+) -> dict[Path, IndexRun]:
     """What each file of one folder holds, by path, in their order.
     `read`: reads and checks a file that the index does not have.
     `contents`: gets the files that were read, if there are few.
@@ -94,14 +98,18 @@ def listed(paths: Sequence[Path], read: Callable[[Path], RunFile], contents: dic
                 contents[path] = content
             entry = _entry(path.name, size, changed, content, devices, held)
             processes += [device_from_json(device) for device in devices.values[len(processes) :]]
-        process = SavedProcess(entry.id, entry.utc, entry.revision, processes[entry.device], entry.sequence, entry.mode)
+        process = SavedProcess(
+            entry.id, entry.utc, entry.revision, processes[entry.device], entry.sequence, entry.mode
+        )
         found[path] = _of(entry, held.values[entry.held], process)
         entries.append(entry)
     if new and place is not None:
         # The next session makes it again. msgpack has no integers of more than 64 bits, and no names that are no text.
         with suppress(OSError, OverflowError, UnicodeEncodeError):
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, msgspec.msgpack.encode(_Index(VERSION, devices.values, held.values, entries)))
+            write_whole(
+                place, msgspec.msgpack.encode(_Index(VERSION, devices.values, held.values, entries))
+            )
     return found
 
 
@@ -144,7 +152,9 @@ def _loaded(place: Path) -> _Index:
         return _Index()
 
 
-def _entry(name: str, size: int, changed: int, content: RunFile, devices: _Numbers, held: _Numbers) -> _Entry:
+def _entry(
+    name: str, size: int, changed: int, content: RunFile, devices: _Numbers, held: _Numbers
+) -> _Entry:
     process = content.process
     mode = process.mode
     return _Entry(
@@ -160,7 +170,10 @@ def _entry(name: str, size: int, changed: int, content: RunFile, devices: _Numbe
         mode,
         held.of(
             _FileRows(
-                tuple((row.key, row.reset, row.processes, _group(row.measurement, mode)) for row in content.rows),
+                tuple(
+                    (row.key, row.reset, row.processes, _group(row.measurement, mode))
+                    for row in content.rows
+                ),
                 tuple((one.key, one.reset) for one in content.footprints),
             )
         ),
@@ -170,10 +183,13 @@ def _entry(name: str, size: int, changed: int, content: RunFile, devices: _Numbe
 
 
 def _of(entry: _Entry, held: _FileRows, process: SavedProcess) -> IndexRun:
-    rows = tuple(ListedRow(key, process, reset, count, group) for key, reset, count, group in held.rows)
+    rows = tuple(
+        ListedRow(key, process, reset, count, group) for key, reset, count, group in held.rows
+    )
     footprints = tuple(ListedRow(key, process, reset) for key, reset in held.footprints)
     resets = tuple(
-        Reset(id, key, reason, who, entry.utc, entry.revision, entry.sequence, accepted) for id, key, reason, who, accepted in entry.resets
+        Reset(id, key, reason, who, entry.utc, entry.revision, entry.sequence, accepted)
+        for id, key, reason, who, accepted in entry.resets
     )
     return IndexRun(entry.key, process, rows, footprints, resets, entry.rejected)
 
@@ -186,7 +202,9 @@ def _group(measurement: Measurement, mode: str | None) -> str:
         part = round(math.log(controls.latency) * PARTS / drift.LIMITS["latency"])
         variant = f"{controls.source} {part}"
     card = "" if taken is None else taken.card or ""
-    return "|".join((measurement.mode, *how(measurement), str(measurement.profiled), card, variant, mode or ""))
+    return "|".join(
+        (measurement.mode, *how(measurement), str(measurement.profiled), card, variant, mode or "")
+    )
 
 
 def needed(rows: Mapping[str, Sequence[ListedRow]], newest: int) -> dict[str, list[str]]:

@@ -28,7 +28,8 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.settings import masked, place
 
-SUBFOLDER = "gpumem"  # folder of the runs below the device's key, beside the files of pytest-benchmark
+SUBFOLDER = "gpumem"
+"""Folder of the runs below the device's key, beside the files of pytest-benchmark."""
 PATIENCE = 60.0  # seconds without any answer after which a store is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -62,7 +63,11 @@ class Storage:
     def devices(self) -> list[str]:
         """Keys of the devices that have runs here. Raises `BaselineError`: the store cannot be reached."""
         try:
-            return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
+            return sorted(
+                path.parent.name
+                for path in self.folder.glob(f"*/{SUBFOLDER}")
+                if any(path.glob("*.json"))
+            )
         except OSError:
             return []
 
@@ -71,7 +76,9 @@ class Storage:
         Raises `BaselineError`: the store cannot be reached; or the folder is a file.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
-            raise BaselineError(f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU")
+            raise BaselineError(
+                f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU"
+            )
 
     def shown(self, path: Path) -> str:
         """The name of a file of `at` for messages."""
@@ -104,7 +111,9 @@ class Storage:
             for name in names:
                 (self.at(key) / name).unlink(missing_ok=True)
         except OSError as error:
-            raise BaselineError(f"{self.at(key)}: cannot remove {error.filename}: {error.strerror or error}") from None
+            raise BaselineError(
+                f"{self.at(key)}: cannot remove {error.filename}: {error.strerror or error}"
+            ) from None
 
 
 class RemoteStorage(Storage):
@@ -115,7 +124,11 @@ class RemoteStorage(Storage):
         self.url = url.rstrip("/")
         self.offline = offline
         # Without credentials: a gate knows the store by its results, which have none.
-        self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        self._own = (
+            user_cache_path("pytest-gpumem")
+            / "baselines"
+            / hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        )
         self._devices: list[str] | None = None
         super().__init__(self._own / "copy")
 
@@ -199,7 +212,9 @@ class RemoteStorage(Storage):
         raise AssertionError("the last line has devices or an error")
 
 
-def storage(written: str | Path | Storage, base: Path | None = None, *, offline: bool = False) -> Storage:
+def storage(
+    written: str | Path | Storage, base: Path | None = None, *, offline: bool = False
+) -> Storage:
     """The place that an option names.
     `written`: a folder, which may begin with "~", or a URL; a storage is given back.
     `base`: a relative folder is below it; None: the working directory.
@@ -229,9 +244,13 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-c", _PROGRAM, json.dumps([str(_ROOT), *filter(None, sys.path)])]
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
         except OSError as error:
-            raise BaselineError(f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}") from None
+            raise BaselineError(
+                f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}"
+            ) from None
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -240,7 +259,9 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
                 process.stdin.close()
             pending, until = b"", time.monotonic() + PATIENCE
             while True:
-                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[
+                    0
+                ]:
                     raise BaselineError(f"{url}: no answer for {PATIENCE:.0f} s")
                 part = os.read(process.stdout.fileno(), 1 << 16)
                 if not part:
@@ -251,7 +272,9 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
             process.wait()
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            yield {"error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"}
+            yield {
+                "error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"
+            }
         finally:
             process.kill()
             for pipe in (process.stdin, process.stdout):

@@ -33,7 +33,14 @@ from pytest_gpumem.baselines.history import (
     counting,
 )
 from pytest_gpumem.baselines.index import IndexRun, listed, needed
-from pytest_gpumem.baselines.layout import LARGEST, read, read_checked, reduced, reduced_footprint, written
+from pytest_gpumem.baselines.layout import (
+    LARGEST,
+    read,
+    read_checked,
+    reduced,
+    reduced_footprint,
+    written,
+)
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable, way_of
@@ -45,7 +52,9 @@ from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
-CLOCKS_DIFFER = timedelta(hours=1)  # largest difference between the clocks of two machines that is not reported
+CLOCKS_DIFFER = timedelta(
+    hours=1
+)  # largest difference between the clocks of two machines that is not reported
 _NAMED = re.compile(r"-([0-9a-f]{16})\.json\Z")  # digest in a file's name
 IMPROVED = "--gpumem-save"  # `Reset.who` of an accepted gain
 
@@ -58,7 +67,9 @@ class SaveResult:
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
     resets: tuple[Reset, ...] = ()  # by gains among the saved rows, and by accepted changes
-    rejected: tuple[str, ...] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
+    rejected: tuple[
+        str, ...
+    ] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
 
 
 class Store:
@@ -74,7 +85,9 @@ class Store:
         """Why nothing can be stored here, to be checked before long work; None if something can."""
         return self.storage.unwritable(self._facts.key)
 
-    def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
+    def load(
+        self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW
+    ) -> Baseline:
         """Read all saved rows of this device.
         `ancestry`: finds the history that holds each revision. Then only the runs count whose revision the change is built on. None: all
         files count.
@@ -85,29 +98,51 @@ class Store:
         """
         with uncollected():
             contents, seen = dict[Path, RunFile](), dict[str, str]()
-            found = listed(_paths(self.storage, self._facts.key), partial(load_file, at=self.storage), contents)
+            found = listed(
+                _paths(self.storage, self._facts.key), partial(load_file, at=self.storage), contents
+            )
             for path, one in found.items():
                 _refuse_copy(seen, one.process.id, path, self.storage)
                 if one.process.device.simulated != self._facts.simulated:
-                    kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
-                    raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
+                    kinds = (
+                        ("real", "simulated") if self._facts.simulated else ("simulated", "real")
+                    )
+                    raise BaselineError(
+                        f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}"
+                    )
                 if one.key != self._facts.key:
-                    raise BaselineError(f"{self.storage.shown(path)}: of {one.key!r}, this device is {self._facts.key}")
+                    raise BaselineError(
+                        f"{self.storage.shown(path)}: of {one.key!r}, this device is {self._facts.key}"
+                    )
             files, left_out = _of_history(found, ancestry)
             baseline = self._with_figures(files, window, contents)
         note = None if baseline.processes else self._absence(left_out)
-        return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
+        return replace(
+            baseline,
+            note=note,
+            left_out=left_out,
+            sequence=_highest(found.values()),
+            dated_ahead=_dated_ahead(found),
+        )
 
-    def _with_figures(self, files: Mapping[Path, IndexRun], window: int, contents: dict[Path, RunFile]) -> Baseline:
+    def _with_figures(
+        self, files: Mapping[Path, IndexRun], window: int, contents: dict[Path, RunFile]
+    ) -> Baseline:
         """The baseline of the files that count. Only those are read whose runs are compared with.
         `contents`: the files that were read already.
         """
         chosen = counting(files.values())
         timed, watched = needed(chosen.rows, window), needed(chosen.footprints, window)
         wanted = {run for by_key in (timed, watched) for runs in by_key.values() for run in runs}
-        read = [contents.get(path) or load_file(path, self.storage) for path, one in files.items() if one.process.id in wanted]
+        read = [
+            contents.get(path) or load_file(path, self.storage)
+            for path, one in files.items()
+            if one.process.id in wanted
+        ]
         rows = {(one.process.id, one.key): one for content in read for one in content.rows}
-        footprints = {(one.process.id, one.key): one for content in read for one in content.footprints}
+        footprints = {
+            (one.process.id, one.key): one for content in read for one in content.footprints
+        }
         counted = DeviceHistory(
             {key: [rows[run, key] for run in runs] for key, runs in timed.items()},
             {key: [footprints[run, key] for run in runs] for key, runs in watched.items()},
@@ -140,7 +175,9 @@ class Store:
         refused: list[tuple[Row, str]] = []
         for row in rows:
             again = revision in _revisions(row, revision, baseline) or changes.other_way(row)
-            why = refusal(row, self._facts.simulated, again=again, slower=changes.slow_down(row.key))
+            why = refusal(
+                row, self._facts.simulated, again=again, slower=changes.slow_down(row.key)
+            )
             if why is None and row.key in entering:
                 why = "another row of this run has the same key"
             if why is None:
@@ -149,19 +186,33 @@ class Store:
                 refused.append((row, why))
         kept = tuple(entering.values())
         slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
-        rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
-        process = SavedProcess(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
+        rejected = [
+            key for key, revisions in slower if revision in revisions and len(revisions) > 1
+        ]
+        process = SavedProcess(
+            secrets.token_hex(8),
+            datetime.now(timezone.utc),
+            revision,
+            self._facts,
+            baseline.sequence + 1,
+        )
         begun = {reset.key: reset for reset in _resets(kept, removed, changes, process, baseline)}
         if not kept and not rejected and not begun:
             return SaveResult(None, (), tuple(refused))
-        path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
+        path = _write(
+            self.storage,
+            _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected),
+            settings,
+        )
         return SaveResult(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:
             return f"no process counts for {self._facts.key} in {self.storage}: {left_out}"
         others = [key for key in self.storage.devices() if key != self._facts.key]
-        also = f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
+        also = (
+            f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
+        )
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
@@ -181,7 +232,9 @@ def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
 def _refuse_copy(seen: dict[str, str], run: str, path: Path, at: Storage) -> None:
     """Raises `BaselineError`: a run has another file too. `seen`: by the id of a run, the name of its file."""
     if (first := seen.setdefault(run, path.name)) != path.name:
-        raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
+        raise BaselineError(
+            f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice"
+        )
 
 
 def _paths(at: Storage, key: str) -> list[Path]:
@@ -192,7 +245,9 @@ def _paths(at: Storage, key: str) -> list[Path]:
         return sorted(p for p in folder.iterdir() if p.suffix == ".json")
     except FileNotFoundError:
         # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
-        if (link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)) is not None and not link.exists():
+        if (
+            link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)
+        ) is not None and not link.exists():
             raise BaselineError(f"{link}: a dangling link") from None
         return []
     except OSError as error:
@@ -205,7 +260,9 @@ def load_file(path: Path, at: Storage) -> RunFile:
     """
     try:
         text = _bytes(path)
-        if (named := _NAMED.search(path.name)) is not None and named[1] != hashlib.sha256(text).hexdigest()[: len(named[1])]:
+        if (named := _NAMED.search(path.name)) is not None and named[1] != hashlib.sha256(
+            text
+        ).hexdigest()[: len(named[1])]:
             if not at.fetch_again(path):
                 return read(text)  # the digest inside decides: it survives a formatter
             text = _bytes(path)
@@ -239,9 +296,20 @@ def copy(source: Storage, target: Storage) -> dict[str, int]:
 def _rejecting(contents: Collection[RunFile], kept: Collection[str]) -> set[str]:
     """The ids of files that reject rows of the kept ones: a run that another row keeps stays out of the row that was rejected."""
     # The earliest of a revision comes last.
-    rows = [(row.key, one) for one in sorted(contents, key=lambda one: -one.sequence) if one.id in kept for row in one.rows]
+    rows = [
+        (row.key, one)
+        for one in sorted(contents, key=lambda one: -one.sequence)
+        if one.id in kept
+        for row in one.rows
+    ]
     earliest = {(key, one.revision): one.sequence for key, one in rows}
-    return {one.id for one in contents if any(earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected)}
+    return {
+        one.id
+        for one in contents
+        if any(
+            earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected
+        )
+    }
 
 
 def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
@@ -252,10 +320,18 @@ def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
     contents = found.values()
     baseline = assemble(contents, keep)
     kept = {one.process.id for runs in baseline.rows.values() for one in _compared(runs, keep)}
-    kept |= {one.process.id for runs in baseline.footprints.values() for one in (*runs[:1], *runs[-keep:])}
+    kept |= {
+        one.process.id
+        for runs in baseline.footprints.values()
+        for one in (*runs[:1], *runs[-keep:])
+    }
     current = {reset.id for reset in baseline.resets.values()}
     # Without the digest of an accepted change, a later run would take it over again.
-    kept |= {content.id for content in contents if any(reset.id in current or reset.accepted for reset in content.resets)}
+    kept |= {
+        content.id
+        for content in contents
+        if any(reset.id in current or reset.accepted for reset in content.resets)
+    }
     # A later file continues the numbers.
     kept |= {content.id for content in contents if content.sequence == _highest(contents)}
     while True:
@@ -322,18 +398,31 @@ def _of_history(
         else:
             left[unknown if revision is None or revision in known.unknown else other] += 1
     reasons = ", ".join(f"{count} {words}" for words, count in left.items() if count)
-    return counting, f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}" if reasons else None
+    return (
+        counting,
+        f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}"
+        if reasons
+        else None,
+    )
 
 
 def _content(
-    process: SavedProcess, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
+    process: SavedProcess,
+    rows: Iterable[Row],
+    after: Mapping[str, Reset] = {},
+    resets: Iterable[Reset] = (),
+    rejected: Iterable[str] = (),
 ) -> RunFile:
     """The file of a run. `after`: by row key, the last reset."""
     of = [(row, after[row.key].id if row.key in after else None) for row in rows]
     return RunFile(
         process.device.key,
         process,
-        tuple(SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
+        tuple(
+            SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source)
+            for row, last in of
+            if (m := row.measurement)
+        ),
         tuple(
             SavedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last)
             for row, last in of
@@ -345,14 +434,30 @@ def _content(
 
 
 def _resets(
-    kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: SavedProcess, baseline: Baseline
+    kept: Iterable[Row],
+    removed: Iterable[str],
+    changes: Acceptances,
+    process: SavedProcess,
+    baseline: Baseline,
 ) -> Iterator[Reset]:
     """The resets of a run: by changes that it takes over, and by gains. Arguments as of `Store.save`; `kept`: the rows that enter."""
 
     def by(key: str, found: Sequence[Acceptance]) -> Reset:
-        reason, who = ("; ".join(dict.fromkeys(texts)) for texts in zip(*((one.reason, one.who) for one in found), strict=True))
+        reason, who = (
+            "; ".join(dict.fromkeys(texts))
+            for texts in zip(*((one.reason, one.who) for one in found), strict=True)
+        )
         digests = tuple(one.digest for one in found)
-        return Reset(secrets.token_hex(8), key, reason, who, process.utc, process.revision, process.sequence, digests)
+        return Reset(
+            secrets.token_hex(8),
+            key,
+            reason,
+            who,
+            process.utc,
+            process.revision,
+            process.sequence,
+            digests,
+        )
 
     for key in removed:
         if (one := changes.removed(key)) is not None:
@@ -360,8 +465,18 @@ def _resets(
     for row in kept:
         if found := changes.of(row.key):
             yield by(row.key, found)
-        elif (gain := improvement(row, [one.measurement for one in baseline.rows.get(row.key, ())])) is not None:
-            yield Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, process.revision, process.sequence)
+        elif (
+            gain := improvement(row, [one.measurement for one in baseline.rows.get(row.key, ())])
+        ) is not None:
+            yield Reset(
+                secrets.token_hex(8),
+                row.key,
+                gain,
+                IMPROVED,
+                process.utc,
+                process.revision,
+                process.sequence,
+            )
 
 
 def _write(where: Storage, content: RunFile, settings: Mapping[str, object] | None = None) -> Path:

@@ -7,7 +7,13 @@ from functools import partial
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.judging.finding import Finding, Judgement
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, decidable, judge_footprint
+from pytest_gpumem.judging.footprint import (
+    AT_THE_END,
+    RULES,
+    PastFootprint,
+    decidable,
+    judge_footprint,
+)
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.judging.verdict import with_verdict
@@ -26,7 +32,9 @@ def judged(
     strict: bool,
     changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
-    left: Callable[[Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]] = lambda row, findings, comparison: findings,
+    left: Callable[
+        [Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]
+    ] = lambda row, findings, comparison: findings,
 ) -> tuple[Row, Family]:
     """The row with the verdict on its times, counts, machine code and memory; and the family of compared rows after it.
     `row`: with its measurement, its footprint so far, and its limits.
@@ -55,21 +63,39 @@ def judged(
         names = tuple(name for name in RULES if row.footprint.ended or name not in AT_THE_END)
         findings = [*findings, *memory_findings(row, baseline, names, simulated=facts.simulated)]
     left_over = left(row, findings, comparison)
-    return with_verdict(row, left_over, comparison=comparison, simulated=facts.simulated, strict=strict), family
+    return with_verdict(
+        row, left_over, comparison=comparison, simulated=facts.simulated, strict=strict
+    ), family
 
 
-def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool) -> list[Finding]:
+def memory_findings(
+    row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool
+) -> list[Finding]:
     """The findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
     past = _footprints(row, baseline)
     why = baseline.accepted(row.key) or baseline.note
-    return list(judge_footprint(row.footprint, row.limits, past, names, None if past else why, fixtures_alone=simulated and not row.label))
+    return list(
+        judge_footprint(
+            row.footprint,
+            row.limits,
+            past,
+            names,
+            None if past else why,
+            fixtures_alone=simulated and not row.label,
+        )
+    )
 
 
 def peak_is_open(row: Row, baseline: Baseline, most: int) -> bool:
     """True if further processes of this run may decide a growth of a row's peak. `most`: processes of this run at most."""
-    return row.footprint is not None and decidable(row.footprint, row.limits, row.verdict, _footprints(row, baseline), most)
+    return row.footprint is not None and decidable(
+        row.footprint, row.limits, row.verdict, _footprints(row, baseline), most
+    )
 
 
 def _footprints(row: Row, baseline: Baseline) -> list[PastFootprint]:
-    return [PastFootprint(one.footprint, one.process.revision) for one in baseline.past_footprints(row.key)]
+    return [
+        PastFootprint(one.footprint, one.process.revision)
+        for one in baseline.past_footprints(row.key)
+    ]

@@ -27,7 +27,9 @@ FOLDER = ".benchmarks"  # pytest-benchmark's storage, the default place of basel
 VARIABLE = "GPUMEM_BASELINE"
 
 place_option = click.option(
-    "--baseline", metavar="PLACE", help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}."
+    "--baseline",
+    metavar="PLACE",
+    help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}.",
 )
 
 
@@ -58,7 +60,9 @@ def baseline() -> None:
 @baseline.command(
     "list",
     short_help="List every run and every accepted change.",
-    epilog=examples("gpumem baseline list", "gpumem baseline list --test tests/test_a.py::test_triad"),
+    epilog=examples(
+        "gpumem baseline list", "gpumem baseline list --test tests/test_a.py::test_triad"
+    ),
 )
 @place_option
 @test_option
@@ -69,7 +73,9 @@ def list_(baseline: str | None, tests: tuple[str, ...], file: Path | None) -> No
     With --test, list the runs and changes of each row of the test, with its latency and its peak of memory.
     """
     place = opened(baseline)
-    found = [(key, path, content) for key in devices(place) for path, content in _by_age(place, key)]
+    found = [
+        (key, path, content) for key in devices(place) for path, content in _by_age(place, key)
+    ]
     if tests:
         lines = _of_tests(place, tests, [(key, content) for key, _, content in found])
         write_json(file, lines)
@@ -79,12 +85,18 @@ def list_(baseline: str | None, tests: tuple[str, ...], file: Path | None) -> No
             key,
             "file",
             ("time, UTC", "revision", "rows"),
-            [(path.name, _figures(content), _remark(content)) for of, path, content in found if of == key],
+            [
+                (path.name, _figures(content), _remark(content))
+                for of, path, content in found
+                if of == key
+            ],
         )
     write_json(file, [_file(key, path, content) for key, path, content in found])
 
 
-def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, RunFile]]) -> list[dict[str, Any]]:
+def _of_tests(
+    place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, RunFile]]
+) -> list[dict[str, Any]]:
     """Print the runs and changes of the rows that the tests select; the same as plain values.
     Raises `UserError`: a test selects no row.
     """
@@ -95,23 +107,46 @@ def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, 
         if not (selecting := [test for test in tests if names_row(test, row, nodeid)]):
             return
         used.update(selecting)
-        about = {"gpu": key, "row": row, "utc": content.utc.isoformat(timespec="seconds"), "revision": content.revision}
+        about = {
+            "gpu": key,
+            "row": row,
+            "utc": content.utc.isoformat(timespec="seconds"),
+            "revision": content.revision,
+        }
         lines.setdefault((key, row, content.id), about).update(figures)
 
     for key, content in stored:
         for row in content.rows:
             seconds = mean_latency([row.measurement])
-            at(key, content, row.key, row.nodeid, mode=row.measurement.mode, latency_s=seconds, processes=row.processes)
+            at(
+                key,
+                content,
+                row.key,
+                row.nodeid,
+                mode=row.measurement.mode,
+                latency_s=seconds,
+                processes=row.processes,
+            )
         for one in content.footprints:
             at(key, content, one.key, one.nodeid, peak_bytes=one.footprint.peak)
         for reset in content.resets:
             at(key, content, reset.key, reset.key, accepted_by=reset.who, reason=reset.reason)
     if unknown := next((test for test in tests if test not in used), None):
         names = [name for _, content in stored for pair in content.nodeids.items() for name in pair]
-        raise UserError(f"--test: {unknown}: no row in {place} belongs to it{did_you_mean(unknown, names, cutoff=0.5)}")
+        raise UserError(
+            f"--test: {unknown}: no row in {place} belongs to it{did_you_mean(unknown, names, cutoff=0.5)}"
+        )
     for key in dict.fromkeys(key for key, _ in stored):
-        of_gpu = sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"]))
-        _table(key, "row", ("time, UTC", "revision", "latency", "peak"), [_shown(line) for line in of_gpu])
+        of_gpu = sorted(
+            (line for line in lines.values() if line["gpu"] == key),
+            key=lambda line: str(line["row"]),
+        )
+        _table(
+            key,
+            "row",
+            ("time, UTC", "revision", "latency", "peak"),
+            [_shown(line) for line in of_gpu],
+        )
     return list(lines.values())
 
 
@@ -145,9 +180,18 @@ def push(source: str, target: str) -> None:
         click.echo(printable(f"{key}: {counted(count, 'file')} copied from {place} to {there}"))
 
 
-@baseline.command(short_help="Remove runs that no comparison needs.", epilog=examples("gpumem baseline prune --keep 60 --dry-run"))
+@baseline.command(
+    short_help="Remove runs that no comparison needs.",
+    epilog=examples("gpumem baseline prune --keep 60 --dry-run"),
+)
 @place_option
-@click.option("--keep", type=click.IntRange(1), default=60, metavar="N", help="Newest runs of each row that stay. Default: 60.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    default=60,
+    metavar="N",
+    help="Newest runs of each row that stay. Default: 60.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(baseline: str | None, keep: int, dry_run: bool) -> None:
     """Remove old runs. No comparison over the newest N runs of a row changes by it.
@@ -164,7 +208,9 @@ def prune(baseline: str | None, keep: int, dry_run: bool) -> None:
         if names and not dry_run:
             place.remove(key, names)
         verb = "would be removed" if dry_run else "removed"
-        click.echo(printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}"))
+        click.echo(
+            printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}")
+        )
 
 
 def _by_age(place: Storage, key: str) -> list[tuple[Path, RunFile]]:
@@ -183,27 +229,42 @@ def _file(key: str, path: Path, content: RunFile) -> Mapping[str, object]:
         "sequence": content.sequence,
         "driver": device.driver if device is not None else None,
         "rows": sorted(content.nodeids),
-        "resets": [{"row": one.key, "who": one.who, "reason": one.reason} for one in content.resets],
+        "resets": [
+            {"row": one.key, "who": one.who, "reason": one.reason} for one in content.resets
+        ],
     }
 
 
 def _figures(content: RunFile) -> tuple[str, ...]:
-    return f"{content.utc:%Y-%m-%d %H:%M:%S}", (content.revision or "")[:12], str(len(content.nodeids) or "")
+    return (
+        f"{content.utc:%Y-%m-%d %H:%M:%S}",
+        (content.revision or "")[:12],
+        str(len(content.nodeids) or ""),
+    )
 
 
 def _remark(content: RunFile) -> str:
     faster = sum(not reset.accepted for reset in content.resets)
-    accepted = Counter(f"accepted by {reset.who}: {reset.reason}" for reset in content.resets if reset.accepted)
+    accepted = Counter(
+        f"accepted by {reset.who}: {reset.reason}" for reset in content.resets if reset.accepted
+    )
     parts = [f"{counted(faster, 'row')} faster"] if faster else []
-    return "; ".join([*parts, *(f"{text} ({counted(count, 'row')})" for text, count in accepted.items())])
+    return "; ".join(
+        [*parts, *(f"{text} ({counted(count, 'row')})" for text, count in accepted.items())]
+    )
 
 
-def _table(key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
+def _table(
+    key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[str, ...], str]]
+) -> None:
     """Print the lines of one device: each a name, figures, and a remark below."""
     if not lines:
         return
 
-    shown = [Line(row, figures, below=(remark,) if remark else ()) for row, figures, remark in printable(list(lines))]
+    shown = [
+        Line(row, figures, below=(remark,) if remark else ())
+        for row, figures, remark in printable(list(lines))
+    ]
     width, colour = terminal()
     click.echo(f"{printable(key)}:\n{Columns(name, headings, '', shown).drawn(width, colour)}")
 

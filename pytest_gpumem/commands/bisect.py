@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, log, margin, pytest_arguments, rounds_option, terminal, write_json
+from pytest_gpumem.commands import (
+    examples,
+    json_option,
+    log,
+    margin,
+    pytest_arguments,
+    rounds_option,
+    terminal,
+    write_json,
+)
 from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
 from pytest_gpumem.commands.explain import explanations, grown
 from pytest_gpumem.judging.finding import between, change, counted
@@ -33,7 +42,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.processes import ProcessRecord
 
 OF_MEMORY = ("peak", "kept", "reserved", "allocations")  # figures of `Footprint`
-OF_LAUNCH = ("kernels", "copies", "copied_bytes", "waits", "registers", "spill")  # figures of `WhatRan`,
+OF_LAUNCH = (
+    "kernels",
+    "copies",
+    "copied_bytes",
+    "waits",
+    "registers",
+    "spill",
+)  # figures of `WhatRan`,
 IN_BYTES = ("peak", "kept", "reserved", "copied_bytes", "spill")
 LISTED = 20  # commits that are listed at most
 EXPLAINED = 3  # pairs of processes behind an explanation
@@ -46,7 +62,9 @@ EXPLAINED = 3  # pairs of processes behind an explanation
         "gpumem bisect --good v1.4 --figure peak tests/test_a.py::test_triad",
     ),
 )
-@click.option("--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD.")
+@click.option(
+    "--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD."
+)
 @click.option("--bad", default="HEAD", metavar="REVISION", help="After the change. Default: HEAD.")
 @click.option(
     "--max-regression",
@@ -61,10 +79,15 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 )
 @rounds_option
 @click.option(
-    "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
+    "--journal",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to resume from. Default: one in the temporary folder.",
 )
 @click.option(
-    "--explain/--no-explain", "explained", default=True, help="Measure why the commit is slower, as gpumem explain. Default: yes."
+    "--explain/--no-explain",
+    "explained",
+    default=True,
+    help="Measure why the commit is slower, as gpumem explain. Default: yes.",
 )
 @json_option("Write the search as JSON.")
 @click.argument("test", metavar="TEST")
@@ -124,10 +147,16 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
         stack.callback(commits.close)
         try:
             found, key, first = _found(line, request, commits)
-            explanation = _explanation(found, key, commits, request) if found.commit is not None and request.explained else None
+            explanation = (
+                _explanation(found, key, commits, request)
+                if found.commit is not None and request.explained
+                else None
+            )
         except KeyboardInterrupt:
             if asked.journal.exists():
-                _tell(f"stopped; the folder {asked.journal} has what was measured, and the same command goes on from there")
+                _tell(
+                    f"stopped; the folder {asked.journal} has what was measured, and the same command goes on from there"
+                )
             raise
         except RunError:
             if request.journal is None and not commits.duets:
@@ -142,7 +171,9 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
     timed = f"{counted(commits.duets, 'duet')}, " if request.figure is None else ""
     resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
     click.echo(f"{timed}{counted(commits.processes, 'process')} in {seconds:.0f} s{resumed}")
-    write_json(file, _document(found, line, request, key, first, explanation, commits, seconds, code))
+    write_json(
+        file, _document(found, line, request, key, first, explanation, commits, seconds, code)
+    )
     if request.journal is None and code is not Exit.NO_VERDICT:
         shutil.rmtree(asked.journal, ignore_errors=True)
     return code
@@ -152,21 +183,35 @@ def _asked(line: Sequence[Commit], request: Request) -> Question:
     from pytest_gpumem.runs.bisect import Question
 
     here = Path.cwd()
-    arguments = (*request.pytest_arguments, *(("--gpumem-footprint=on",) if request.figure in OF_MEMORY else ()))
+    arguments = (
+        *request.pytest_arguments,
+        *(("--gpumem-footprint=on",) if request.figure in OF_MEMORY else ()),
+    )
     # A row's key ends with its label, which pytest does not know.
-    tests = tuple(dict.fromkeys((request.test, request.test.rpartition("[")[0] if request.test.endswith("]") else request.test)))
+    tests = tuple(
+        dict.fromkeys(
+            (
+                request.test,
+                request.test.rpartition("[")[0] if request.test.endswith("]") else request.test,
+            )
+        )
+    )
     identity = {
         "folder": str(here),
         "test": request.test,
         "pytest": list(arguments),
         "environment": measured_under(os.environ),
     }
-    journal = request.journal or default_journal("bisect", {**identity, "good": line[0].id, "bad": line[-1].id})
+    journal = request.journal or default_journal(
+        "bisect", {**identity, "good": line[0].id, "bad": line[-1].id}
+    )
     try:
         journal.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--journal: {journal}: {error.strerror or error}.") from None
-    return Question(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity)
+    return Question(
+        here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity
+    )
 
 
 def _end(commits: Commits, option: str, name: str, index: int, test: str) -> ProcessRecord:
@@ -185,13 +230,18 @@ def _end(commits: Commits, option: str, name: str, index: int, test: str) -> Pro
     return found
 
 
-def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Conclusion, str, ProcessRecord]:
+def _found(
+    line: Sequence[Commit], request: Request, commits: Commits
+) -> tuple[Conclusion, str, ProcessRecord]:
     """The search, the key of the measurement, and a process of good."""
     from pytest_gpumem.runs import RunError
     from pytest_gpumem.runs.bisect import Skip, bisect_times, bisect_values, rows_of_test
 
     last = len(line) - 1
-    ends = [_end(commits, *one, request.test) for one in (("--good", request.good, 0), ("--bad", request.bad, last))]
+    ends = [
+        _end(commits, *one, request.test)
+        for one in (("--good", request.good, 0), ("--bad", request.bad, last))
+    ]
     show = _Steps(line, request)
     if request.figure is not None:
         key = _grown(_values(ends[0], request), _values(ends[1], request), request)
@@ -205,18 +255,29 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
         return bisect_values(last, value, show), key, ends[0]
     from pytest_gpumem.runs.reading import RowFilter
 
-    timed = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
+    timed = [
+        row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None
+    ]
     _tell("bad against good: a duet")
     # What is looked for is no limit: it may be another than the test's own.
-    sought = None if request.max_regression is None else dict.fromkeys((row.key for row in timed), request.max_regression)
+    sought = (
+        None
+        if request.max_regression is None
+        else dict.fromkeys((row.key for row in timed), request.max_regression)
+    )
     played = commits.duet(0, last, RowFilter.of(timed), max_regression=sought)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
-        raise RunError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
+        raise RunError(
+            "; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts)
+            or f"{request.test} measured nothing"
+        )
     # FAIL comes before undecided, and that before PASS.
     key = max(judged, key=lambda one: (_RANKS[judged[one].outcome], judged[one].change))
     if len(judged) > 1:
-        _tell(f"of {len(judged)} measurements, {key} changed most; name another one as TEST to follow that")
+        _tell(
+            f"of {len(judged)} measurements, {key} changed most; name another one as TEST to follow that"
+        )
     wanted = RowFilter.of([row for row in timed if row.key == key])
     _tell(f"bad against good: {judged[key].sentence}")
 
@@ -248,8 +309,14 @@ def _values(process: ProcessRecord, request: Request) -> dict[str, int]:
         if request.figure in OF_MEMORY:
             if row.footprint is not None:
                 found[key] = getattr(row.footprint, request.figure)
-        elif row.measurement is not None and (ran := row.measurement.what_ran) is not None and ran.order:
-            found[key] = getattr(ran, "waits" if request.figure == "waits" else request.figure or "")
+        elif (
+            row.measurement is not None
+            and (ran := row.measurement.what_ran) is not None
+            and ran.order
+        ):
+            found[key] = getattr(
+                ran, "waits" if request.figure == "waits" else request.figure or ""
+            )
     return found
 
 
@@ -259,7 +326,9 @@ def _grown(good: Mapping[str, int], bad: Mapping[str, int], request: Request) ->
 
     both = [key for key in bad if key in good]
     if not both:
-        raise RunError(f"{request.test} has no {request.figure} on both sides; its memory or its launches were not watched")
+        raise RunError(
+            f"{request.test} has no {request.figure} on both sides; its memory or its launches were not watched"
+        )
     return max(both, key=lambda key: bad[key] / max(1, good[key]))
 
 
@@ -315,7 +384,9 @@ def _seen(paired: Paired) -> str:
     return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
 
 
-def _explanation(found: Conclusion, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
+def _explanation(
+    found: Conclusion, key: str, commits: Commits, request: Request
+) -> dict[str, Any] | None:
     """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import text, to_json
@@ -323,12 +394,17 @@ def _explanation(found: Conclusion, key: str, commits: Commits, request: Request
     from pytest_gpumem.runs.processes import BASE, HEAD
 
     tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
-    asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, tree=commits.tree)
+    asked = ExplainRequest(
+        tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, tree=commits.tree
+    )
     _tell("why: three pairs of processes")
     try:
         sides = {BASE: commits.side(found.low), HEAD: commits.side(found.high)}
         measured = measure_sides(sides, asked, os.environ, lambda _line: None)
-        every, memory = explanations(measured[BASE], measured[HEAD]), grown(measured[BASE], measured[HEAD])
+        every, memory = (
+            explanations(measured[BASE], measured[HEAD]),
+            grown(measured[BASE], measured[HEAD]),
+        )
     except (UserError, NoAnswer) as error:
         _tell(f"no explanation: {error}")
         return None
@@ -343,7 +419,9 @@ def _explanation(found: Conclusion, key: str, commits: Commits, request: Request
     }
 
 
-def _text(found: Conclusion, line: Sequence[Commit], request: Request, key: str, *, simulated: bool) -> Iterator[str]:
+def _text(
+    found: Conclusion, line: Sequence[Commit], request: Request, key: str, *, simulated: bool
+) -> Iterator[str]:
     """The result, line by line."""
     note = " (simulated)" if simulated else ""
     if found.nothing:
@@ -352,10 +430,21 @@ def _text(found: Conclusion, line: Sequence[Commit], request: Request, key: str,
     if found.commit is None:
         yield f"no commit is proven{note}: {_why(found)}"
         yield f"the whole change, {request.bad} against {request.good}: {_whole(found, request, key)}"
-        yield "it is in one of these commits:" if found.proof is None or found.proof.outcome is not Outcome.PASS else "what is left:"
+        yield (
+            "it is in one of these commits:"
+            if found.proof is None or found.proof.outcome is not Outcome.PASS
+            else "what is left:"
+        )
         left = range(found.low + 1, found.high + 1)
-        reasons = {step.index: f"  (skipped: {step.skipped})" for step in found.steps if step.skipped is not None}
-        yield from (f"  {line[index].short} {line[index].subject}{reasons.get(index, '')}" for index in left[:LISTED])
+        reasons = {
+            step.index: f"  (skipped: {step.skipped})"
+            for step in found.steps
+            if step.skipped is not None
+        }
+        yield from (
+            f"  {line[index].short} {line[index].subject}{reasons.get(index, '')}"
+            for index in left[:LISTED]
+        )
         if len(left) > LISTED:
             yield f"  and {len(left) - LISTED} more"
         if request.figure is None and (found.proof is None or found.proof.outcome is None):
@@ -380,7 +469,10 @@ def _why(found: Conclusion) -> str:
     if found.proof is not None and found.proof.outcome is Outcome.PASS:
         return "the change came in several small steps, or not by these commits"
     skipped = {step.index for step in found.steps if step.skipped is not None}
-    if all(index in skipped for index in range(found.low + 1, found.high)) and found.high - found.low > 1:
+    if (
+        all(index in skipped for index in range(found.low + 1, found.high))
+        and found.high - found.low > 1
+    ):
         return "the others in question were skipped"
     return "a step was not decided after the last pair"
 
@@ -423,9 +515,17 @@ def _more(found: Conclusion, line: Sequence[Commit], request: Request) -> str | 
             return None
         steps = {step.index: step for step in found.steps}
         low = steps.get(found.low)
-        measured = steps.get(low.same_as, low) if low is not None and low.same_as is not None else low
-        before = measured is not None and measured.paired is not None and 2 * math.log1p(measured.paired.change) > whole - own
-    ends = (request.good, line[found.low].short) if before else (line[found.high].short, request.bad)
+        measured = (
+            steps.get(low.same_as, low) if low is not None and low.same_as is not None else low
+        )
+        before = (
+            measured is not None
+            and measured.paired is not None
+            and 2 * math.log1p(measured.paired.change) > whole - own
+        )
+    ends = (
+        (request.good, line[found.low].short) if before else (line[found.high].short, request.bad)
+    )
     return _command(request, *ends)
 
 
@@ -458,7 +558,12 @@ def _document(
         if one is None:
             return None
         low, high = (end if math.isfinite(end) else None for end in one.bounds)
-        return {"change": one.change if one.pairs else None, "low": low, "high": high, "pairs": one.pairs}
+        return {
+            "change": one.change if one.pairs else None,
+            "low": low,
+            "high": high,
+            "pairs": one.pairs,
+        }
 
     return {
         "kind": "gpumem bisect",
@@ -474,7 +579,9 @@ def _document(
         "figure": request.figure or "time",
         "wrong_at_most": WRONG if request.figure is None else 0.0,
         "simulated": first.simulated,
-        "device": {name: getattr(first.device, name, None) for name in ("key", "name", "driver", "uuid")},
+        "device": {
+            name: getattr(first.device, name, None) for name in ("key", "name", "driver", "uuid")
+        },
         "nothing": found.nothing,
         "found": None
         if found.commit is None
@@ -486,7 +593,9 @@ def _document(
             "share": _share(found),
             "another": _more(found, line, request),
         },
-        "left": [] if found.nothing else [line[index].id for index in range(found.low + 1, found.high + 1)],
+        "left": []
+        if found.nothing
+        else [line[index].id for index in range(found.low + 1, found.high + 1)],
         "whole": paired(found.start) or {"values": [found.values[0], found.values[len(line) - 1]]},
         "steps": [
             {
@@ -499,7 +608,9 @@ def _document(
             }
             for step in found.steps
         ],
-        "explanation": None if explanation is None else {name: explanation[name] for name in ("explanations", "memory")},
+        "explanation": None
+        if explanation is None
+        else {name: explanation[name] for name in ("explanations", "memory")},
         "duets": commits.duets,
         "processes": commits.processes,
         "resumed": commits.resumed,

@@ -35,11 +35,23 @@ _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytes
         "gpumem code --catalogue --arch sm_90    # the kernels of this package",
     ),
 )
-@click.option("--arch", "architectures", multiple=True, metavar="ARCH", help="Such as sm_90; may be repeated. Default: of pyproject.toml.")
-@click.option("--base", metavar="BASE", help="Compare with a git revision, or with the project in another folder.")
+@click.option(
+    "--arch",
+    "architectures",
+    multiple=True,
+    metavar="ARCH",
+    help="Such as sm_90; may be repeated. Default: of pyproject.toml.",
+)
+@click.option(
+    "--base",
+    metavar="BASE",
+    help="Compare with a git revision, or with the project in another folder.",
+)
 @click.option("--catalogue", is_flag=True, help="Compile the kernels of this package.")
 @json_option("Write the figures of all kernels as JSON.")
-def code(architectures: tuple[str, ...], base: str | None, catalogue: bool, file: Path | None) -> int:
+def code(
+    architectures: tuple[str, ...], base: str | None, catalogue: bool, file: Path | None
+) -> int:
     """Compile kernels for GPUs that are not here, and print what each needs.
 
     [[tool.gpumem.code.kernels]] in pyproject.toml declares CUDA sources and kernels of Triton. The figures: registers of a thread; local
@@ -57,7 +69,12 @@ def code(architectures: tuple[str, ...], base: str | None, catalogue: bool, file
         )
     chosen = architectures or declared.architectures
     if catalogue or any(one.source is not None for one in declared.sources):
-        _refuse_unknown(chosen, "--arch" if architectures else f"{declared.folder / 'pyproject.toml'}: {TABLE}.architectures")
+        _refuse_unknown(
+            chosen,
+            "--arch"
+            if architectures
+            else f"{declared.folder / 'pyproject.toml'}: {TABLE}.architectures",
+        )
     found, broken = list[CompiledKernel](), list[str]()
     for limits, kernel in _catalogue(chosen) if catalogue else _compiled(declared, chosen):
         if isinstance(kernel, str):
@@ -83,13 +100,17 @@ def _refuse_unknown(architectures: Sequence[str], where: str) -> None:
     for one in architectures:
         if int("".join(filter(str.isdigit, one))) not in known:
             accepted = ", ".join(f"sm_{number}" for number in known)
-            raise UserError(f"{where}: the installed NVRTC does not compile for {one!r}; accepted are {accepted}")
+            raise UserError(
+                f"{where}: the installed NVRTC does not compile for {one!r}; accepted are {accepted}"
+            )
 
 
 Limits = Mapping[str, float]
 
 
-def _compiled(declared: Project, architectures: Sequence[str]) -> Iterator[tuple[Limits, CompiledKernel | str]]:
+def _compiled(
+    declared: Project, architectures: Sequence[str]
+) -> Iterator[tuple[Limits, CompiledKernel | str]]:
     """Each kernel for each architecture with its limits, or why a source does not compile."""
     from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile
 
@@ -107,7 +128,11 @@ def _of_source(one: DeclaredSource, folder: Path, architecture: str) -> Sequence
     from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile
 
     if one.triton is not None:
-        return [ahead_of_time.from_triton(one.triton, one.signature, architecture, one.triton_options, folder)]
+        return [
+            ahead_of_time.from_triton(
+                one.triton, one.signature, architecture, one.triton_options, folder
+            )
+        ]
     assert one.source is not None
     file = folder / one.source
     try:
@@ -115,7 +140,12 @@ def _of_source(one: DeclaredSource, folder: Path, architecture: str) -> Sequence
     except (OSError, UnicodeError) as error:
         raise DoesNotCompile(f"{one.source}: {getattr(error, 'strerror', None) or error}") from None
     return ahead_of_time.from_source(
-        source, one.source, architecture, entries=one.entries, options=one.options, folder=file.parent.absolute()
+        source,
+        one.source,
+        architecture,
+        entries=one.entries,
+        options=one.options,
+        folder=file.parent.absolute(),
     )
 
 
@@ -133,7 +163,9 @@ def _catalogue(architectures: Sequence[str]) -> Iterator[tuple[Limits, CompiledK
     for architecture in architectures:
         for source, names in entries.items():
             options = sources.COMPILE_OPTIONS
-            for one_kernel in from_source(sources.read(source), source, architecture, entries=tuple(names), options=options):
+            for one_kernel in from_source(
+                sources.read(source), source, architecture, entries=tuple(names), options=options
+            ):
                 yield {}, one_kernel
 
 
@@ -155,8 +187,15 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
     try:
         with checked_out(base, Path.cwd()) as folder, tempfile.TemporaryDirectory() as results:
             file = Path(results, "code.json")
-            options = [part for one in architectures for part in ("--arch", one)] + (["--catalogue"] if catalogue else [])
-            done = run([sys.executable, "-c", _CHILD, "code", *options, f"--json={file}"], os.environ, lambda line: None, folder=folder)
+            options = [part for one in architectures for part in ("--arch", one)] + (
+                ["--catalogue"] if catalogue else []
+            )
+            done = run(
+                [sys.executable, "-c", _CHILD, "code", *options, f"--json={file}"],
+                os.environ,
+                lambda line: None,
+                folder=folder,
+            )
             if not file.exists():
                 raise NoAnswer(f"{base}: {(done.output.strip().splitlines() or [done.how])[-1]}")
             return msgspec.json.decode(file.read_bytes(), type=CompiledKernels).kernels
@@ -164,22 +203,43 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
         raise NoAnswer(str(error)) from None
 
 
-def text(kernels: Sequence[CompiledKernel], base: Sequence[CompiledKernel] | None, *, width: int, colour: bool) -> str:
+def text(
+    kernels: Sequence[CompiledKernel],
+    base: Sequence[CompiledKernel] | None,
+    *,
+    width: int,
+    colour: bool,
+) -> str:
     """A table with a line for each kernel and architecture; with a base also what changed, and what is gone.
     `base`: of the other one; None: there is no other.
     """
     kernels, base = printable((tuple(kernels), None if base is None else tuple(base)))
     before = {_key(one): one for one in base or ()}
     lines: list[Line | Text] = []
-    order = {key: index for index, key in enumerate(dict.fromkeys((one.source, one.name) for one in kernels))}
+    order = {
+        key: index
+        for index, key in enumerate(dict.fromkeys((one.source, one.name) for one in kernels))
+    }
     source = None
     for one in sorted(kernels, key=lambda one: order[one.source, one.name]):
         if one.source != source:
             source = one.source
             lines.append(Text(one.source, style="bold"))
         lines.append(_line(one, before.get(_key(one)), base is not None))
-    drawn = [Columns("kernel", _HEADINGS, "" if base is None else "against base", lines).drawn(width, colour)] if lines else []
-    gone = [f"gone: {one.source}: {one.name} for {one.architecture}" for key, one in before.items() if key not in set(map(_key, kernels))]
+    drawn = (
+        [
+            Columns("kernel", _HEADINGS, "" if base is None else "against base", lines).drawn(
+                width, colour
+            )
+        ]
+        if lines
+        else []
+    )
+    gone = [
+        f"gone: {one.source}: {one.name} for {one.architecture}"
+        for key, one in before.items()
+        if key not in set(map(_key, kernels))
+    ]
     return "\n".join([*drawn, *gone])
 
 
@@ -194,7 +254,13 @@ def _line(one: CompiledKernel, before: CompiledKernel | None, compared: bool) ->
         figures.append(now if was in (None, now) else f"{was} -> {now}")
     last: str | Text = ""
     if compared:
-        last = "new" if before is None else "same code" if before.digest == one.digest else Text("other code", style="yellow")
+        last = (
+            "new"
+            if before is None
+            else "same code"
+            if before.digest == one.digest
+            else Text("other code", style="yellow")
+        )
     return Line(f"  {one.name}", figures, last)
 
 

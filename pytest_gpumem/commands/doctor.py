@@ -18,9 +18,17 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
 @click.command(
     short_help="Report what this machine can measure, and what is missing.",
-    epilog=examples("gpumem doctor", "gpumem doctor --json machine.json", "gpumem doctor --measure --baseline s3://bucket/baselines"),
+    epilog=examples(
+        "gpumem doctor",
+        "gpumem doctor --json machine.json",
+        "gpumem doctor --measure --baseline s3://bucket/baselines",
+    ),
 )
-@click.option("--measure", is_flag=True, help="Measure the GPU too, for some 10 s: healthy, slow or throttled. It has to be idle.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure the GPU too, for some 10 s: healthy, slow or throttled. It has to be idle.",
+)
 @place_option
 @json_option("Write the report as JSON.")
 def doctor(measure: bool, baseline: str | None, file: Path | None) -> int:
@@ -32,7 +40,9 @@ def doctor(measure: bool, baseline: str | None, file: Path | None) -> int:
     from pytest_gpumem import doctor as examination
 
     if baseline is not None and not measure:
-        raise click.UsageError("--baseline: only --measure compares with a baseline; add --measure.")
+        raise click.UsageError(
+            "--baseline: only --measure compares with a baseline; add --measure."
+        )
     width, colour = terminal()
 
     def show(lines: Iterable[str]) -> None:
@@ -47,7 +57,14 @@ def doctor(measure: bool, baseline: str | None, file: Path | None) -> int:
         from pytest_gpumem.doctor.report import lines
 
         found = health.examine(opened(baseline))
-        show(["", *lines(found.checks, width), "", *wrapped(printable(found.sentence), width, indent="")])
+        show(
+            [
+                "",
+                *lines(found.checks, width),
+                "",
+                *wrapped(printable(found.sentence), width, indent=""),
+            ]
+        )
         written |= {"health": found.to_json()}
     write_json(file, written)
     return Exit.FINE if not measure or found.verdict == "healthy" else Exit.FAILED

@@ -29,16 +29,45 @@ PAIRS = 3
 @click.command(
     short_help="List why tests got slower.",
     epilog=examples(
-        "gpumem explain --base main tests/test_a.py::test_triad", "gpumem explain base.json head.json            # without a GPU"
+        "gpumem explain --base main tests/test_a.py::test_triad",
+        "gpumem explain base.json head.json            # without a GPU",
     ),
 )
-@click.option("--base", metavar="BASE", help="Revision, folder or wheel to compare with, or a file of results that base wrote.")
-@click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
-@click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: if it is installed.")
-@click.option("--nsys/--no-nsys", "traces", default=None, help="Trace under Nsight Systems too. Default: if CUPTI could not watch.")
+@click.option(
+    "--base",
+    metavar="BASE",
+    help="Revision, folder or wheel to compare with, or a file of results that base wrote.",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help=f"Processes of each side. Default: {PAIRS}.",
+)
+@click.option(
+    "--ncu/--no-ncu",
+    "counters",
+    default=None,
+    help="Count under Nsight Compute too. Default: if it is installed.",
+)
+@click.option(
+    "--nsys/--no-nsys",
+    "traces",
+    default=None,
+    help="Trace under Nsight Systems too. Default: if CUPTI could not watch.",
+)
 @json_option("Write the explanations as JSON.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, here.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the evidence, base.json and head.json, here.",
+)
+@click.argument(
+    "arguments",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]",
+)
 def explain(
     base: str | None,
     pairs: int | None,
@@ -72,7 +101,9 @@ def explain(
     found = explanations(*sides)
     width, _ = terminal()
     simulated = " (simulated)" if sides[1].facts.simulated else ""
-    click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
+    click.echo(
+        printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}")
+    )
     for key, one in found.items():
         click.echo("\n" + text(key, one, width=width))
     memory = grown(*sides)
@@ -103,8 +134,12 @@ def _of_files(arguments: Sequence[str]) -> tuple[SideEvidence, SideEvidence]:
     """The evidence in two files, of base and of head. Raises `UserError`: the arguments are no such files."""
     from pytest_gpumem.explain.evidence import load
 
-    if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
-        raise UserError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
+    if len(arguments) != 2 or not all(
+        one.endswith(".json") or Path(one).is_dir() for one in arguments
+    ):
+        raise UserError(
+            "without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments"
+        )
     return load(arguments[0]), load(arguments[1])
 
 
@@ -115,7 +150,9 @@ def _check_folder(keep: Path) -> None:
         raise click.UsageError(f"--keep: {keep}: {why}.")
 
 
-def _keep(keep: Path, sides: tuple[SideEvidence, SideEvidence], found: Iterable[str], utc: str) -> None:
+def _keep(
+    keep: Path, sides: tuple[SideEvidence, SideEvidence], found: Iterable[str], utc: str
+) -> None:
     """Write the evidence of both sides into a folder. `found`: row keys of what was explained. Raises `UserError`: it cannot be made."""
     from pytest_gpumem.explain.evidence import to_json
 
@@ -125,10 +162,16 @@ def _keep(keep: Path, sides: tuple[SideEvidence, SideEvidence], found: Iterable[
         raise UserError(f"--keep: cannot make {keep}: {error.strerror or error}") from None
     for name, side in zip(("base", "head"), sides, strict=True):
         kept = list(dict.fromkeys((*found, *side.footprints)))
-        write("--keep", keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
+        write(
+            "--keep",
+            keep / f"{name}.json",
+            json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n",
+        )
 
 
-def explanations(base: SideEvidence, head: SideEvidence, *, known: Mapping[str, SlowDown] = MappingProxyType({})) -> dict[str, Explanation]:
+def explanations(
+    base: SideEvidence, head: SideEvidence, *, known: Mapping[str, SlowDown] = MappingProxyType({})
+) -> dict[str, Explanation]:
     """The explanation of each measurement that both sides have, by row key.
     `known`: slow-downs, by row key, that were measured better than by these sides.
     Raises `UserError`: the sides are of different devices, or have nothing in common.
@@ -137,19 +180,27 @@ def explanations(base: SideEvidence, head: SideEvidence, *, known: Mapping[str, 
     from pytest_gpumem.explain.causes import slow_down
 
     if base.facts.key != head.facts.key:
-        raise UserError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
+        raise UserError(
+            f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing"
+        )
     common = [key for key in head.measured if key in base.measured]
     if not common and not head.footprints.keys() & base.footprints.keys():
         had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
         raise UserError(f"base measured {had}, head {has}: no measurement in common")
-    slower = {key: known.get(key) or slow_down([base.measured[key]], head.measured[key]) for key in common}
+    slower = {
+        key: known.get(key) or slow_down([base.measured[key]], head.measured[key]) for key in common
+    }
     return {key: why(base.evidence(key), head.evidence(key), slower[key]) for key in common}
 
 
 def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
     """The changes in the memory of tests that both sides have, by row key, with the lines that they come from."""
     common = [key for key in head.footprints if key in base.footprints]
-    return {key: lines for key in common if (lines := growth_lines(base.footprints[key], head.footprints[key]))}
+    return {
+        key: lines
+        for key in common
+        if (lines := growth_lines(base.footprints[key], head.footprints[key]))
+    }
 
 
 def _notes(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
@@ -176,7 +227,12 @@ def _check_tools(counters: bool | None, traces: bool | None) -> None:
 
 
 def _measured(
-    base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
+    base: str,
+    tests: tuple[str, ...],
+    arguments: tuple[str, ...],
+    pairs: int,
+    counters: bool,
+    traces: bool | None,
 ) -> tuple[SideEvidence, SideEvidence]:
     from pytest_gpumem.explain.evidence import load
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
@@ -187,7 +243,9 @@ def _measured(
 
     check_arguments(arguments)  # before a side is prepared, which may install a project
     if base.endswith(".json"):
-        return load(base), measure_sides({HEAD: in_this_environment(Path.cwd())}, request, os.environ, log)[HEAD]
+        return load(base), measure_sides(
+            {HEAD: in_this_environment(Path.cwd())}, request, os.environ, log
+        )[HEAD]
     with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
         measured = measure_sides({BASE: base_tree, HEAD: head_tree}, request, os.environ, log)
         return measured[BASE], measured[HEAD]

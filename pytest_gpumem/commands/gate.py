@@ -36,7 +36,14 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import (
+    ACCEPTS,
+    BASE_SELECTION,
+    DUET_FOLLOWS,
+    SELECTION,
+    OptionRole,
+    of_role,
+)
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
@@ -49,9 +56,14 @@ if TYPE_CHECKING:
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
+OUTPUT_FILES = {
+    option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)
+}  # by the name of an output
 FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
-IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+IGNORED, MARKER = (
+    ".gitignore",
+    "# made by gpumem gate, which replaces its own files in this folder\n*\n",
+)
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
 
@@ -70,12 +82,21 @@ IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own f
     help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down of tests without a limit of their own, such as "1%".'
+    "--max-regression",
+    metavar="MARGIN",
+    callback=margin,
+    help='Allowed slow-down of tests without a limit of their own, such as "1%".',
 )
-@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and a row in doubt is no verdict.")
+@click.option(
+    "--screen-only",
+    is_flag=True,
+    help="Without the duet: a FAIL stands, and a row in doubt is no verdict.",
+)
 @rounds_option
 @click.option(
-    "--strict", is_flag=True, help="Exit with 6 unless each row with a limit is a PASS, of a real GPU; duets of all rows in doubt."
+    "--strict",
+    is_flag=True,
+    help="Exit with 6 unless each row with a limit is a PASS, of a real GPU; duets of all rows in doubt.",
 )
 @click.option(
     "--accept-from-change",
@@ -118,7 +139,10 @@ def gate(
     accepted = _accepted(merge_base)
     added = Acceptances(accepted if accept_from_change else ())
     # A limit of a test wins over this one, in the screen and in the duet.
-    measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
+    measuring = (
+        *pytest_arguments,
+        *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []),
+    )
     _prepare(output)
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
@@ -126,15 +150,40 @@ def gate(
         _say(f"step 1 of {steps}: collect the tests of the merge base with {base}", err=True)
         of_base = _base(base, merge_base, measuring, stack)
         selecting = stack.enter_context(of_base.selecting()) if of_base is not None else _nothing()
-        _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
-        screened = _screen(output, base, measuring, duet_follows=not screen_only, selecting=selecting, accepts=accept_from_change)
+        _say(
+            f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}",
+            err=True,
+        )
+        screened = _screen(
+            output,
+            base,
+            measuring,
+            duet_follows=not screen_only,
+            selecting=selecting,
+            accepts=accept_from_change,
+        )
         # The change's own mistake comes first.
         selection = Selection({}) if screened.code == Exit.USAGE else selecting.result()
-        changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
-        gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
+        changes = (
+            list(loosened(screened.selection, selection)) if screened.selection is not None else []
+        )
+        gated = GateRun(
+            output,
+            base,
+            of_base,
+            selection,
+            measuring,
+            rounds_max,
+            added,
+            changes,
+            screen_only=screen_only,
+            strict=strict,
+        )
         decision = gated.decision(screened)
     of_files = [
-        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if one not in added.files
+        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change"
+        for one in accepted
+        if one not in added.files
     ]
     of_files += [
         f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
@@ -152,7 +201,12 @@ def gate(
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
         counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [*ending(decision.rows, gated.again, base, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
+        last = [
+            *ending(decision.rows, gated.again, base, errors),
+            *meant,
+            counts,
+            f"report: {output / OUTPUT_FILES['report']}",
+        ]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
@@ -166,7 +220,10 @@ def _accepted(merge_base: str) -> list[Acceptance]:
     if not (found := acceptances(here)):
         return []
     merged = files_at(merge_base, ACCEPTED, here)
-    added, seen = [one for one in found if one.file_name not in merged], dict[tuple[object, ...], str]()
+    added, seen = (
+        [one for one in found if one.file_name not in merged],
+        dict[tuple[object, ...], str](),
+    )
     for one in added:
         for change in one.changes:
             same = seen.setdefault((change.row, change.scope, change.limit), one.file_name)
@@ -235,13 +292,25 @@ class GateRun:
         strict_screen = bool(document.settings.get("strict"))
         base, real = OfBase(self.base), self._real(document)
         if screened.code in (Exit.FINE, Exit.FAILED) and not real:
-            base, missing = self._of_base(rows, facts, missing, screened.selection, strict_screen=strict_screen)
-            base = replace(base, saved=partial(_newest_revision, cache(partial(_saved, self.base, document))))
-            rows = without_exact(by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen)
+            base, missing = self._of_base(
+                rows, facts, missing, screened.selection, strict_screen=strict_screen
+            )
+            base = replace(
+                base, saved=partial(_newest_revision, cache(partial(_saved, self.base, document)))
+            )
+            rows = without_exact(
+                by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen
+            )
             # A row that base does not have, and the baseline neither, is compared with nothing.
-            found = [row for row in flagged(rows) if row.key not in base.new or row.verdict.comparison is not None]
+            found = [
+                row
+                for row in flagged(rows)
+                if row.key not in base.new or row.verdict.comparison is not None
+            ]
             if found and not self.screen_only:
-                wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
+                wanted = [
+                    row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found
+                ]
                 _say(f"step 3 of 3: the screen flags {_flags(len(found), len(wanted))}", err=True)
                 if wanted:
                     duet = self._duet(wanted)
@@ -259,16 +328,26 @@ class GateRun:
             unrun=sum(one.unrun for one in screened.failures),
         )
         decision = with_missing(decision, missing)
-        decision = with_accepted(decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added))
+        decision = with_accepted(
+            decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added)
+        )
         if facts.simulated:
             *remarks, result = decision.remarks
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
         why = self.causes(decision.rows, duet or {})
-        return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+        return replace(
+            decision,
+            rows=tuple(
+                structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows
+            ),
+        )
 
     def causes(
-        self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], clock: Callable[[], float] = time.monotonic
+        self,
+        rows: Sequence[Row],
+        duet: Mapping[str, DuetVerdict],
+        clock: Callable[[], float] = time.monotonic,
     ) -> dict[str, tuple[str, ...]]:
         """The causes of what fails, as `Row.why` by row key: of the worst rows that the screen did not explain, while there is time.
         `duet`: its verdicts, by row key.
@@ -280,10 +359,25 @@ class GateRun:
             of_time = any(one.limit == "max_regression" for one in row.verdict.limits)
             return bool(row.why and _watched(row) if of_time else causes(row))
 
-        failing = [row for row in worst_first(rows) if row.verdict.outcome is Outcome.FAIL and row.measured_something]
-        failing = [row for row in failing if row.test_error is not True and not self.selection.lacks(row.nodeid)][:EXPLAINED]
-        unknown, until, found = [row for row in failing if not explained(row)], clock() + CAUSE_SECONDS, dict[str, tuple[str, ...]]()
-        for batch in (unknown[:1], unknown[1:]):  # whatever the others take, the worst one is explained
+        failing = [
+            row
+            for row in worst_first(rows)
+            if row.verdict.outcome is Outcome.FAIL and row.measured_something
+        ]
+        failing = [
+            row
+            for row in failing
+            if row.test_error is not True and not self.selection.lacks(row.nodeid)
+        ][:EXPLAINED]
+        unknown, until, found = (
+            [row for row in failing if not explained(row)],
+            clock() + CAUSE_SECONDS,
+            dict[str, tuple[str, ...]](),
+        )
+        for batch in (
+            unknown[:1],
+            unknown[1:],
+        ):  # whatever the others take, the worst one is explained
             if batch and self.of_base is not None and (left := until - clock()) > 0:
                 found |= _causes(self.base, self.of_base, batch, duet, self.arguments, left)
         return found
@@ -297,7 +391,11 @@ class GateRun:
             return ["gpumem", "duet", self.base, "--test", row.nodeid]
         if failing & {*relative(row.limits)}:
             return ["gpumem", "explain", "--base", self.base, row.nodeid]
-        words = [word for word in self.arguments if word.startswith("-") or not Path(word.partition("::")[0]).exists()]
+        words = [
+            word
+            for word in self.arguments
+            if word.startswith("-") or not Path(word.partition("::")[0]).exists()
+        ]
         return ["pytest", "--gpumem", *words, row.nodeid]
 
     def _real(self, document: Document) -> tuple[str, ...]:
@@ -307,51 +405,100 @@ class GateRun:
         return tuple(key for key in _place(document).devices() if not key.startswith(SIMULATED))
 
     def _of_base(
-        self, rows: Sequence[Row], facts: DeviceFacts, missing: Sequence[Omission], own: Selection | None, *, strict_screen: bool
+        self,
+        rows: Sequence[Row],
+        facts: DeviceFacts,
+        missing: Sequence[Omission],
+        own: Selection | None,
+        *,
+        strict_screen: bool,
     ) -> tuple[OfBase, Sequence[Omission]]:
         """What base says of the rows, and of what was not judged. `own`: what the change selects."""
         from pytest_gpumem.judging.exact import of_memory
-        from pytest_gpumem.runs.decision import OfBase, asks_base, excused, held_by_base, unknown_to_base
+        from pytest_gpumem.runs.decision import (
+            OfBase,
+            asks_base,
+            excused,
+            held_by_base,
+            unknown_to_base,
+        )
         from pytest_gpumem.runs.processes import BASE, HEAD
 
-        base = OfBase(self.base, frozenset(row.key for row in rows if self.selection.lacks(row.nodeid)), accepts=self._accepts)
+        base = OfBase(
+            self.base,
+            frozenset(row.key for row in rows if self.selection.lacks(row.nodeid)),
+            accepts=self._accepts,
+        )
         edits = partial(edited, own=own or Selection({}), base=self.selection)
         tests = sorted(asks_base(rows, missing, base.new, edits, strict=strict_screen))
         if not tests or (process := self._figures(tests, BASE)) is None:
             return base, missing
-        skipped = {nodeid for nodeid, (outcome, _) in process.outcomes.items() if outcome == "skipped"}
-        unknown = unknown_to_base(rows, process.rows, process.finished - skipped) if process.error is None else set()
+        skipped = {
+            nodeid for nodeid, (outcome, _) in process.outcomes.items() if outcome == "skipped"
+        }
+        unknown = (
+            unknown_to_base(rows, process.rows, process.finished - skipped)
+            if process.error is None
+            else set()
+        )
         base = replace(base, new=base.new | unknown, figures=process.by_key)
-        if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (own_process := self._figures(tests, HEAD)):
-            base = self._confirmed(rows, facts, replace(base, alone=own_process.by_key), tests, strict=strict_screen)
+        if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (
+            own_process := self._figures(tests, HEAD)
+        ):
+            base = self._confirmed(
+                rows, facts, replace(base, alone=own_process.by_key), tests, strict=strict_screen
+            )
         return base, excused(missing, skipped, self.base)
 
-    def _confirmed(self, rows: Sequence[Row], facts: DeviceFacts, base: OfBase, tests: Sequence[str], *, strict: bool) -> OfBase:
+    def _confirmed(
+        self,
+        rows: Sequence[Row],
+        facts: DeviceFacts,
+        base: OfBase,
+        tests: Sequence[str],
+        *,
+        strict: bool,
+    ) -> OfBase:
         """What base says, with further processes of the change while a peak has grown in all of them."""
         from pytest_gpumem.judging.footprint import with_further
         from pytest_gpumem.runs.decision import by_base
         from pytest_gpumem.runs.processes import HEAD
 
         for _ in range(ENOUGH - 1):
-            results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
-            grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
+            results = (
+                one
+                for row in by_base(rows, facts, base, strict=strict)
+                for one in row.verdict.limits
+            )
+            grown = any(
+                one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL
+                for one in results
+            )
             if not grown or (again := self._figures(tests, HEAD, "one more process")) is None:
                 break
             alone = {
-                key: row if row.footprint is None else structs.replace(row, footprint=with_further(row.footprint, key, [again.by_key]))
+                key: row
+                if row.footprint is None
+                else structs.replace(
+                    row, footprint=with_further(row.footprint, key, [again.by_key])
+                )
                 for key, row in base.alone.items()
             }
             base = replace(base, alone=alone)
         return base
 
-    def _figures(self, tests: Sequence[str], side: str, which: str = "one process") -> ProcessRecord | None:
+    def _figures(
+        self, tests: Sequence[str], side: str, which: str = "one process"
+    ) -> ProcessRecord | None:
         """A process of a side; None if it could not start. `which`: it is, in words."""
         from pytest_gpumem.runs import RunError
         from pytest_gpumem.runs.processes import BASE
 
         if self.of_base is None:
             return None
-        name, what = (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
+        name, what = (
+            (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
+        )
         _say(f"{which} of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
         try:
             process = self.of_base.figures(tests, side)
@@ -371,14 +518,21 @@ class GateRun:
         from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 
         if self.of_base is None:
-            return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}
+            return {
+                row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True)
+                for row in rows
+            }
         _, played = compare(
             self.base,
             RowFilter.of(rows),
             self.arguments,
             base_side=self.of_base.side,
             # Those of the screen, which hold a change to the limits of base.
-            max_regression={row.key: row.limits.max_regression for row in rows if row.limits.max_regression is not None},
+            max_regression={
+                row.key: row.limits.max_regression
+                for row in rows
+                if row.limits.max_regression is not None
+            },
             rounds_max=self.rounds_max,
             file=self.output / DUET,
             evidence=True,
@@ -437,8 +591,18 @@ def _flags(found: int, wanted: int) -> str:
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(OptionRole.OUTPUT))), why)
-    refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)}
+    refused = dict.fromkeys(
+        (
+            "--benchmark-json",
+            "--junitxml",
+            "--junit-xml",
+            *(option.flag for option in of_role(OptionRole.OUTPUT)),
+        ),
+        why,
+    )
+    refused |= {
+        option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)
+    }
     for argument in arguments:
         if (name := argument.partition("=")[0]) in refused:
             raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
@@ -463,11 +627,18 @@ class ScreenResult:
     code: int  # pytest's exit code
     failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
-    selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
+    selection: Selection | None = None
+    """The tests that it selects; None if it did not come to its end."""
 
 
 def _screen(
-    output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selecting: Future[Selection], accepts: bool
+    output: Path,
+    base: str,
+    arguments: Sequence[str],
+    *,
+    duet_follows: bool,
+    selecting: Future[Selection],
+    accepts: bool,
 ) -> ScreenResult:
     """`selecting`: finds the tests that base selects; no test runs before. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
@@ -476,18 +647,31 @@ def _screen(
     # that they may change, and before what the gate relies on.
     own = [
         f"--junitxml={output / JUNIT}",
-        *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(OptionRole.OUTPUT)),
+        *(
+            f"{option.flag}={output / OUTPUT_FILES[option.name]}"
+            for option in of_role(OptionRole.OUTPUT)
+        ),
     ]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
-    command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    command = pytest_command(
+        [*arguments, *own],
+        options=["--no-header", f"--gpumem-baseline-of={base}"],
+        results=output / RESULTS,
+    )
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
         selecting.add_done_callback(partial(_write_selection, of_base))
         variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
-        variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
+        variables |= {
+            name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given
+        }
         code = run_here(command, for_a_run(os.environ) | variables)
-        selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
+        selected = (
+            from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection)
+            if of_head.exists()
+            else None
+        )
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return ScreenResult(code, (), None, selected)
@@ -513,7 +697,9 @@ def _in_junit(nodeid: str) -> tuple[str, str]:
     return ".".join(words[:-1]), f"{words[-1]}{bracket}{parameters}"
 
 
-_OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')  # what it adds to a message
+_OF_PYTEST = re.compile(
+    r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$'
+)  # what it adds to a message
 
 
 def _failures(junit: Path, selected: Selection | None) -> list[Failure]:
@@ -536,7 +722,12 @@ def _watched(row: Row) -> bool:
 
 
 def _causes(
-    base: str, of_base: Base, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], arguments: Sequence[str], seconds: float
+    base: str,
+    of_base: Base,
+    rows: Sequence[Row],
+    duet: Mapping[str, DuetVerdict],
+    arguments: Sequence[str],
+    seconds: float,
 ) -> dict[str, tuple[str, ...]]:
     """Measure the causes of failures in one more process of each side, and print those of slow-downs; by row key, as `Row.why`.
     `rows`: those that are explained.
@@ -550,15 +741,29 @@ def _causes(
     from pytest_gpumem.runs.processes import BASE, HEAD
 
     asked = ExplainRequest(
-        tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False, seconds=seconds
+        tuple(dict.fromkeys(row.nodeid for row in rows)),
+        tuple(arguments),
+        1,
+        counters=False,
+        traces=False,
+        seconds=seconds,
     )
-    _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {seconds:.0f} s at most", err=True)
+    _say(
+        f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {seconds:.0f} s at most",
+        err=True,
+    )
     known = {}
     for key, one in duet.items():
-        if one.paired is not None and one.base_latency and (change := slow_down_of(one.base_latency, one.paired)) is not None:
+        if (
+            one.paired is not None
+            and one.base_latency
+            and (change := slow_down_of(one.base_latency, one.paired)) is not None
+        ):
             known[key] = change
     try:
-        measured = measure_sides({BASE: of_base.side, HEAD: of_base.tree}, asked, os.environ, lambda _line: None)
+        measured = measure_sides(
+            {BASE: of_base.side, HEAD: of_base.tree}, asked, os.environ, lambda _line: None
+        )
         found = explanations(measured[BASE], measured[HEAD], known=known)
     except (UserError, NoAnswer) as error:
         _say(f"no causes: {error}", err=True)
@@ -571,7 +776,10 @@ def _causes(
                 click.echo(text(row.key, explanation, width=terminal()[0], skipped=False))
         of_memory = any(result.limit in OF_FOOTPRINT for result in row.verdict.limits)
         if of_memory and (now := measured[HEAD].footprints.get(row.key)) is not None:
-            why[row.key] = (*why.get(row.key, ()), *memory_reasons(measured[BASE].footprints.get(row.key), now))
+            why[row.key] = (
+                *why.get(row.key, ()),
+                *memory_reasons(measured[BASE].footprints.get(row.key), now),
+            )
     return why
 
 
@@ -581,10 +789,19 @@ def _tell(output: Path, base: str, document: Document, decision: Decision) -> No
 
     _write_results(output / RESULTS, document, decision)
     shown = load_results(output / RESULTS)
-    run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
+    run = Run(
+        decision.rows,
+        document.device,
+        document.settings,
+        shown.utc,
+        shown.revision,
+        remarks=decision.remarks,
+    )
     saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
-    run = replace(run, places=_places(output, document), past=past, footprints=saved.newest_footprints)
+    run = replace(
+        run, places=_places(output, document), past=past, footprints=saved.newest_footprints
+    )
     _write_outputs(output, run)
     _announce(run)
 
@@ -595,7 +812,9 @@ def _places(output: Path, document: Document) -> dict[str, Place]:
     from pytest_gpumem.reporting.run import Place
 
     try:
-        findings: list[dict[str, Any]] = json.loads((output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8"))
+        findings: list[dict[str, Any]] = json.loads(
+            (output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8")
+        )
     except FileNotFoundError:
         return {}
     by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}
@@ -618,7 +837,11 @@ def _prepare(output: Path) -> None:
         if (
             output.is_dir()
             and any(output.iterdir())
-            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+            and (
+                marker.is_symlink()
+                or not marker.is_file()
+                or marker.read_bytes() != MARKER.encode()
+            )
         ):
             raise click.UsageError(
                 f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
@@ -657,7 +880,9 @@ def _write_outputs(output: Path, run: Run) -> None:
             if (text := OUTPUTS[name](run)) is not None:
                 write_whole(output / file, text)
     except OSError as error:
-        raise UserError(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
+        raise UserError(
+            f"--output: cannot write {error.filename}: {error.strerror or error}"
+        ) from None
 
 
 def _announce(run: Run) -> None:

@@ -13,7 +13,14 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, write_json
+from pytest_gpumem.commands import (
+    examples,
+    json_option,
+    log,
+    pytest_arguments,
+    terminal,
+    write_json,
+)
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.printable import printable
@@ -32,7 +39,10 @@ MOST = 10_000  # processes of a sweep: its search ends by itself
 @click.command(
     "l2-sweep",
     short_help="Find a test's best set-aside and hit ratio.",
-    epilog=examples("gpumem l2-sweep tests/test_table.py::test_lookup", "gpumem l2-sweep TEST --json l2.json -- --gpumem-mode hot"),
+    epilog=examples(
+        "gpumem l2-sweep tests/test_table.py::test_lookup",
+        "gpumem l2-sweep TEST --json l2.json -- --gpumem-mode hot",
+    ),
 )
 @json_option("Write the maps as JSON.")
 @click.argument("test", metavar="TEST")
@@ -49,7 +59,9 @@ def l2_sweep(test: str, file: Path | None, pytest_arguments: tuple[str, ...]) ->
     from pytest_gpumem.runs.worktree import in_this_environment
 
     if test.startswith("-"):
-        raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")
+        raise click.UsageError(
+            f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}."
+        )
     here, files = {HEAD: in_this_environment(Path.cwd())}, [test.partition("::")[0]]
     processes = Processes(here, pytest_arguments, files, os.environ, everything=True)
     with Experiment(processes, [Turn(number, HEAD) for number in range(1, MOST + 1)]) as experiment:
@@ -57,7 +69,13 @@ def l2_sweep(test: str, file: Path | None, pytest_arguments: tuple[str, ...]) ->
     width, colour = terminal()
     for key, sweep in found.items():
         click.echo(drawn(printable(key), printable(sweep), width=width, colour=colour))
-    write_json(file, [{"row": key, **to_builtins(sweep), "recommend": sweep.recommend()} for key, sweep in found.items()])
+    write_json(
+        file,
+        [
+            {"row": key, **to_builtins(sweep), "recommend": sweep.recommend()}
+            for key, sweep in found.items()
+        ],
+    )
 
 
 class _Runs:
@@ -85,7 +103,11 @@ class _Runs:
         """
         from pytest_gpumem.memory.l2 import IMPOSED
 
-        variables = {} if setting is None else {IMPOSED: json.dumps({**setting.options(), "allow_thrash": True})}
+        variables = (
+            {}
+            if setting is None
+            else {IMPOSED: json.dumps({**setting.options(), "allow_thrash": True})}
+        )
         process = self._experiment.measure([self._test], variables=variables, trouble=_trouble)
         if process.error is not None:
             raise NoAnswer(f"{self._test} crashed: {process.error}")
@@ -98,7 +120,12 @@ def _trouble(process: ProcessRecord) -> str | None:
     """Why a run of the test is repeated: it crashed, or its conditions forbid a judgement."""
     from pytest_gpumem.judging.judge import unreliable
 
-    doubts = (doubt for row in process.rows if row.measurement is not None for doubt in unreliable(row.measurement))
+    doubts = (
+        doubt
+        for row in process.rows
+        if row.measurement is not None
+        for doubt in unreliable(row.measurement)
+    )
     return process.error or next(doubts, None)
 
 
@@ -107,11 +134,18 @@ def _sweeps(runs: _Runs) -> dict[str, Sweep]:
     Raises `UserError`, `NoAnswer`: as `_Runs.run`; or nothing has a window, or a run lacks the measurement.
     """
     first = runs.run(None)
-    measured = [(key, row.measurement) for key, row in first.by_key.items() if row.measurement is not None]
+    measured = [
+        (key, row.measurement) for key, row in first.by_key.items() if row.measurement is not None
+    ]
     swept = [(key, one) for key, one in measured if one.window is not None]
     if not swept or first.device is None:
-        why = "".join(f"; {nodeid} {outcome}: {reason}" for nodeid, (outcome, reason) in first.outcomes.items())
-        raise NoAnswer(f"nothing was swept: the test measures nothing with stream= of a persisting_stream and no Case with window={why}")
+        why = "".join(
+            f"; {nodeid} {outcome}: {reason}"
+            for nodeid, (outcome, reason) in first.outcomes.items()
+        )
+        raise NoAnswer(
+            f"nothing was swept: the test measures nothing with stream= of a persisting_stream and no Case with window={why}"
+        )
     return {key: _sweep(runs, key, one, first.device) for key, one in swept}
 
 
@@ -129,7 +163,11 @@ def _sweep(runs: _Runs, key: str, first: Measurement, facts: DeviceFacts) -> Swe
     def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
         setting = Setting(set_aside, hit_ratio)
         taken[setting] += 1
-        rows = [row for row in runs.number(setting, taken[setting]).rows if row.key == key or row.measurement is None]
+        rows = [
+            row
+            for row in runs.number(setting, taken[setting]).rows
+            if row.key == key or row.measurement is None
+        ]
         one = next((row.measurement for row in rows if row.measurement is not None), None)
         if one is None:
             why = next((row.verdict.reason for row in rows), "the test does not measure it")

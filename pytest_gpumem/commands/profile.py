@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, test_option, write_json
+from pytest_gpumem.commands import (
+    examples,
+    json_option,
+    log,
+    pytest_arguments,
+    terminal,
+    test_option,
+    write_json,
+)
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.limits import COUNTERS, absolute
 from pytest_gpumem.judging.traffic import Agreement, account
@@ -58,7 +66,9 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.group(no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute.")
+@click.group(
+    no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute."
+)
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 
@@ -72,7 +82,12 @@ def profile() -> None:
     epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"),
 )
 @_options
-def nsys(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], pytest_arguments: tuple[str, ...]) -> int:
+def nsys(
+    tests: tuple[str, ...],
+    report: Path | None,
+    options: tuple[str, ...],
+    pytest_arguments: tuple[str, ...],
+) -> int:
     """Record a time line by Nsight Systems: CUDA calls, kernels, copies, and the tests' ranges; page faults where a test has managed
     buffers.
 
@@ -92,7 +107,11 @@ def nsys(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], 
         "gpumem profile ncu --traffic -- tests/gpu    # declared bytes against counted ones",
     ),
 )
-@click.option("--traffic", is_flag=True, help="Write no report: compare the bytes that tests declare with those that ncu counts.")
+@click.option(
+    "--traffic",
+    is_flag=True,
+    help="Write no report: compare the bytes that tests declare with those that ncu counts.",
+)
 @json_option("With --traffic: write the counts as JSON.")
 @_options
 def ncu(
@@ -112,7 +131,9 @@ def ncu(
     from pytest_gpumem.nsight.tools import NCU
 
     if not traffic and file is not None:
-        raise click.UsageError("--json writes the counts of --traffic; without it, -o names the report.")
+        raise click.UsageError(
+            "--json writes the counts of --traffic; without it, -o names the report."
+        )
     if not traffic:
         return _profiled(ProfileRequest(NCU, pytest_arguments, tests, report, options))
     if report is not None or options:
@@ -134,13 +155,19 @@ def _profiled(request: ProfileRequest) -> int:
     for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
         click.echo(printable(line))
     if count > 1:
-        more = f" and {count - MOST} more: the results have them as range_name" if count > MOST else ""
-        click.echo(f"ranges of the tests: {', '.join(one.name for one in report.tests[:MOST])}{more}")
+        more = (
+            f" and {count - MOST} more: the results have them as range_name" if count > MOST else ""
+        )
+        click.echo(
+            f"ranges of the tests: {', '.join(one.name for one in report.tests[:MOST])}{more}"
+        )
     if report.exit_code < 0:
         log(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole")
         return Exit.FAILED
     if report.exit_code:
-        log(f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above")
+        log(
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above"
+        )
         return Exit.FAILED
     return Exit.FINE
 
@@ -154,7 +181,9 @@ def _traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[
     width, colour = terminal()
     click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
     if failed := sum(row.failed for row in found.rows):
-        click.echo(f"tests of {failed} of {counted(len(found.rows), 'row')} failed in this run, whose times a profiler changes")
+        click.echo(
+            f"tests of {failed} of {counted(len(found.rows), 'row')} failed in this run, whose times a profiler changes"
+        )
     write_json(file, counting.to_json(found, utc=now.isoformat(timespec="seconds")))
     beyond = [
         printable(f"{row.key}: {finding.sentence}")
@@ -165,5 +194,11 @@ def _traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[
     ]
     for line in beyond:
         click.echo(line)
-    accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return Exit.FAILED if beyond or any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0
+    accounts = [
+        account(row.measurement, found.facts) for row in found.rows if row.measurement is not None
+    ]
+    return (
+        Exit.FAILED
+        if beyond or any(one is not None and one.finding is Agreement.WRONG for one in accounts)
+        else 0
+    )

@@ -48,7 +48,9 @@ def is_users(file: str) -> bool:
     """True for a file that is neither the standard library's, nor an installed package's, nor this package's."""
     if file.startswith("<"):
         return False
-    return not file.startswith((PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
+    return not file.startswith((PACKAGE, *_STANDARD)) and not any(
+        part in _INSTALLED for part in _parts(file)
+    )
 
 
 @cache
@@ -62,7 +64,11 @@ def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     called = max((place for place, frame in enumerate(stack) if is_pytests(frame[0])), default=-1)
     stack = stack[called + 1 :] or stack
     found = tuple(frame for frame in stack if is_users(frame[0]))
-    return found or tuple(frame for frame in stack if not frame[0].startswith(("<", PACKAGE))) or tuple(stack)
+    return (
+        found
+        or tuple(frame for frame in stack if not frame[0].startswith(("<", PACKAGE)))
+        or tuple(stack)
+    )
 
 
 def sites(
@@ -87,14 +93,26 @@ def sites(
         group(one).kept.append(one)
     made = [found.site(key, root, referrers) for key, found in groups.items()]
     both = attrgetter("at_peak"), attrgetter("kept")
-    shown = {id(site) for of in both for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}
-    return tuple(sorted((site for site in made if id(site) in shown), key=lambda site: (-site.at_peak, -site.kept, site.file, site.line)))
+    shown = {
+        id(site)
+        for of in both
+        for site in sorted(made, key=of, reverse=True)[:MOST_SITES]
+        if of(site)
+    }
+    return tuple(
+        sorted(
+            (site for site in made if id(site) in shown),
+            key=lambda site: (-site.at_peak, -site.kept, site.file, site.line),
+        )
+    )
 
 
 def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
     """True if a pattern such as "conftest.py:*" names a line. `file`: as `shown_path` gives it; without one, the line is unknown."""
     place = f"{file}:{line}"
-    return bool(file) and any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns)
+    return bool(file) and any(
+        fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns
+    )
 
 
 def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) -> bool:
@@ -113,7 +131,10 @@ class _Group:
         self.kept: list[AllocationEvent] = []
 
     def site(
-        self, key: tuple[str, int, str, str, MemoryPlace], root: Path, referrers: Callable[[AllocationEvent], tuple[str, ...]]
+        self,
+        key: tuple[str, int, str, str, MemoryPlace],
+        root: Path,
+        referrers: Callable[[AllocationEvent], tuple[str, ...]],
     ) -> Site:
         file, line, function, library, kind = key
         largest = max((*self.at_peak, *self.kept), key=lambda one: one.nbytes)
@@ -128,8 +149,15 @@ class _Group:
             at_peak_count=len(self.at_peak),
             kept=_sum(self.kept),
             kept_count=len(self.kept),
-            stack=tuple(f"{shown_path(name, root)}:{number} in {where}" for name, number, where in users_frames(largest.stack)),
-            referrers=tuple(dict.fromkeys(text.replace(f"{root}/", "") for one in self.kept for text in referrers(one))),
+            stack=tuple(
+                f"{shown_path(name, root)}:{number} in {where}"
+                for name, number, where in users_frames(largest.stack)
+            ),
+            referrers=tuple(
+                dict.fromkeys(
+                    text.replace(f"{root}/", "") for one in self.kept for text in referrers(one)
+                )
+            ),
         )
 
 
@@ -149,7 +177,9 @@ def _sum(allocations: Iterable[AllocationEvent]) -> int:
 def shown_path(file: str, root: Path) -> str:
     """A file relative to the root folder or to the folder of installed packages, where it lies in one: the same on every machine."""
     path = Path(file)
-    if (installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]) and path.is_absolute():
+    if (
+        installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]
+    ) and path.is_absolute():
         return Path(*path.parts[installed[-1] + 1 :]).as_posix()
     return path.relative_to(root).as_posix() if file and path.is_relative_to(root) else file
 
@@ -191,12 +221,18 @@ def referrers_of(target: Any, ignored: Collection[int] = ()) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:MOST]
 
 
-def _steps(level: list[_Way], begins: list[Any], seen: set[int]) -> Iterator[tuple[list[_Way], Any]]:
+def _steps(
+    level: list[_Way], begins: list[Any], seen: set[int]
+) -> Iterator[tuple[list[_Way], Any]]:
     """Each holder of objects of a level, with the ways from these objects."""
     holders = gc.get_referrers(*begins)
     ways = {id(way.begin): way for way in level}
     for holder in holders:
-        if id(holder) in seen or isinstance(holder, _Way) or (isinstance(holder, FrameType) and _is_ours(holder)):
+        if (
+            id(holder) in seen
+            or isinstance(holder, _Way)
+            or (isinstance(holder, FrameType) and _is_ours(holder))
+        ):
             continue
         seen.add(id(holder))
         if held := [ways[id(one)] for one in gc.get_referents(holder) if id(one) in ways]:
@@ -212,7 +248,11 @@ def _named(holder: Any, way: _Way) -> str | None:
     path = _path(way)
     if isinstance(holder, FrameType):
         name = next((name for name, value in holder.f_locals.items() if value is way.begin), "?")
-        kept = ", which an exception's traceback keeps" if any(isinstance(one, TracebackType) for one in gc.get_referrers(holder)) else ""
+        kept = (
+            ", which an exception's traceback keeps"
+            if any(isinstance(one, TracebackType) for one in gc.get_referrers(holder))
+            else ""
+        )
         return f"`{name}{path}`, a local variable of {holder.f_code.co_name} ({holder.f_code.co_filename}:{holder.f_lineno}){kept}"
     if isinstance(holder, dict) and (module := _module_of(holder)) is not None:
         return f"`{_key_in(holder, way.begin)}{path}` of the module {module}"
@@ -231,7 +271,10 @@ def _onward(holder: Any, way: _Way) -> _Way:
     if isinstance(holder, dict):
         return _Way(holder, path, _key_in(holder, held))
     if isinstance(holder, (list, tuple)):
-        return _Way(holder, f"[{next((index for index, one in enumerate(holder) if one is held), '?')}]{path}")
+        return _Way(
+            holder,
+            f"[{next((index for index, one in enumerate(holder) if one is held), '?')}]{path}",
+        )
     attributes = _attributes(holder)
     if attributes is held:  # the dictionary of its attributes
         return _Way(holder, f".{way.key}{way.path}")
@@ -245,7 +288,11 @@ def _onward(holder: Any, way: _Way) -> _Way:
 def _path(way: _Way) -> str:
     if way.key is _NO_KEY:
         return way.path
-    key = repr(way.key) if isinstance(way.key, (str, int, float, bool, bytes)) else type(way.key).__name__
+    key = (
+        repr(way.key)
+        if isinstance(way.key, (str, int, float, bool, bytes))
+        else type(way.key).__name__
+    )
     return f"[{key}]{way.path}"
 
 
@@ -253,7 +300,14 @@ def _attributes(holder: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes; of a class the one that it shows as a proxy."""
     found = getattr(holder, "__dict__", None)
     if isinstance(holder, type):
-        return next((one for one in gc.get_referents(holder) if isinstance(one, dict) and one.get("__module__") == holder.__module__), None)
+        return next(
+            (
+                one
+                for one in gc.get_referents(holder)
+                if isinstance(one, dict) and one.get("__module__") == holder.__module__
+            ),
+            None,
+        )
     return found if isinstance(found, dict) else None
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
+from pytest_gpumem.devices.allocation_sites import (
+    PACKAGE,
+    code_of,
+    is_named,
+    is_pytests,
+    is_users,
+    shown_path,
+)
 from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.records.uses import CopyUse, copies_together
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -23,7 +30,8 @@ class CallLog:
     """Takes the calls of the process for the windows that are open. Threads report at once; a lock keeps the sums whole."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
+        # garbage that is collected meanwhile may free memory, which is a call
+        self.lock = threading.RLock()
         self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
 
     def _add(self, *counts: tuple[object, float]) -> None:
@@ -41,7 +49,9 @@ class CallLog:
                 if on_default:
                     window.sums["default"] += 1
 
-    def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
+    def ran(
+        self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False
+    ) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
         word = _WORDS.get(step.kind)
         if word is None:
@@ -49,10 +59,28 @@ class CallLog:
         if first:
             self._add((("first", word), count))
             return
-        copy = ("copy", step.name, step.source or "unknown", step.memory or "unknown", step.nbytes or 0)
-        self._add((copy if step.kind is StepKind.COPY else word, count), *((("default", count),) if on_default else ()))
+        copy = (
+            "copy",
+            step.name,
+            step.source or "unknown",
+            step.memory or "unknown",
+            step.nbytes or 0,
+        )
+        self._add(
+            (copy if step.kind is StepKind.COPY else word, count),
+            *((("default", count),) if on_default else ()),
+        )
 
-    def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False, frame: FrameType | None = None) -> None:
+    def waited(
+        self,
+        call: str,
+        of: str,
+        seconds: float,
+        *,
+        sure: bool = True,
+        first: bool = False,
+        frame: FrameType | None = None,
+    ) -> None:
         """The host waited, or may have waited, in a call that ends now. `first`: inside a first use. `frame`: where the line is looked for
         from on; None: the caller."""
         if first:
@@ -106,26 +134,46 @@ class CallWindow:
             found, waits = Counter(self.sums), [(key, *known) for key, known in self.waits.items()]
 
         def of(kind: str) -> list[tuple[Any, ...]]:
-            return [(*key[1:], count) for key, count in found.items() if isinstance(key, tuple) and key[0] == kind]
+            return [
+                (*key[1:], count)
+                for key, count in found.items()
+                if isinstance(key, tuple) and key[0] == kind
+            ]
 
         return Calls(
             kernels=found["kernels"],
             copies=copies_together(
-                CopyUse(kind, source, to, count, count * nbytes, 0) for kind, source, to, nbytes, count in sorted(of("copy"))
+                CopyUse(kind, source, to, count, count * nbytes, 0)
+                for kind, source, to, nbytes, count in sorted(of("copy"))
             ),
             memsets=found["memsets"],
             default_stream=found["default"],
-            waiting=tuple(_wait(key, count, seconds, root, allowed) for key, count, seconds in waits),
+            waiting=tuple(
+                _wait(key, count, seconds, root, allowed) for key, count, seconds in waits
+            ),
             strict=strict,
             first_use=dict(of("first")),
             not_counted=next((why for why, _ in of("missed")), None),
         )
 
 
-def _wait(key: tuple[Any, ...], count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
+def _wait(
+    key: tuple[Any, ...], count: int, seconds: float, root: Path, allowed: Sequence[str]
+) -> WaitLine:
     file, line, function, call, of, sure = key
     shown = shown_path(file, root)
-    return WaitLine(shown, line, function, code_of(file, line), call, of, count, seconds, sure, is_named(shown, line, allowed))
+    return WaitLine(
+        shown,
+        line,
+        function,
+        code_of(file, line),
+        call,
+        of,
+        count,
+        seconds,
+        sure,
+        is_named(shown, line, allowed),
+    )
 
 
 def _line(frame: FrameType | None) -> tuple[str, int, str]:
@@ -146,7 +194,11 @@ def _line(frame: FrameType | None) -> tuple[str, int, str]:
 def _name_of_thread() -> str:
     """The system's name of this thread, such as "pt_autograd_0"."""
     try:
-        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text(encoding="utf-8").strip()
+        return (
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+            .read_text(encoding="utf-8")
+            .strip()
+        )
     except OSError:
         return threading.current_thread().name
 

@@ -7,12 +7,21 @@ import re
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.units import GiB, KiB, MiB, TiB
 
-_WORDS = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
+_WORDS = (
+    "out of memory",
+    "out_of_memory",
+    "cudaErrorMemoryAllocation",
+    "RESOURCE_EXHAUSTED",
+    "_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
+)
 """What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
 runtime's name, XLA's status, the status of cuBLAS, cuFFT, cuDNN, cuSOLVER and cuSPARSE, and that of cuRAND."""
 
 _UNITS = {"bytes": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB}
-_ASKED = re.compile(r"\ballocat(?:e|ing)\s+([0-9][0-9,]*(?:\.[0-9]+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE)
+_ASKED = re.compile(
+    r"\ballocat(?:e|ing)\s+([0-9][0-9,]*(?:\.[0-9]+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE
+)
 """PyTorch: "Tried to allocate 2.00 GiB"; CuPy: "allocating 2,147,483,648 bytes"; RMM: "failed to allocate 1048576 bytes"; XLA: "trying to
 allocate 2147483648 bytes"."""
 
@@ -42,4 +51,8 @@ def asked_for(error: BaseException) -> int | None:
     if isinstance(error, OutOfMemory):
         return error.asked
     found = _ASKED.search(str(error))
-    return None if found is None else round(float(found[1].replace(",", "")) * _UNITS[found[2].lower()])
+    return (
+        None
+        if found is None
+        else round(float(found[1].replace(",", "")) * _UNITS[found[2].lower()])
+    )

@@ -49,7 +49,9 @@ class HealthFigures:
 
     controls: Controls
     copy: float  # bytes per second that copies in DRAM read and write, the median under load
-    card: Card | None  # state under load: the lowest clocks and all throttle reasons that were seen; None if NVML does not answer
+    card: (
+        Card | None
+    )  # state under load: the lowest clocks and all throttle reasons that were seen; None if NVML does not answer
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,11 @@ def examine(place: Storage, machine: Machine | None = None) -> Health:
     machine = machine or Machine()
     wanted = machine.wanted().strip()
     try:
-        chosen, reason = (machine.choose(device_choice(wanted)), "") if wanted.startswith("sim") else gpu.find(machine)
+        chosen, reason = (
+            (machine.choose(device_choice(wanted)), "")
+            if wanted.startswith("sim")
+            else gpu.find(machine)
+        )
         if chosen is None:
             raise NoAnswer(f"nothing was measured: {reason}")
         baseline = _stored(place, chosen.facts.key)
@@ -131,7 +137,11 @@ def measure(device: Device, look: Callable[[], Card]) -> HealthFigures:
             with suppress(NoDevice):
                 states.append(look())
             device.streams.synchronize(stream)
-            rates.append(SPELL * requested_bytes(copy.kernel.accesses(copy.call)) / device.streams.elapsed(start, end))
+            rates.append(
+                SPELL
+                * requested_bytes(copy.kernel.accesses(copy.call))
+                / device.streams.elapsed(start, end)
+            )
 
         spell()  # compiles the kernel and raises the clocks
         controls = read_controls(device)
@@ -149,8 +159,15 @@ def _worst(states: Sequence[Card]) -> Card:
     """The last state with the lowest clocks and all throttle reasons of any."""
     known = [one.throttle_reasons for one in states if one.throttle_reasons is not None]
     reasons = tuple(dict.fromkeys(reason for one in known for reason in one)) if known else None
-    clocks = {name: [clock for one in states if (clock := getattr(one, name)) is not None] for name in ("sm_clock_hz", "memory_clock_hz")}
-    return replace(states[-1], throttle_reasons=reasons, **{name: min(values) for name, values in clocks.items() if values})
+    clocks = {
+        name: [clock for one in states if (clock := getattr(one, name)) is not None]
+        for name in ("sm_clock_hz", "memory_clock_hz")
+    }
+    return replace(
+        states[-1],
+        throttle_reasons=reasons,
+        **{name: min(values) for name, values in clocks.items() if values},
+    )
 
 
 def _stored(place: Storage, key: str) -> dict[str | None, list[Controls]]:
@@ -166,7 +183,9 @@ def _stored(place: Storage, key: str) -> dict[str | None, list[Controls]]:
     return {card: list(readings) for card, readings in found.items()}
 
 
-def judge(facts: DeviceFacts, measured: HealthFigures, baseline: Mapping[str | None, Sequence[Controls]]) -> Health:
+def judge(
+    facts: DeviceFacts, measured: HealthFigures, baseline: Mapping[str | None, Sequence[Controls]]
+) -> Health:
     """Judge a GPU.
     `baseline`: the controls of a baseline by UUID of the GPU.
     """
@@ -189,16 +208,28 @@ def _bandwidth(facts: DeviceFacts, measured: HealthFigures) -> Check:
         return Check("DRAM bandwidth", Status.OK, f"{rate}; the datasheet's bandwidth is unknown")
     detail = f"{rate}, {format_share(measured.copy / peak)} of the datasheet's {format_rate(peak)}"
     if measured.copy < LEAST_SHARE * peak:
-        return Check("DRAM bandwidth", Status.WARNING, f"{detail}, less than {format_share(LEAST_SHARE)}", _AGAIN)
+        return Check(
+            "DRAM bandwidth",
+            Status.WARNING,
+            f"{detail}, less than {format_share(LEAST_SHARE)}",
+            _AGAIN,
+        )
     return Check("DRAM bandwidth", Status.OK, detail)
 
 
-def _controls(facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, Sequence[Controls]]) -> Check:
+def _controls(
+    facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, Sequence[Controls]]
+) -> Check:
     named = {"DRAM": now.dram, "L2": now.l2, "idle launch": now.launch, "DRAM latency": now.latency}
-    figures = ", ".join(f"{name} {format_time(seconds)}" for name, seconds in named.items() if seconds is not None)
+    figures = ", ".join(
+        f"{name} {format_time(seconds)}" for name, seconds in named.items() if seconds is not None
+    )
     own, whose = baseline.get(facts.uuid, ()), "this GPU"
     if not own:
-        own, whose = [one for readings in baseline.values() for one in readings], "other GPUs of the model"
+        own, whose = (
+            [one for readings in baseline.values() for one in readings],
+            "other GPUs of the model",
+        )
     then = [one for one in own if one.source == now.source]
     if not then:
         return Check("controls", Status.OK, f"{figures}; the baseline has none to compare with")
@@ -207,7 +238,11 @@ def _controls(facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, S
         return Check("controls", Status.WARNING, f"{figures}; {'; '.join(slower)}", _AGAIN)
     latencies = [one.latency for one in then if one.latency is not None]
     variant = (
-        now.latency is not None and latencies and all(abs(math.log(now.latency / one)) > math.log1p(LIMITS["latency"]) for one in latencies)
+        now.latency is not None
+        and latencies
+        and all(
+            abs(math.log(now.latency / one)) > math.log1p(LIMITS["latency"]) for one in latencies
+        )
     )
     compared = f"another variant of the card than in {against}" if variant else f"as in {against}"
     return Check("controls", Status.OK, f"{figures}; {compared}")
@@ -224,8 +259,15 @@ def _slower(now: Controls, then: Sequence[Controls]) -> Iterator[str]:
 
 def _under_load(card: Card | None) -> Check:
     if card is None:
-        return Check("under load", Status.OK, "throttling and clocks are unknown: pip install nvidia-ml-py")
+        return Check(
+            "under load", Status.OK, "throttling and clocks are unknown: pip install nvidia-ml-py"
+        )
     throttling, clocks = gpu.throttling(card), gpu.clocks(card)
     if throttling.status is not Status.OK:
-        return Check("under load", throttling.status, f"{throttling.detail}; {clocks.detail}", throttling.remedy)
+        return Check(
+            "under load",
+            throttling.status,
+            f"{throttling.detail}; {clocks.detail}",
+            throttling.remedy,
+        )
     return Check("under load", Status.OK, f"throttling {throttling.detail}; {clocks.detail}")

@@ -91,9 +91,12 @@ class Explanation:
     slow_down: SlowDown
     causes: tuple[Cause, ...]
     unexplained: float  # seconds that no cause accounts for
-    skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()  # rules that lack evidence, with their needs
+    skipped: tuple[
+        tuple[Rule, tuple[Need, ...]], ...
+    ] = ()  # rules that lack evidence, with their needs
     notes: tuple[Note, ...] = ()
-    ran: tuple[Divergence, ...] | None = None  # what ran differently; None if nothing is known of one side
+    ran: tuple[Divergence, ...] | None = None
+    """What ran differently; None if nothing is known of one side."""
 
     @property
     def unexplained_share(self) -> float:
@@ -113,7 +116,10 @@ class Explanation:
 def explain(base: SideFigures, head: SideFigures, slow_down: SlowDown) -> Explanation:
     """Find the causes of a slow-down of `head` against `base`."""
     sides = BaseAndHead(base, head)
-    notes, ran = tuple(_notes(sides)), compared(base.measurement.what_ran, head.measurement.what_ran)
+    notes, ran = (
+        tuple(_notes(sides)),
+        compared(base.measurement.what_ran, head.measurement.what_ran),
+    )
     if not slow_down.real:
         return Explanation(slow_down, (), 0.0, notes=notes, ran=ran)
     found: list[tuple[Rule, Estimate]] = []
@@ -129,7 +135,9 @@ def explain(base: SideFigures, head: SideFigures, slow_down: SlowDown) -> Explan
     return Explanation(slow_down, causes, left, tuple(skipped), notes, ran)
 
 
-def share_out(found: Sequence[tuple[Rule, Estimate]], seconds: float) -> tuple[tuple[Cause, ...], float]:
+def share_out(
+    found: Sequence[tuple[Rule, Estimate]], seconds: float
+) -> tuple[tuple[Cause, ...], float]:
     """Divide the slow-down of `seconds` among estimates: the causes, the largest first, and the seconds that are left.
 
     First come the estimated seconds, scaled down in proportion if they exceed the slow-down. The rest goes to the open estimates. Without

@@ -25,7 +25,13 @@ from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, W
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import LimitResult, Row
-from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
+from pytest_gpumem.records.schema import (
+    SchemaError,
+    document,
+    document_from_json,
+    profiles_from_json,
+    profiles_to_json,
+)
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 
@@ -53,7 +59,9 @@ class SideFigures:
         """Bytes of L2 set aside, with or without a window; None if unknown."""
         if self.window is not None:
             return self.window.set_aside
-        return self.measurement.activity.set_aside if self.measurement.activity is not None else None
+        return (
+            self.measurement.activity.set_aside if self.measurement.activity is not None else None
+        )
 
     @property
     def _watched(self) -> Activity | None:
@@ -68,12 +76,20 @@ class SideFigures:
             return _recorded(self.profile.kernels, self.profile.launches or 1)
         if self._watched is not None:
             return _recorded(self._watched.kernels, 1)
-        return _recorded(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else KernelGroup()
+        return (
+            _recorded(self.trace.kernels, self.trace.launches)
+            if self.trace is not None and self.trace.launches
+            else KernelGroup()
+        )
 
     @property
     def knows_kernels(self) -> bool:
         """True if `kernels` was recorded at all."""
-        return self._watched is not None or self.trace is not None or bool(self.profile is not None and self.profile.kernels)
+        return (
+            self._watched is not None
+            or self.trace is not None
+            or bool(self.profile is not None and self.profile.kernels)
+        )
 
     @property
     def at_once(self) -> float | None:
@@ -93,18 +109,26 @@ class SideFigures:
         trace = self.trace
         if trace is None or not trace.launches:
             return None
-        return tuple(_copy_of_launch(copy, trace.launches) for copy in (*trace.copies, *trace.memsets))
+        return tuple(
+            _copy_of_launch(copy, trace.launches) for copy in (*trace.copies, *trace.memsets)
+        )
 
     @cached_property
     def pages(self) -> PageCounts | None:
         """Faults and migrations of managed memory during one launch; None if they were not counted."""
-        return self.measurement.migrations.launch if self.measurement.migrations is not None else None
+        return (
+            self.measurement.migrations.launch if self.measurement.migrations is not None else None
+        )
 
     @property
     def prefetched(self) -> int:
         """Bytes that moved to the device before a launch, while pages were put back."""
         migrations = self.measurement.migrations
-        return migrations.before.to_device if migrations is not None and migrations.before is not None else 0
+        return (
+            migrations.before.to_device
+            if migrations is not None and migrations.before is not None
+            else 0
+        )
 
     @property
     def host_memory(self) -> dict[str, str]:
@@ -114,9 +138,16 @@ class SideFigures:
 
     def clock(self, of: Callable[[Conditions], float | None]) -> float | None:
         """A clock in hertz while sampling: the lowest between samples, else the higher one of before and after."""
-        if self.measurement.during is not None and (seen := of(self.measurement.during)) is not None:
+        if (
+            self.measurement.during is not None
+            and (seen := of(self.measurement.during)) is not None
+        ):
             return seen
-        known = [clock for conditions in self.measurement.conditions if (clock := of(conditions)) is not None]
+        known = [
+            clock
+            for conditions in self.measurement.conditions
+            if (clock := of(conditions)) is not None
+        ]
         return max(known, default=None)
 
     @property
@@ -131,7 +162,9 @@ def _recorded(uses: Sequence[KernelUse], launches: int) -> KernelGroup:
 
 
 def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
-    count, nbytes, nanoseconds = (round(one / launches) for one in (copy.count, copy.nbytes, copy.nanoseconds))
+    count, nbytes, nanoseconds = (
+        round(one / launches) for one in (copy.count, copy.nbytes, copy.nanoseconds)
+    )
     return CopyUse(copy.kind, copy.source, copy.destination, count, nbytes, nanoseconds)
 
 
@@ -143,15 +176,21 @@ class SideEvidence:
     facts: DeviceFacts  # the device
     measured: Mapping[str, Measurement]  # by row key; earlier processes are `further` of the newest
     tests: Mapping[str, tuple[str, str]]  # by row key: pytest's id of the test, and the label
-    profiles: Mapping[str, TestProfile] = field(default_factory=dict)  # by row key, from Nsight Compute
-    traces: Mapping[str, TestProfile] = field(default_factory=dict)  # by row key, from Nsight Systems
+    profiles: Mapping[str, TestProfile] = field(
+        default_factory=dict
+    )  # by row key, from Nsight Compute
+    traces: Mapping[str, TestProfile] = field(
+        default_factory=dict
+    )  # by row key, from Nsight Systems
     notes: tuple[str, ...] = ()  # sentences for a reader, such as why nothing was counted
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     """By row key: the memory of the newest process; none where results of several files are taken together."""
 
     def evidence(self, key: str) -> SideFigures:
         """The evidence of one measurement."""
-        return SideFigures(self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key))
+        return SideFigures(
+            self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key)
+        )
 
 
 def together(rows: Sequence[Row]) -> Measurement:
@@ -159,11 +198,25 @@ def together(rows: Sequence[Row]) -> Measurement:
     record what the launch ran, its activity or its pages, those of an earlier process stay."""
     found = [row.measurement for row in rows if row.measurement is not None]
     newest, others = found[-1], found[:-1]
-    alike = [one for one in others if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)]
+    alike = [
+        one
+        for one in others
+        if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)
+    ]
     further = tuple(repeat for one in alike for repeat in (one.repeat, *one.further))
-    seen = [one.activity for one in reversed(found) if one.activity is not None and one.activity.not_counted is None]
-    known = [one.what_ran for one in reversed(found) if one.what_ran is not None and one.what_ran.order]
-    counts = [one.migrations for one in reversed(found) if one.migrations is not None and one.migrations.launch is not None]
+    seen = [
+        one.activity
+        for one in reversed(found)
+        if one.activity is not None and one.activity.not_counted is None
+    ]
+    known = [
+        one.what_ran for one in reversed(found) if one.what_ran is not None and one.what_ran.order
+    ]
+    counts = [
+        one.migrations
+        for one in reversed(found)
+        if one.migrations is not None and one.migrations.launch is not None
+    ]
     return replace(
         newest,
         further=(*newest.further, *further),
@@ -181,15 +234,36 @@ def load(given: str) -> SideEvidence:
     """
     found = side(given)
     profiles = [one for file in found.files for one in _profiles(file.path)]
-    counted, traced = ({one.key: one for one in profiles if (one.tool == "nsys") is traced} for traced in (False, True))
-    if len(found.files) == 1 and "gpumem" in (plain := json.loads(found.files[0].path.read_bytes())):
+    counted, traced = (
+        {one.key: one for one in profiles if (one.tool == "nsys") is traced}
+        for traced in (False, True)
+    )
+    if len(found.files) == 1 and "gpumem" in (
+        plain := json.loads(found.files[0].path.read_bytes())
+    ):
         results = document_from_json(plain["gpumem"])
-        rows = {row.key: row for row in results.rows if row.measurement is not None and not row.measurement.profiled}
-        measured = {key: row.measurement for key, row in rows.items() if row.measurement is not None}
+        rows = {
+            row.key: row
+            for row in results.rows
+            if row.measurement is not None and not row.measurement.profiled
+        }
+        measured = {
+            key: row.measurement for key, row in rows.items() if row.measurement is not None
+        }
         tests = {row.key: (row.nodeid, row.label) for row in results.rows}
-        return SideEvidence(given, results.device, measured, tests, counted, traced, footprints=footprints_of(results.rows))
+        return SideEvidence(
+            given,
+            results.device,
+            measured,
+            tests,
+            counted,
+            traced,
+            footprints=footprints_of(results.rows),
+        )
     if len(found.devices) != 1:
-        raise UserError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
+        raise UserError(
+            f"{given}: holds results of {len(found.devices)} devices; accepted are those of one"
+        )
     (facts,) = found.devices.values()
     measured = {key: merged(rows) for key, rows in found.rows.items()}
     tests = {key: (rows[-1].nodeid, rows[-1].label) for key, rows in found.rows.items()}
@@ -213,13 +287,19 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
 
 def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """The file of some measurements of a side. `keys`: of the measurements."""
-    unjudged = LimitResult("", Outcome.MEASURED, None, "evidence for an explanation: no limit was judged")
+    unjudged = LimitResult(
+        "", Outcome.MEASURED, None, "evidence for an explanation: no limit was judged"
+    )
     rows = []
     for key in keys:
         nodeid, label = one.tests[key]
-        row = Row(nodeid, Limits(), OPEN, one.measured.get(key), label, footprint=one.footprints.get(key))
+        row = Row(
+            nodeid, Limits(), OPEN, one.measured.get(key), label, footprint=one.footprints.get(key)
+        )
         rows.append(with_verdict(row, [unjudged], simulated=one.facts.simulated))
-    profiles = [profiles[key] for profiles in (one.profiles, one.traces) for key in keys if key in profiles]
+    profiles = [
+        profiles[key] for profiles in (one.profiles, one.traces) for key in keys if key in profiles
+    ]
     return {
         "datetime": utc,
         "version": "gpumem explain",

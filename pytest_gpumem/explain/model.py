@@ -19,7 +19,8 @@ from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
 Two = tuple[float, float]  # a figure of base and of head
-ABSORBED = 0.95  # share of the requests that a pattern causes alone, below which L1 serves a part of them
+ABSORBED = 0.95
+"""Share of the requests that a pattern causes alone, below which L1 serves a part of them."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,14 @@ class AccessChange:
         """Further bytes from L2 because sectors are used in part."""
         if self.l2 is None or self.grown <= 1 or self.ratio <= 1:
             return 0.0
-        further = self.wanted[1] / self.wanted[0] if self.wanted is not None and self.wanted[0] > 0 else 1.0
-        return self.l2[0] * max(0.0, min(self.ratio * max(1.0, further), self.grown) - max(1.0, further))
+        further = (
+            self.wanted[1] / self.wanted[0]
+            if self.wanted is not None and self.wanted[0] > 0
+            else 1.0
+        )
+        return self.l2[0] * max(
+            0.0, min(self.ratio * max(1.0, further), self.grown) - max(1.0, further)
+        )
 
     @property
     def further(self) -> float:
@@ -67,14 +74,20 @@ def accesses(kernels: KernelPairs, *, same_work: bool) -> Iterator[AccessChange]
     """
     for was, now in kernels.pairs:
         for which in (0, 1):
-            sectors, used = _two(was.sectors(which), now.sectors(which)), _two(was.used(which), now.used(which))
+            sectors, used = (
+                _two(was.sectors(which), now.sectors(which)),
+                _two(was.used(which), now.used(which)),
+            )
             ratio = 1.0
             if used is not None:
                 ratio = used[0] / used[1]
             elif sectors is not None and same_work:
                 ratio = sectors[1] / sectors[0]
             name = base_names(now.names)
-            l2, wanted = _two(was.l2(which), now.l2(which)), _two(was.wanted(which), now.wanted(which))
+            l2, wanted = (
+                _two(was.l2(which), now.l2(which)),
+                _two(was.wanted(which), now.wanted(which)),
+            )
             yield AccessChange(name, which == 0, now.seconds, sectors, used, ratio, l2, wanted)
 
 
@@ -114,7 +127,11 @@ class BaseAndHead:
     @cached_property
     def accesses(self) -> tuple[AccessChange, ...]:
         """Loads and stores of the kernels that both sides have; none without counters."""
-        return tuple(accesses(self.kernels, same_work=self.same_work or not self._both_declared)) if self.counted else ()
+        return (
+            tuple(accesses(self.kernels, same_work=self.same_work or not self._both_declared))
+            if self.counted
+            else ()
+        )
 
     @property
     def knows_accesses(self) -> bool:
@@ -124,7 +141,10 @@ class BaseAndHead:
     @cached_property
     def touched(self) -> float:
         """Growth of sectors per request in the records of kernels of the catalogue; 1 if unknown."""
-        was, now = self.base.measurement.sectors_per_request, self.head.measurement.sectors_per_request
+        was, now = (
+            self.base.measurement.sectors_per_request,
+            self.head.measurement.sectors_per_request,
+        )
         return now / was if was and now else 1.0
 
     @cached_property
@@ -157,7 +177,11 @@ class BaseAndHead:
         A kernel of the catalogue knows its bytes. The bytes that its SMs request from L2 also depend on L1: blocks that read the same
         table side by side requested half as much where they were slower (ci/records/nvidia-h200/l2_proof.json).
         """
-        if self.base.measurement.kernel_source is not None and self.head.measurement.kernel_source is not None and self._both_declared:
+        if (
+            self.base.measurement.kernel_source is not None
+            and self.head.measurement.kernel_source is not None
+            and self._both_declared
+        ):
             return self._declared
         was, now = self.kernels.base.asked, self.kernels.head.asked
         counted = now / was / max(1.0, self.pattern) if self.counted and was and now else 1.0
@@ -172,7 +196,9 @@ class BaseAndHead:
     @cached_property
     def misses(self) -> float:
         """Growth of DRAM bytes for the same requests to L2."""
-        return 1.0 if self.dram is None else self.dram / max(1.0, self.pattern) / max(1.0, self.asked)
+        return (
+            1.0 if self.dram is None else self.dram / max(1.0, self.pattern) / max(1.0, self.asked)
+        )
 
     def seconds_of(self, factor: float) -> float:
         """Seconds that one of `pattern`, `asked` and `misses` accounts for at most; 0 if it did not grow."""
@@ -218,9 +244,12 @@ class Estimate:
     """The change that a rule found, and its cost."""
 
     seconds: float  # seconds of the slow-down that it accounts for
-    figures: Mapping[str, Pair] = field(default_factory=dict)  # by name: bytes, hertz, seconds, counts and shares
+    figures: Mapping[str, Pair] = field(
+        default_factory=dict
+    )  # by name: bytes, hertz, seconds, counts and shares
     details: Mapping[str, str] = field(default_factory=dict)  # codes and names, such as of a kernel
-    open: bool = False  # `seconds` is a lower bound: it may account for all that no other cause does
+    open: bool = False
+    """`seconds` is a lower bound: it may account for all that no other cause does."""
     reserve: float = 0.0
     """Further seconds at most, because it only lengthens waiting. They come out of the rest that all other causes leave."""
     measured: bool = False  # `reserve` is a difference of traced times: what it has of the slow-down is no upper bound

@@ -74,7 +74,9 @@ class KernelGroup:
         """Bytes that threads load (0) or store (1), each as often as it is requested: the used share of what L1 is asked for."""
 
         def of(use: KernelUse) -> float | None:
-            touched, used = ((use.l1_load, use.used_of_load), (use.l1_store, use.used_of_store))[which]
+            touched, used = ((use.l1_load, use.used_of_load), (use.l1_store, use.used_of_store))[
+                which
+            ]
             return None if touched is None or used is None else touched * used
 
         return self._sum(of)
@@ -95,17 +97,30 @@ class KernelGroup:
 
     def by_name(self) -> dict[str, KernelGroup]:
         """The kernels of each name."""
-        return {name: KernelGroup(tuple(part for part in self.parts if part[0].name == name)) for name in self.names}
+        return {
+            name: KernelGroup(tuple(part for part in self.parts if part[0].name == name))
+            for name in self.names
+        }
 
     def _sum(self, *figures: Callable[[KernelUse], float | None]) -> float | None:
         known = [(figure(use), divisor) for use, divisor in self.parts for figure in figures]
-        return None if not known or any(one is None for one, _ in known) else sum((one or 0) / divisor for one, divisor in known)
+        return (
+            None
+            if not known or any(one is None for one, _ in known)
+            else sum((one or 0) / divisor for one, divisor in known)
+        )
 
-    def _mean(self, figure: Callable[[KernelUse], float | None], *, by_time: bool = False) -> float | None:
+    def _mean(
+        self, figure: Callable[[KernelUse], float | None], *, by_time: bool = False
+    ) -> float | None:
         """The mean of what is known, weighted by the requested bytes; by time where these are unknown."""
         by_time = by_time or self.asked is None
         known = [
-            (value, (use.nanoseconds if by_time else (use.l2_read or 0) + (use.l2_written or 0)) / divisor)
+            (
+                value,
+                (use.nanoseconds if by_time else (use.l2_read or 0) + (use.l2_written or 0))
+                / divisor,
+            )
             for use, divisor in self.parts
             if (value := figure(use)) is not None
         ]
@@ -156,7 +171,9 @@ def pair(base: KernelGroup, head: KernelGroup) -> KernelPairs:
     new = [now for name, now in after.items() if name not in before]
     if together(new).count > together(gone).count:
         return KernelPairs(tuple(pairs), together([*added, *new]), together(gone))
-    pairs += zip(gone, new, strict=True) if len(gone) == len(new) else [(together(gone), together(new))]
+    pairs += (
+        zip(gone, new, strict=True) if len(gone) == len(new) else [(together(gone), together(new))]
+    )
     return KernelPairs(tuple(pairs), together(added), KernelGroup())
 
 
@@ -198,12 +215,18 @@ def base_names(names: Iterable[str]) -> str:
 
 def only(base: Sequence[str], head: Sequence[str]) -> tuple[str, str]:
     """The kernels that only base runs, and those that only head runs: base names, or with template arguments if only these differ."""
-    gone, new = ([name for name in dict.fromkeys(one) if name not in other] for one, other in ((base, head), (head, base)))
+    gone, new = (
+        [name for name in dict.fromkeys(one) if name not in other]
+        for one, other in ((base, head), (head, base))
+    )
     short = base_names(gone), base_names(new)
     return short if short[0] != short[1] else (_with_arguments(gone), _with_arguments(new))
 
 
 def _with_arguments(names: Iterable[str]) -> str:
-    whole = (name.removeprefix("void ").replace("(anonymous namespace)::", "").partition(">(")[0] for name in names)
+    whole = (
+        name.removeprefix("void ").replace("(anonymous namespace)::", "").partition(">(")[0]
+        for name in names
+    )
     closed = (f"{one}>" if one.count("<") > one.count(">") else one for one in whole)
     return ", ".join(one if len(one) <= LONGEST else f"{one[:LONGEST]}..." for one in closed)

@@ -44,7 +44,9 @@ class SideRun:
         """The command of the child, which writes its results and compares them with nothing: its baseline is a folder without runs."""
         (nothing := results.with_name("no-baseline")).mkdir(exist_ok=True)
         own = [f"--gpumem-baseline={nothing}", "-p", "no:cacheprovider"]
-        return child.pytest_command([*self.arguments, *own], tests=self.tests, results=results, python=self.tree.python)
+        return child.pytest_command(
+            [*self.arguments, *own], tests=self.tests, results=results, python=self.tree.python
+        )
 
     @property
     def variables(self) -> dict[str, str]:
@@ -68,11 +70,17 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
     program = tools.find(tools.NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS.report}")
-        finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=False), echo)
+        finished = run.under(
+            tools.nsys_command(program, run.command(results), report, name=None, managed=False),
+            echo,
+        )
         problem = None
         if not report.exists():
             collected = report.with_suffix(tools.COLLECTED).exists()
-            problem = tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
+            problem = (
+                tools.nsys_trouble(finished.output, report, None, collected=collected)
+                or "nsys wrote no report"
+            )
         rows = results_of(results, finished, problem=problem, under=tools.NSYS.program).rows
         if problem is not None:
             raise NoAnswer(problem)
@@ -85,7 +93,9 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
     return found
 
 
-def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> Mapping[str, TestProfile]:
+def count(
+    run: SideRun, echo: Callable[[str], object], *, hot: bool = False
+) -> Mapping[str, TestProfile]:
     """Run one side under Nsight Compute: counters of its measured launches, by row key.
     `hot`: all of them are measured hot.
     Raises `NoAnswer`: ncu is missing, may not count, or saw no kernel.
@@ -93,11 +103,18 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
     metrics = [metric for metric in PROFILE_METRICS if metric not in tools.TRAFFIC_METRICS]
     # If ncu refuses the metrics of accesses, sectors per request alone tell the access pattern.
     return under_ncu(
-        run.command, run.environment, lambda command: run.under(command, echo), metrics=metrics, optional=ACCESS_METRICS, hot=hot
+        run.command,
+        run.environment,
+        lambda command: run.under(command, echo),
+        metrics=metrics,
+        optional=ACCESS_METRICS,
+        hot=hot,
     ).profiles
 
 
-Echo = Callable[[str], object]  # receives each line of progress, and of the output of pytest and the profilers
+Echo = Callable[
+    [str], object
+]  # receives each line of progress, and of the output of pytest and the profilers
 
 WATCH = ("--gpumem-footprint=trace",)
 MOST_REASONS = 3  # reasons in the message that a side measured nothing
@@ -113,7 +130,8 @@ class ExplainRequest:
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
     tree: Tree | None = None  # as of `Processes`
-    seconds: float | None = None  # after which the processes are ended; None: they come to their end
+    seconds: float | None = None
+    """After which the processes are ended; None: they come to their end."""
 
 
 def measure_sides(
@@ -129,15 +147,24 @@ def measure_sides(
     Raises `NoAnswer`: a side measured none of the tests, or they take longer than they may.
     """
     rows, facts = _processes(trees, request, environment, echo, clock)
-    return {name: _side(trees, name, request, rows[name], facts[name], environment, echo) for name in trees}
+    return {
+        name: _side(trees, name, request, rows[name], facts[name], environment, echo)
+        for name in trees
+    }
 
 
 def _processes(
-    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo, clock: Callable[[], float]
+    trees: Mapping[str, Tree],
+    request: ExplainRequest,
+    environment: Mapping[str, str],
+    echo: Echo,
+    clock: Callable[[], float],
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
-    started = Processes(trees, (*request.arguments, *WATCH), files, {**environment, CAUSES: "1"}, tree=request.tree)
+    started = Processes(
+        trees, (*request.arguments, *WATCH), files, {**environment, CAUSES: "1"}, tree=request.tree
+    )
     schedule = [turn for turn in islice(pairs(0), 2 * request.pairs) if turn.side in trees]
     rows: dict[str, list[Row]] = {side: [] for side in trees}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
@@ -163,20 +190,30 @@ def _processes(
             rows[side] += process.rows
             outcomes[side] = process.outcomes
             failed = "".join(f"; {nodeid} {why}" for nodeid, why in _reasons(process.outcomes))
-            echo(f"gpumem: process {number} of {len(schedule)}, {side}, {process.seconds:.1f} s{failed}")
+            echo(
+                f"gpumem: process {number} of {len(schedule)}, {side}, {process.seconds:.1f} s{failed}"
+            )
             if number == len(trees):
                 _check_first_round(trees, rows, outcomes)
     return rows, facts
 
 
 def _check_first_round(
-    trees: Mapping[str, Tree], rows: Mapping[str, Sequence[Row]], outcomes: Mapping[str, Mapping[str, tuple[str, str]]]
+    trees: Mapping[str, Tree],
+    rows: Mapping[str, Sequence[Row]],
+    outcomes: Mapping[str, Mapping[str, tuple[str, str]]],
 ) -> None:
     """End if no test of a side measured anything: further processes would not either."""
-    without = [side for side in trees if all(row.measurement is None and row.footprint is None for row in rows[side])]
+    without = [
+        side
+        for side in trees
+        if all(row.measurement is None and row.footprint is None for row in rows[side])
+    ]
     if without:
         names = " and ".join(f"{side} ({trees[side].title})" for side in without)
-        raise NoAnswer(f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}")
+        raise NoAnswer(
+            f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}"
+        )
 
 
 def _summary(outcomes: Iterator[Mapping[str, tuple[str, str]]]) -> str:
@@ -185,15 +222,25 @@ def _summary(outcomes: Iterator[Mapping[str, tuple[str, str]]]) -> str:
     for of_side in outcomes:
         for nodeid, why in _reasons(of_side):
             tests.setdefault(why, {})[nodeid] = None
-    parts = [f"{next(iter(ids)) if len(ids) == 1 else f'{len(ids)} tests'} {why}" for why, ids in tests.items()]
-    more = [f"and {counted(len(parts) - MOST_REASONS, 'further reason')}"] if len(parts) > MOST_REASONS else []
+    parts = [
+        f"{next(iter(ids)) if len(ids) == 1 else f'{len(ids)} tests'} {why}"
+        for why, ids in tests.items()
+    ]
+    more = (
+        [f"and {counted(len(parts) - MOST_REASONS, 'further reason')}"]
+        if len(parts) > MOST_REASONS
+        else []
+    )
     return "; ".join([*parts[:MOST_REASONS], *more])
 
 
 def _reasons(outcomes: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Node ids with their outcomes: "skipped: no library"."""
     # pytest puts its own word before the reason.
-    return ((nodeid, f"{outcome}: {why.removeprefix('Skipped: ')}") for nodeid, (outcome, why) in outcomes.items())
+    return (
+        (nodeid, f"{outcome}: {why.removeprefix('Skipped: ')}")
+        for nodeid, (outcome, why) in outcomes.items()
+    )
 
 
 def _no_tests(tests: Sequence[str]) -> str:
@@ -229,9 +276,13 @@ def _side(
     except NoAnswer as reason:
         notes.append(str(reason))
     try:
-        if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
+        if request.traces or (
+            request.traces is None and not facts.simulated and trace_needed(measured.values())
+        ):
             traces = trace(run, echo)
     except NoAnswer as reason:
         notes.append(str(reason))
     tests = {row.key: (row.nodeid, row.label) for row in rows}
-    return SideEvidence(tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows))
+    return SideEvidence(
+        tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows)
+    )

@@ -12,7 +12,8 @@ GROUP_SECONDS = 20e-6
 """Least seconds of one group of GPU page faults besides its copies: interrupt, page tables, replay (about 20 us on Pascal and later;
 Allen and Ge 2021, "In-depth analyses of unified virtual memory system for GPU accelerated computing")."""
 CPU_FAULT_SECONDS = 10e-6  # least seconds of one page fault of the host besides its copy
-LINK_RATE = 25e9  # bytes per second over the host link where the device does not report it: PCIe Gen4 x16
+LINK_RATE = 25e9
+"""Bytes per second over the host link where the device does not report it: PCIe Gen4 x16."""
 PAGEABLE_RATE = 10e9
 """Bytes per second of a copy of pageable memory: 6.5 GB/s to an H200, 13.6 GB/s from it (ci/records/nvidia-h200/suite.json)."""
 LINK_USE = 0.85  # share of a link's theoretical rate that copies reach
@@ -30,8 +31,14 @@ def page_faults(sides: BaseAndHead, threshold: float) -> Estimate | None:
     if now.gpu_faults < was.gpu_faults * (1 + threshold) + FEW_FAULTS:
         return None
     moved = max(0, now.migrated - was.migrated)
-    seconds = max(0, now.gpu_groups - was.gpu_groups) * GROUP_SECONDS + moved / link_rate(sides.head)
-    if was.gpu_faults == 0 and sides.base.prefetched and sides.head.prefetched < sides.base.prefetched / 2:
+    seconds = max(0, now.gpu_groups - was.gpu_groups) * GROUP_SECONDS + moved / link_rate(
+        sides.head
+    )
+    if (
+        was.gpu_faults == 0
+        and sides.base.prefetched
+        and sides.head.prefetched < sides.base.prefetched / 2
+    ):
         why = "prefetch gone"
     elif now.causes.get("eviction", 0) > was.causes.get("eviction", 0):
         why = "evicted"
@@ -50,7 +57,10 @@ def migrations(sides: BaseAndHead, threshold: float) -> Estimate | None:
     was, now = sides.base.pages, sides.head.pages
     assert was is not None
     assert now is not None
-    if now.migrated < was.migrated * (1 + threshold) + SMALL or page_faults(sides, MORE_FAULTS) is not None:
+    if (
+        now.migrated < was.migrated * (1 + threshold) + SMALL
+        or page_faults(sides, MORE_FAULTS) is not None
+    ):
         return None
     cause = max(now.causes, key=lambda name: now.causes[name] - was.causes.get(name, 0), default="")
     figures: dict[str, Pair] = {"migrated": (was.migrated, now.migrated)}
@@ -64,11 +74,21 @@ def migrations(sides: BaseAndHead, threshold: float) -> Estimate | None:
 def stays_on_host(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More managed memory that the device reads over the link."""
     was, now = sides.base.pages, sides.head.pages
-    if was is None or now is None or was.mapped is None or now.mapped is None or now.mapped < was.mapped * (1 + threshold) + SMALL:
+    if (
+        was is None
+        or now is None
+        or was.mapped is None
+        or now.mapped is None
+        or now.mapped < was.mapped * (1 + threshold) + SMALL
+    ):
         return None
     if now.migrated > was.migrated + SMALL:
         return None
-    return Estimate((now.mapped - was.mapped) / link_rate(sides.head), {"mapped": (was.mapped, now.mapped)}, open=True)
+    return Estimate(
+        (now.mapped - was.mapped) / link_rate(sides.head),
+        {"mapped": (was.mapped, now.mapped)},
+        open=True,
+    )
 
 
 def link_rate(side: SideFigures) -> float:
@@ -78,7 +98,11 @@ def link_rate(side: SideFigures) -> float:
 
 def _of(copies: Sequence[CopyUse], kind: str, *, pageable: bool | None = None) -> list[CopyUse]:
     found = [copy for copy in copies if copy.kind == kind]
-    return found if pageable is None else [copy for copy in found if ("pageable" in (copy.source, copy.destination)) == pageable]
+    return (
+        found
+        if pageable is None
+        else [copy for copy in found if ("pageable" in (copy.source, copy.destination)) == pageable]
+    )
 
 
 def _bytes(copies: Sequence[CopyUse]) -> int:
@@ -102,9 +126,14 @@ def pageable(sides: BaseAndHead, threshold: float) -> Estimate | None:
         before, after = _of(was, kind), _of(now, kind)
         slow, fast = _of(after, kind, pageable=True), _of(before, kind, pageable=False)
         had, has = _bytes(_of(before, kind, pageable=True)), _bytes(slow)
-        if has < had + max(SMALL, threshold * _bytes(after)) or _bytes(fast) <= _bytes(_of(after, kind, pageable=False)):
+        if has < had + max(SMALL, threshold * _bytes(after)) or _bytes(fast) <= _bytes(
+            _of(after, kind, pageable=False)
+        ):
             continue
-        rates = [_bytes(copies) / seconds if (seconds := _seconds(copies)) else None for copies in (fast, slow)]
+        rates = [
+            _bytes(copies) / seconds if (seconds := _seconds(copies)) else None
+            for copies in (fast, slow)
+        ]
         ideal = has / (rates[0] or link_rate(sides.base))
         seconds = _seconds(slow) or has / PAGEABLE_RATE
         figures: dict[str, Pair] = {
@@ -124,7 +153,9 @@ def _pageable_arguments(sides: BaseAndHead) -> Estimate | None:
     if not names or traffic is None:
         return None
     seconds = traffic.total / PAGEABLE_RATE - traffic.total / link_rate(sides.base)
-    return Estimate(max(0.0, seconds), {}, {"arguments": ", ".join(names), "was": was[names[0]]}, open=True)
+    return Estimate(
+        max(0.0, seconds), {}, {"arguments": ", ".join(names), "was": was[names[0]]}, open=True
+    )
 
 
 def more_copies(sides: BaseAndHead, threshold: float) -> Estimate | None:
@@ -140,7 +171,10 @@ def more_copies(sides: BaseAndHead, threshold: float) -> Estimate | None:
             continue
         grown = 1 - _bytes(before) / _bytes(after) if more > 0 else 0.0
         seconds += _seconds(after) * grown + max(0, many) * GAP_SECONDS
-        figures[f"{kind}_bytes"], figures[f"{kind}_count"] = (_bytes(before), _bytes(after)), (_count(before), _count(after))
+        figures[f"{kind}_bytes"], figures[f"{kind}_count"] = (
+            (_bytes(before), _bytes(after)),
+            (_count(before), _count(after)),
+        )
         kinds = {one for copy in after for one in (copy.source, copy.destination)} - {"", "device"}
         details[f"{kind}_memory"] = "/".join(sorted(kinds))
     # The host waits for a copy of pageable memory, so its next launch starts late.
@@ -148,12 +182,21 @@ def more_copies(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate(seconds, figures, details, open=waits) if figures else None
 
 
-COPIES = Need("needs a record of CUPTI or of nsys on both sides", lambda s: s.base.copies is not None and s.head.copies is not None)
+COPIES = Need(
+    "needs a record of CUPTI or of nsys on both sides",
+    lambda s: s.base.copies is not None and s.head.copies is not None,
+)
 KINDS = Need(
     "needs a record of CUPTI on both sides",
-    lambda s: (s.base.copies is not None and s.head.copies is not None) or bool(s.base.host_memory and s.head.host_memory),
+    lambda s: (
+        (s.base.copies is not None and s.head.copies is not None)
+        or bool(s.base.host_memory and s.head.host_memory)
+    ),
 )
-PAGES = Need("needs page counts (CUPTI) on both sides", lambda s: s.base.pages is not None and s.head.pages is not None)
+PAGES = Need(
+    "needs page counts (CUPTI) on both sides",
+    lambda s: s.base.pages is not None and s.head.pages is not None,
+)
 
 _FAULTS = f"groups × {GROUP_SECONDS * 1e6:g} us + migrated bytes over the link's rate; open above"
 _OVER_LINK = "bytes over the link's rate; open above"
@@ -161,9 +204,49 @@ _SLOWER_COPY = "time of the copies less their time at the rate that they had; op
 ITS_TIME = f"their running time + {GAP_SECONDS * 1e6:g} us for each"
 
 RULES = (
-    Rule("page faults", "GPU page faults in a launch", MORE_FAULTS, f"more, and {FEW_FAULTS} besides", _FAULTS, (PAGES,), page_faults),
-    Rule("migrations", "managed memory that moves in a launch", 0.1, "more bytes", _OVER_LINK, (PAGES,), migrations),
-    Rule("stays on the host", "managed memory read over the link", 0.1, "more bytes", _OVER_LINK, (PAGES,), stays_on_host),
-    Rule("pageable", "kind of host memory that copies use", 0.05, "of the copied bytes", _SLOWER_COPY, (KINDS,), pageable),
-    Rule("more copies", "copies and memsets in a launch", 0.05, "more bytes, or one more", ITS_TIME, (COPIES,), more_copies),
+    Rule(
+        "page faults",
+        "GPU page faults in a launch",
+        MORE_FAULTS,
+        f"more, and {FEW_FAULTS} besides",
+        _FAULTS,
+        (PAGES,),
+        page_faults,
+    ),
+    Rule(
+        "migrations",
+        "managed memory that moves in a launch",
+        0.1,
+        "more bytes",
+        _OVER_LINK,
+        (PAGES,),
+        migrations,
+    ),
+    Rule(
+        "stays on the host",
+        "managed memory read over the link",
+        0.1,
+        "more bytes",
+        _OVER_LINK,
+        (PAGES,),
+        stays_on_host,
+    ),
+    Rule(
+        "pageable",
+        "kind of host memory that copies use",
+        0.05,
+        "of the copied bytes",
+        _SLOWER_COPY,
+        (KINDS,),
+        pageable,
+    ),
+    Rule(
+        "more copies",
+        "copies and memsets in a launch",
+        0.05,
+        "more bytes, or one more",
+        ITS_TIME,
+        (COPIES,),
+        more_copies,
+    ),
 )

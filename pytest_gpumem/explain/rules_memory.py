@@ -7,7 +7,15 @@ import re
 from collections.abc import Callable
 
 from pytest_gpumem.explain.evidence import SideFigures
-from pytest_gpumem.explain.model import GAP_SECONDS, AccessChange, BaseAndHead, Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.model import (
+    GAP_SECONDS,
+    AccessChange,
+    BaseAndHead,
+    Estimate,
+    Need,
+    Pair,
+    Rule,
+)
 from pytest_gpumem.explain.pairing import KernelGroup, base_names
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
@@ -20,7 +28,14 @@ THRASHES = 0.01  # share by which a window must exceed its set-aside to thrash
 
 def _persisting(side: SideFigures) -> Window | None:
     window = side.window
-    return window if window is not None and window.hit == "persisting" and window.set_aside > 0 and window.nbytes > 0 else None
+    return (
+        window
+        if window is not None
+        and window.hit == "persisting"
+        and window.set_aside > 0
+        and window.nbytes > 0
+        else None
+    )
 
 
 def _wanted(window: Window) -> float:
@@ -50,7 +65,10 @@ def _window_estimate(sides: BaseAndHead, **further: Pair) -> Estimate:
     before, after = (_persisting(side) for side in (sides.base, sides.head))
     if before is not None or after is not None:
         figures["window"] = before.nbytes if before else None, after.nbytes if after else None
-        figures["hit_ratio"] = before.hit_ratio if before else None, after.hit_ratio if after else None
+        figures["hit_ratio"] = (
+            before.hit_ratio if before else None,
+            after.hit_ratio if after else None,
+        )
     return Estimate(sides.seconds_of(sides.misses), {**figures, **further}, open=True)
 
 
@@ -64,13 +82,22 @@ def window_gone(sides: BaseAndHead, _threshold: float) -> Estimate | None:
 def thrashing(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head's window selects more bytes than its set-aside holds."""
     was, now = _persisting(sides.base), _persisting(sides.head)
-    return _window_estimate(sides) if _thrashes(now, threshold) and not _thrashes(was, threshold) else None
+    return (
+        _window_estimate(sides)
+        if _thrashes(now, threshold) and not _thrashes(was, threshold)
+        else None
+    )
 
 
 def keeps_less(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head's window keeps fewer bytes in L2: smaller set-aside, hit ratio or window."""
     was, now = _persisting(sides.base), _persisting(sides.head)
-    if was is None or now is None or _thrashes(now, THRASHES) or _kept(now) >= _kept(was) * (1 - threshold):
+    if (
+        was is None
+        or now is None
+        or _thrashes(now, THRASHES)
+        or _kept(now) >= _kept(was) * (1 - threshold)
+    ):
         return None
     return _window_estimate(sides, kept=(_kept(was), _kept(now)))
 
@@ -78,10 +105,16 @@ def keeps_less(sides: BaseAndHead, threshold: float) -> Estimate | None:
 def set_aside_too_large(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Head sets more of L2 aside, and its window keeps no more bytes."""
     before, after = sides.base.set_aside, sides.head.set_aside
-    if before is None or after is None or after < before + max(threshold * sides.head.facts.l2_bytes, 1):
+    if (
+        before is None
+        or after is None
+        or after < before + max(threshold * sides.head.facts.l2_bytes, 1)
+    ):
         return None
     was, now = _persisting(sides.base), _persisting(sides.head)
-    if now is not None and (was is None or _kept(now) > _kept(was) * 1.01 or _thrashes(now, THRASHES)):
+    if now is not None and (
+        was is None or _kept(now) > _kept(was) * 1.01 or _thrashes(now, THRASHES)
+    ):
         return None
     return _window_estimate(sides, l2=(sides.base.facts.l2_bytes, sides.head.facts.l2_bytes))
 
@@ -90,9 +123,33 @@ _MISSES = "DRAM bytes that L2 no longer saves, at what the average byte costs; o
 
 WINDOW_RULES = (
     Rule("window gone", "persisting window", 0.0, "any", _MISSES, (), window_gone),
-    Rule("thrashing", "hit ratio × window over the set-aside", THRASHES, "more than fits", _MISSES, (), thrashing),
-    Rule("keeps less", "bytes that a window keeps in L2", 0.05, "fewer bytes", _MISSES, (), keeps_less),
-    Rule("set-aside too large", "set-aside that no window needs", 1 / 32, "more of L2", _MISSES, (), set_aside_too_large),
+    Rule(
+        "thrashing",
+        "hit ratio × window over the set-aside",
+        THRASHES,
+        "more than fits",
+        _MISSES,
+        (),
+        thrashing,
+    ),
+    Rule(
+        "keeps less",
+        "bytes that a window keeps in L2",
+        0.05,
+        "fewer bytes",
+        _MISSES,
+        (),
+        keeps_less,
+    ),
+    Rule(
+        "set-aside too large",
+        "set-aside that no window needs",
+        1 / 32,
+        "more of L2",
+        _MISSES,
+        (),
+        set_aside_too_large,
+    ),
 )
 
 
@@ -105,19 +162,31 @@ def more_kernels(sides: BaseAndHead, threshold: float) -> Estimate | None:
     many = added.count - gone.count
     if many < threshold:
         return None
-    details = {name: base_names(kernels.names) for name, kernels in (("added", added), ("replaced", gone)) if kernels.parts}
+    details = {
+        name: base_names(kernels.names)
+        for name, kernels in (("added", added), ("replaced", gone))
+        if kernels.parts
+    }
     counts = sides.base.kernels.count, sides.head.kernels.count
-    figures: dict[str, Pair] = {"kernels": counts, "replaced_seconds": (gone.seconds, added.seconds)}
+    figures: dict[str, Pair] = {
+        "kernels": counts,
+        "replaced_seconds": (gone.seconds, added.seconds),
+    }
     return Estimate(max(0.0, added.seconds - gone.seconds) + many * GAP_SECONDS, figures, details)
 
 
 def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """The grid of head's longest kernel fills a smaller share of the device."""
-    rooms = [side.facts.sm_count * side.facts.max_threads_per_sm for side in (sides.base, sides.head)]
+    rooms = [
+        side.facts.sm_count * side.facts.max_threads_per_sm for side in (sides.base, sides.head)
+    ]
     if not sides.kernels.alike or not all(rooms):
         return None
     before, after = max(sides.kernels.alike, key=lambda one: one[1].seconds)
-    was, now = (min(1.0, math.prod(kernel.threads) / room) for kernel, room in zip((before, after), rooms, strict=True))
+    was, now = (
+        min(1.0, math.prod(kernel.threads) / room)
+        for kernel, room in zip((before, after), rooms, strict=True)
+    )
     if now > was * (1 - threshold):
         return None
     figures: dict[str, Pair] = {"resident_share": (was, now)} | _shapes(before, after)
@@ -133,15 +202,23 @@ def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
     fewer = [
         (before, after)
         for before, after in sides.kernels.alike
-        if before.occupancy and after.occupancy and after.occupancy <= before.occupancy * (1 - threshold)
+        if before.occupancy
+        and after.occupancy
+        and after.occupancy <= before.occupancy * (1 - threshold)
         if before.dram and before.seconds and before.dram / before.seconds > LIVES_ON_MEMORY * peak
     ]
     if not fewer:
         return None
     before, after = max(fewer, key=lambda one: one[1].seconds)
     was, now = before.occupancy or 0.0, after.occupancy or 0.0
-    figures = {"occupancy": (was, now), "registers": (before.longest.registers, after.longest.registers), **_shapes(before, after)}
-    return Estimate(0.0, figures, _kernel(sides, after), reserve=_seconds(sides, after) * (1 - now / was))
+    figures = {
+        "occupancy": (was, now),
+        "registers": (before.longest.registers, after.longest.registers),
+        **_shapes(before, after),
+    }
+    return Estimate(
+        0.0, figures, _kernel(sides, after), reserve=_seconds(sides, after) * (1 - now / was)
+    )
 
 
 def _shapes(before: KernelGroup, after: KernelGroup) -> dict[str, Pair]:
@@ -165,15 +242,33 @@ def _seconds(sides: BaseAndHead, kernel: KernelGroup) -> float:
 
 def sm_clock(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """A lower SM clock."""
-    return _clock(sides, threshold, "sm_clock", lambda conditions: conditions.sm_clock_hz, 1 - sides.memory_share)
+    return _clock(
+        sides,
+        threshold,
+        "sm_clock",
+        lambda conditions: conditions.sm_clock_hz,
+        1 - sides.memory_share,
+    )
 
 
 def memory_clock(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """A lower memory clock."""
-    return _clock(sides, threshold, "memory_clock", lambda conditions: conditions.memory_clock_hz, sides.memory_share)
+    return _clock(
+        sides,
+        threshold,
+        "memory_clock",
+        lambda conditions: conditions.memory_clock_hz,
+        sides.memory_share,
+    )
 
 
-def _clock(sides: BaseAndHead, threshold: float, name: str, of: Callable[[Conditions], float | None], share: float) -> Estimate | None:
+def _clock(
+    sides: BaseAndHead,
+    threshold: float,
+    name: str,
+    of: Callable[[Conditions], float | None],
+    share: float,
+) -> Estimate | None:
     was, now = sides.base.clock(of), sides.head.clock(of)
     if not was or not now or now >= was * (1 - threshold):
         return None
@@ -181,17 +276,22 @@ def _clock(sides: BaseAndHead, threshold: float, name: str, of: Callable[[Condit
     return Estimate(
         sides.base.latency * (was / now - 1) * share,
         {name: (was, now)},
-        {"throttle_reasons": ", ".join(during.throttle_reasons)} if during and during.throttle_reasons else {},
+        {"throttle_reasons": ", ".join(during.throttle_reasons)}
+        if during and during.throttle_reasons
+        else {},
     )
 
 
 # Access patterns, bytes and misses
 
-NOTABLE = 0.1  # share of the kernels' time or of the further bytes below which one kernel is ignored
+NOTABLE = 0.1
+"""Share of the kernels' time or of the further bytes below which one kernel is ignored."""
 SHIFT = (0.75, 1.25)  # further sectors of a request that is shifted against them: about one
-SHIFTS_AT_MOST = 1.55  # largest growth of sectors by a shift: three in place of the two of 2-byte elements
+SHIFTS_AT_MOST = 1.55
+"""Largest growth of sectors by a shift: three in place of the two of 2-byte elements."""
 SCATTERED = 31.5  # sectors of a request from which each of a warp's 32 threads touches its own
-FILLED = 1.1  # bytes that DRAM reads over those that the SMs read, above which stores cause reads too
+FILLED = 1.1
+"""Bytes that DRAM reads over those that the SMs read, above which stores cause reads too."""
 SAME = 0.03  # growth of needed bytes that counts as none, the threshold of `more bytes`
 
 
@@ -222,7 +322,9 @@ def access_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:
         details["kept_by_l1"] = _kept_by_l1(one, sides.same_work)
     seconds = sides.seconds_of(sides.pattern)
     whole = sides.kernel_seconds * one.seconds / (sides.kernels.head.seconds or one.seconds or 1.0)
-    return Estimate(seconds, figures, details, reserve=max(0.0, whole * (1 - 1 / one.ratio) - seconds))
+    return Estimate(
+        seconds, figures, details, reserve=max(0.0, whole * (1 - 1 / one.ratio) - seconds)
+    )
 
 
 def _recorded_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:
@@ -231,7 +333,11 @@ def _recorded_pattern(sides: BaseAndHead, threshold: float) -> Estimate | None:
     if sectors[0] is None or sectors[1] is None or sides.touched < 1 + threshold:
         return None
     details = {"of": "request", "pattern": _pattern(sides.touched, (sectors[0], sectors[1]))}
-    return Estimate(sides.seconds_of(sides.pattern), {"sectors_per_request": sectors, "sectors_growth": (1.0, sides.touched)}, details)
+    return Estimate(
+        sides.seconds_of(sides.pattern),
+        {"sectors_per_request": sectors, "sectors_growth": (1.0, sides.touched)},
+        details,
+    )
 
 
 def _kept_by_l1(one: AccessChange, same_work: bool) -> str:
@@ -243,7 +349,11 @@ def _kept_by_l1(one: AccessChange, same_work: bool) -> str:
 
 def _pattern(ratio: float, sectors: tuple[float, float] | None) -> str:
     whole = round(ratio)
-    if ratio <= SHIFTS_AT_MOST and sectors is not None and SHIFT[0] <= sectors[1] - sectors[0] <= SHIFT[1]:
+    if (
+        ratio <= SHIFTS_AT_MOST
+        and sectors is not None
+        and SHIFT[0] <= sectors[1] - sectors[0] <= SHIFT[1]
+    ):
         return "misaligned"
     if whole >= 2 and abs(ratio / whole - 1) < 0.05:
         return "scattered" if sectors is not None and sectors[1] >= SCATTERED else "stride"
@@ -261,11 +371,16 @@ def more_bytes(sides: BaseAndHead, threshold: float) -> Estimate | None:
     if sides.counted:
         base, head = sides.kernels.base, sides.kernels.head
         if sides.dram is not None:
-            figures["dram"], figures["l2_hit_rate"] = (base.dram, head.dram), (base.hit_rate, head.hit_rate)
+            figures["dram"], figures["l2_hit_rate"] = (
+                (base.dram, head.dram),
+                (base.hit_rate, head.hit_rate),
+            )
         if base.asked and head.asked:
             figures["asked_of_l2"] = base.asked, head.asked
             figures |= _by_kernel(sides)
-    details = {"besides": "access pattern"} if sides.counted and sides.pattern >= 1 + threshold else {}
+    details = (
+        {"besides": "access pattern"} if sides.counted and sides.pattern >= 1 + threshold else {}
+    )
     return Estimate(sides.seconds_of(sides.asked), figures, details | _wider(sides))
 
 
@@ -275,13 +390,26 @@ def _by_kernel(sides: BaseAndHead) -> dict[str, Pair]:
         return {}
     found = sorted((one for one in sides.accesses if one.further > 0), key=lambda one: -one.further)
     least = NOTABLE * sum(one.further for one in found)
-    return {f"{one.kernel} {'reads' if one.load else 'writes'}": (0.0, one.further) for one in found if one.further >= least}
+    return {
+        f"{one.kernel} {'reads' if one.load else 'writes'}": (0.0, one.further)
+        for one in found
+        if one.further >= least
+    }
 
 
 def _wider(sides: BaseAndHead) -> dict[str, str]:
     """A wider type in the names of head's kernels."""
-    words = [{word for name in side.kernels.names for word in re.findall(r"\w+", name)} for side in (sides.base, sides.head)]
-    for wide, narrow in (("double", "float"), ("float64", "float32"), ("int64", "int32"), ("long", "int"), ("float", "__half")):
+    words = [
+        {word for name in side.kernels.names for word in re.findall(r"\w+", name)}
+        for side in (sides.base, sides.head)
+    ]
+    for wide, narrow in (
+        ("double", "float"),
+        ("float64", "float32"),
+        ("int64", "int32"),
+        ("long", "int"),
+        ("float", "__half"),
+    ):
         if wide in words[1] and wide not in words[0] and narrow in words[0]:
             return {"type": wide, "type_was": narrow}
     return {}
@@ -289,7 +417,9 @@ def _wider(sides: BaseAndHead) -> dict[str, str]:
 
 def l2_misses(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More DRAM bytes for the same requests to L2, without a change of the window."""
-    if sides.misses < 1 + threshold or any(rule.find(sides, rule.threshold) is not None for rule in WINDOW_RULES):
+    if sides.misses < 1 + threshold or any(
+        rule.find(sides, rule.threshold) is not None for rule in WINDOW_RULES
+    ):
         return None
     base, head = sides.kernels.base, sides.kernels.head
     if (head.dram or 0) - (base.dram or 0) < MiB:
@@ -299,22 +429,36 @@ def l2_misses(sides: BaseAndHead, threshold: float) -> Estimate | None:
         "l2_hit_rate": (base.hit_rate, head.hit_rate),
         "bytes_growth": (1.0, sides.asked if abs(sides.asked - 1) > SAME else 1.0),
     }
-    over = [total.dram_read / read if total.dram_read and (read := total.l2(0)) else 1.0 for total in (base, head)]
+    over = [
+        total.dram_read / read if total.dram_read and (read := total.l2(0)) else 1.0
+        for total in (base, head)
+    ]
     stored = base.used(1), head.used(1)
     partial = over[1] > FILLED >= over[0] and stored[0] and stored[1] and stored[1] < stored[0]
     if partial:
         figures["dram_over_l2_reads"] = over[0], over[1]
-    return Estimate(sides.seconds_of(sides.misses), figures, {"why": "partial stores" if partial else "working set"})
+    return Estimate(
+        sides.seconds_of(sides.misses),
+        figures,
+        {"why": "partial stores" if partial else "working set"},
+    )
 
 
 NCU = Need("needs counters of ncu on both sides", lambda sides: sides.counted)
-WATCHED = Need("needs a record of CUPTI or a profile on both sides", lambda s: s.base.knows_kernels and s.head.knows_kernels)
+WATCHED = Need(
+    "needs a record of CUPTI or a profile on both sides",
+    lambda s: s.base.knows_kernels and s.head.knows_kernels,
+)
 PATTERN = Need(
     "needs counters of ncu on both sides",
-    lambda s: s.counted or bool(s.base.measurement.sectors_per_request and s.head.measurement.sectors_per_request),
+    lambda s: (
+        s.counted
+        or bool(s.base.measurement.sectors_per_request and s.head.measurement.sectors_per_request)
+    ),
 )
 BYTES = Need(
-    "needs declared traffic or counters of ncu on both sides", lambda s: s.counted or bool(s.base.compulsory and s.head.compulsory)
+    "needs declared traffic or counters of ncu on both sides",
+    lambda s: s.counted or bool(s.base.compulsory and s.head.compulsory),
 )
 
 _FACTOR = "kernel time × (1 − 1/ratio), by its part of all such factors"
@@ -323,11 +467,59 @@ _WAITING = "kernel time × (1 − ratio), after all others"
 
 RULES = (
     Rule("more kernels", "kernels in a launch", 0.5, "more", ITS_TIME, (WATCHED,), more_kernels),
-    Rule("access pattern", "sectors for the bytes that threads use", 0.1, "more sectors", _ASKED, (PATTERN,), access_pattern),
+    Rule(
+        "access pattern",
+        "sectors for the bytes that threads use",
+        0.1,
+        "more sectors",
+        _ASKED,
+        (PATTERN,),
+        access_pattern,
+    ),
     Rule("more bytes", "bytes to move", SAME, "more bytes", _FACTOR, (BYTES,), more_bytes),
-    Rule("L2 misses", "DRAM bytes for what is asked of L2", 0.06, "more bytes, and 1 MiB", _FACTOR, (NCU,), l2_misses),
-    Rule("fewer threads", "share of the device's threads in the grid", 0.2, "less", "kernel time × (1 − ratio)", (WATCHED,), fewer_threads),
-    Rule("occupancy", "achieved occupancy of a kernel that DRAM bounds", 0.15, "less", _WAITING, (NCU,), occupancy),
-    Rule("SM clock", "SM clock while sampling", 0.02, "lower", "base × (ratio − 1) × what DRAM does not bound", (), sm_clock),
-    Rule("memory clock", "memory clock while sampling", 0.02, "lower", "base × (ratio − 1) × what DRAM bounds", (), memory_clock),
+    Rule(
+        "L2 misses",
+        "DRAM bytes for what is asked of L2",
+        0.06,
+        "more bytes, and 1 MiB",
+        _FACTOR,
+        (NCU,),
+        l2_misses,
+    ),
+    Rule(
+        "fewer threads",
+        "share of the device's threads in the grid",
+        0.2,
+        "less",
+        "kernel time × (1 − ratio)",
+        (WATCHED,),
+        fewer_threads,
+    ),
+    Rule(
+        "occupancy",
+        "achieved occupancy of a kernel that DRAM bounds",
+        0.15,
+        "less",
+        _WAITING,
+        (NCU,),
+        occupancy,
+    ),
+    Rule(
+        "SM clock",
+        "SM clock while sampling",
+        0.02,
+        "lower",
+        "base × (ratio − 1) × what DRAM does not bound",
+        (),
+        sm_clock,
+    ),
+    Rule(
+        "memory clock",
+        "memory clock while sampling",
+        0.02,
+        "lower",
+        "base × (ratio − 1) × what DRAM bounds",
+        (),
+        memory_clock,
+    ),
 )

@@ -36,7 +36,11 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH, skipped: boo
     if (why := nothing_to_explain(explanation)) is not None:
         lines.append(f"  nothing to explain: {why}")
     for seconds, words in sorted(_parts(explanation), key=lambda one: -one[0]):
-        lines += hanging(f"  {format_share(seconds / slow_down.seconds):>7} {format_time(seconds):>9}  ", words, width)
+        lines += hanging(
+            f"  {format_share(seconds / slow_down.seconds):>7} {format_time(seconds):>9}  ",
+            words,
+            width,
+        )
     for note in explanation.notes:
         lines += hanging("  note: ", note_text(note), width)
     for missing in not_looked_at(explanation) if skipped else ():
@@ -49,12 +53,20 @@ def reasons(row: Row, explanation: Explanation, base: str | None) -> tuple[str, 
     `base`: the revision in the command; None for none.
     """
     if explanation.causes:
-        why = text(row.key, explanation, width=sys.maxsize, skipped=False).removeprefix(f"{printable(row.key)}: ").splitlines()
+        why = (
+            text(row.key, explanation, width=sys.maxsize, skipped=False)
+            .removeprefix(f"{printable(row.key)}: ")
+            .splitlines()
+        )
     else:
         why = [] if explanation.ran is None else what_ran.lines(explanation.ran)
     why = [line for line in why if line.strip() != what_ran.SAME]  # no cause
     if explanation.skipped and base is not None:
-        causes = f"for {counted(len(explanation.skipped), 'further cause')}, which need more counts" if explanation.causes else "for causes"
+        causes = (
+            f"for {counted(len(explanation.skipped), 'further cause')}, which need more counts"
+            if explanation.causes
+            else "for causes"
+        )
         why.append(f"{causes}: gpumem explain --base {shlex.quote(base)} {shlex.quote(row.nodeid)}")
     return tuple(why)
 
@@ -96,7 +108,9 @@ def to_json(key: str, explanation: Explanation) -> dict[str, Any]:
             "high_seconds": found.high,
             "confidence": found.confidence,
         },
-        "ran_differently": None if explanation.ran is None else [{**asdict(one), "sentence": one.text} for one in explanation.ran],
+        "ran_differently": None
+        if explanation.ran is None
+        else [{**asdict(one), "sentence": one.text} for one in explanation.ran],
         "first": explanation.first,
         "causes": [
             {
@@ -106,7 +120,9 @@ def to_json(key: str, explanation: Explanation) -> dict[str, Any]:
                 "share": cause.share,
                 "up_to": cause.up_to,
                 "estimate_seconds": cause.estimate,
-                "evidence": {name: {"base": was, "head": now} for name, (was, now) in cause.figures.items()},
+                "evidence": {
+                    name: {"base": was, "head": now} for name, (was, now) in cause.figures.items()
+                },
                 "details": dict(cause.details),
             }
             for cause in explanation.causes
@@ -123,7 +139,9 @@ def to_json(key: str, explanation: Explanation) -> dict[str, Any]:
 
 def note_text(note: Note) -> str:
     """A note as a sentence."""
-    base, head = (format_time(one) if isinstance(one, float) else one for one in (note.base, note.head))
+    base, head = (
+        format_time(one) if isinstance(one, float) else one for one in (note.base, note.head)
+    )
     return NOTES[note.code].format(base=base, head=head)
 
 
@@ -169,7 +187,11 @@ def _growth(pair: tuple[float, float]) -> float:
 def _hit_rate(cause: Cause) -> str:
     """ " (L2 hit rate 71 → 52 %)", if it changed."""
     rates = _pair(cause, "l2_hit_rate")
-    return f" (L2 hit rate {100 * rates[0]:.0f} → {100 * rates[1]:.0f} %)" if rates and abs(rates[1] - rates[0]) >= RATE_VARIES else ""
+    return (
+        f" (L2 hit rate {100 * rates[0]:.0f} → {100 * rates[1]:.0f} %)"
+        if rates and abs(rates[1] - rates[0]) >= RATE_VARIES
+        else ""
+    )
 
 
 def _dram_reads(cause: Cause) -> str:
@@ -177,7 +199,11 @@ def _dram_reads(cause: Cause) -> str:
     was, now = _values(cause, "dram_read")
     if not was or now <= was:
         return ""
-    grown = format_share(now / was - 1, sign=True) if now / was < 11 else f"{short_bytes(was)} → {short_bytes(now)}"
+    grown = (
+        format_share(now / was - 1, sign=True)
+        if now / was < 11
+        else f"{short_bytes(was)} → {short_bytes(now)}"
+    )
     return f"DRAM reads {grown}{_hit_rate(cause)}: "
 
 
@@ -187,13 +213,19 @@ def _kernel(cause: Cause) -> str:
 
 def _window_gone(cause: Cause) -> str:
     aside = cause.figures["set_aside"]
-    set_aside = f"; set-aside {short_bytes(aside[0] or 0)} → {short_bytes(aside[1])}" if aside[1] is not None else ""
+    set_aside = (
+        f"; set-aside {short_bytes(aside[0] or 0)} → {short_bytes(aside[1])}"
+        if aside[1] is not None
+        else ""
+    )
     window = short_bytes(_values(cause, "window")[0])
     return f"{_dram_reads(cause)}{window} no longer stay in L2, their persisting window is gone{set_aside}"
 
 
 def _thrashing(cause: Cause) -> str:
-    (_, window), (_, ratio), (_, aside) = (_values(cause, name) for name in ("window", "hit_ratio", "set_aside"))
+    (_, window), (_, ratio), (_, aside) = (
+        _values(cause, name) for name in ("window", "hit_ratio", "set_aside")
+    )
     before = cause.figures["hit_ratio"][0]
     return (
         f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of "
@@ -213,16 +245,20 @@ def _keeps_less(cause: Cause) -> str:
         before, after = _values(cause, name)
         if after < before:
             moved.append(f"{words} {form(before)} → {form(after)}")
-    return (
-        f"{_dram_reads(cause)}the window keeps {short_bytes(now)} of its bytes in L2 where it kept {short_bytes(was)}: {', '.join(moved)}"
-    )
+    return f"{_dram_reads(cause)}the window keeps {short_bytes(now)} of its bytes in L2 where it kept {short_bytes(was)}: {', '.join(moved)}"
 
 
 def _set_aside_too_large(cause: Cause) -> str:
     (before, after), (_, l2) = _values(cause, "set_aside"), _values(cause, "l2")
     (_, window), (_, ratio) = _values(cause, "window"), _values(cause, "hit_ratio")
-    need = f"the window needs {short_bytes(window * ratio)} of it" if window else "no window uses it"
-    rest = f"; everything else has {short_bytes(max(0, l2 - after))} of L2 where it had {short_bytes(max(0, l2 - before))}" if l2 else ""
+    need = (
+        f"the window needs {short_bytes(window * ratio)} of it" if window else "no window uses it"
+    )
+    rest = (
+        f"; everything else has {short_bytes(max(0, l2 - after))} of L2 where it had {short_bytes(max(0, l2 - before))}"
+        if l2
+        else ""
+    )
     return f"set-aside {short_bytes(before)} → {short_bytes(after)}: {need}{rest}{_hit_rate(cause)}"
 
 
@@ -245,7 +281,11 @@ def _migrations(cause: Cause) -> str:
     was, now = _values(cause, "migrated")
     by = f", by {cause.details['why']}" if cause.details["why"] else ""
     faults = _pair(cause, "cpu_page_faults")
-    host = f"; {counted(round(faults[1]), 'page fault')} of the host, before {faults[0]:.0f}" if faults else ""
+    host = (
+        f"; {counted(round(faults[1]), 'page fault')} of the host, before {faults[0]:.0f}"
+        if faults
+        else ""
+    )
     return f"managed memory that moves during a launch {short_bytes(was)} → {short_bytes(now)}{by}{host}"
 
 
@@ -254,7 +294,12 @@ def _stays_on_host(cause: Cause) -> str:
     return f"{short_bytes(now)} of managed memory are mapped where they lie and read over the link, before {short_bytes(was)}"
 
 
-_WAYS = {"H2D": "from host to device", "D2H": "from device to host", "D2D": "within the device", "P2P": "between devices"}
+_WAYS = {
+    "H2D": "from host to device",
+    "D2H": "from device to host",
+    "D2D": "within the device",
+    "P2P": "between devices",
+}
 
 
 def _pageable(cause: Cause) -> str:
@@ -269,7 +314,10 @@ def _pageable(cause: Cause) -> str:
 def _more_copies(cause: Cause) -> str:
     parts = []
     for kind in [name.removesuffix("_bytes") for name in cause.figures if name.endswith("_bytes")]:
-        (had, has), (before, after) = _values(cause, f"{kind}_bytes"), _values(cause, f"{kind}_count")
+        (had, has), (before, after) = (
+            _values(cause, f"{kind}_bytes"),
+            _values(cause, f"{kind}_count"),
+        )
         one, several = ("memset", "memsets") if kind == "memset" else ("copy", "copies")
         words = [f"{after:.0f}", one if after == 1 else several]
         if kind != "memset":
@@ -284,9 +332,7 @@ def _more_kernels(cause: Cause) -> str:
     (was, now), (gone, took) = _values(cause, "kernels"), _values(cause, "replaced_seconds")
     instead = f" in place of {cause.details['replaced']}" if "replaced" in cause.details else ""
     longer = f", {format_time(took - gone)} more" if took > gone else ""
-    return (
-        f"{now:.3g} {'kernel' if now == 1 else 'kernels'} in each launch where it was {was:.3g}: {cause.details['added']}{instead}{longer}"
-    )
+    return f"{now:.3g} {'kernel' if now == 1 else 'kernels'} in each launch where it was {was:.3g}: {cause.details['added']}{instead}{longer}"
 
 
 def _access_pattern(cause: Cause) -> str:
@@ -307,7 +353,9 @@ def _pattern(cause: Cause, noun: str) -> str:
     if pattern == "stride":
         return f"stride {ratio:.0f}"
     used = _pair(cause, f"used_of_{noun}")
-    shares = f", threads use {100 * used[0]:.0f} → {100 * used[1]:.0f} % of their bytes" if used else ""
+    shares = (
+        f", threads use {100 * used[0]:.0f} → {100 * used[1]:.0f} % of their bytes" if used else ""
+    )
     return f"{ratio:.3g} times the sectors for the same bytes, accesses are less coalesced{shares}"
 
 
@@ -317,7 +365,9 @@ def _kept_by_l1(cause: Cause) -> str:
         return ""
     if kept == "all":
         return "; L1 keeps that from L2"
-    unknown = ", and whether that is more data was not counted" if kept == "part, or more data" else ""
+    unknown = (
+        ", and whether that is more data was not counted" if kept == "part, or more data" else ""
+    )
     return f"; L1 keeps a part from L2, which is asked for {format_share(_growth(_values(cause, 'asked_of_l2')))} more{unknown}"
 
 
@@ -329,9 +379,13 @@ def _more_bytes(cause: Cause) -> str:
         parts.append(f"DRAM {short_bytes(dram[0])} → {short_bytes(dram[1])}{_hit_rate(cause)}")
     if asked := _pair(cause, "asked_of_l2"):
         kernels = [
-            f"{name} {short_bytes(now or 0)} more" for name, (_, now) in cause.figures.items() if name.endswith((" reads", " writes"))
+            f"{name} {short_bytes(now or 0)} more"
+            for name, (_, now) in cause.figures.items()
+            if name.endswith((" reads", " writes"))
         ]
-        parts.append(f"asked of L2 {short_bytes(asked[0])} → {short_bytes(asked[1])}{'; ' if kernels else ''}{', '.join(kernels)}")
+        parts.append(
+            f"asked of L2 {short_bytes(asked[0])} → {short_bytes(asked[1])}{'; ' if kernels else ''}{', '.join(kernels)}"
+        )
     details = cause.details
     wider = f" ({details['type']} where it was {details['type_was']})" if "type" in details else ""
     besides = " besides sectors used in part" if "besides" in details else ""
@@ -340,7 +394,9 @@ def _more_bytes(cause: Cause) -> str:
 
 
 def _l2_misses(cause: Cause) -> str:
-    dram = f"DRAM bytes {format_share(_growth(_values(cause, 'dram')), sign=True)}{_hit_rate(cause)}"
+    dram = (
+        f"DRAM bytes {format_share(_growth(_values(cause, 'dram')), sign=True)}{_hit_rate(cause)}"
+    )
     if over := _pair(cause, "dram_over_l2_reads"):
         return f"{dram}: DRAM reads {over[1]:.2g} times what the SMs read, because sectors that stores fill in part are read first"
     grown = _values(cause, "bytes_growth")[1] - 1
@@ -349,7 +405,9 @@ def _l2_misses(cause: Cause) -> str:
 
 
 def _fewer_threads(cause: Cause) -> str:
-    (was, now), blocks, threads = (_values(cause, name) for name in ("resident_share", "blocks", "threads_per_block"))
+    (was, now), blocks, threads = (
+        _values(cause, name) for name in ("resident_share", "blocks", "threads_per_block")
+    )
     return (
         f"{_kernel(cause)}grid {blocks[0]:.0f} × {threads[0]:.0f} → {blocks[1]:.0f} × {threads[1]:.0f}: the launch fills "
         f"{100 * now:.3g} % of the device's threads where it was {100 * was:.3g} %"
@@ -363,13 +421,19 @@ def _occupancy(cause: Cause) -> str:
         if (pair := _pair(cause, name)) and pair[0] != pair[1]:
             moved.append(f"{words} {pair[0]:.0f} → {pair[1]:.0f}")
     why = f" ({', '.join(moved)})" if moved else ""
-    return f"{_kernel(cause)}occupancy {100 * was:.0f} → {100 * now:.0f} %{why}: fewer loads in flight"
+    return (
+        f"{_kernel(cause)}occupancy {100 * was:.0f} → {100 * now:.0f} %{why}: fewer loads in flight"
+    )
 
 
 def _lost_overlap(cause: Cause) -> str:
     (was, now), (_, moved) = _values(cause, "at_once"), _values(cause, "moved")
     streams = cause.details["streams"]
-    to = f": {counted(round(moved), 'launch')} moved to stream {streams}" if moved and streams.isdigit() else ""
+    to = (
+        f": {counted(round(moved), 'launch')} moved to stream {streams}"
+        if moved and streams.isdigit()
+        else ""
+    )
     return f"kernels that overlapped run in turn{to}, {format_time(was)} → {format_time(now) if now else '0 s'} at once"
 
 

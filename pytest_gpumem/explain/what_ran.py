@@ -28,7 +28,9 @@ _WORDS = {
     "memory": "memory",
     "window": "access-policy window",
 }
-_COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments"))
+_COMPARED = tuple(
+    name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments")
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,10 @@ class Divergence:
     what: str  # the value of a `StepKind`, "call", "state", or "order" where only the order differs
     name: str  # kernel, direction of a copy, runtime function, or part of the state; empty for what has no name
     field: str = ""  # of a change: the field of `Step`, "argument 3" or "argument 3, byte 8" or, of calls, "count"
-    was: str | None = None  # the value on the first side, in words; of what was removed, its properties
-    now: str | None = None  # the value on the second side, in words; of what was added, its properties
+    was: str | None = None
+    """The value on the first side, in words; of what was removed, its properties."""
+    now: str | None = None
+    """The value on the second side, in words; of what was added, its properties."""
     times: int = 1  # steps of the launch that differ so
 
     @property
@@ -58,7 +62,11 @@ class Divergence:
         if self.change == "changed":
             if self.field == "code":
                 # The reference that a simulated device runs has no machine code.
-                return f"{self.name}: other source" if self.name == "reference" else f"{subject}: other machine code"
+                return (
+                    f"{self.name}: other source"
+                    if self.name == "reference"
+                    else f"{subject}: other machine code"
+                )
             return f"{subject}: {self.of_field}"
         properties = self.now if self.change == "added" else self.was
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
@@ -95,14 +103,19 @@ def differences(base: WhatRan, head: WhatRan) -> tuple[Divergence, ...]:
     if ran_the_same(head, [base]):
         return ()
     found: Counter[Divergence] = Counter(_of_steps(base.launch, head.launch))
-    steps = [Divergence(one.change, one.what, one.name, one.field, one.was, one.now, times) for one, times in found.items()]
+    steps = [
+        Divergence(one.change, one.what, one.name, one.field, one.was, one.now, times)
+        for one, times in found.items()
+    ]
     if not steps and base.launch != head.launch and _unnamed(base.launch) != _unnamed(head.launch):
         steps = [Divergence("changed", "order", "")]
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Divergence]:
-    matched = SequenceMatcher(None, [_token(one) for one in base], [_token(one) for one in head], autojunk=False)
+    matched = SequenceMatcher(
+        None, [_token(one) for one in base], [_token(one) for one in head], autojunk=False
+    )
     removed, added = list[Step](), list[Step]()
     for tag, first, last, begin, end in matched.get_opcodes():
         if tag == "equal":
@@ -113,7 +126,11 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Divergence
             added += head[begin:end]
     # What moved, or has another name and the same code, is on both lists.
     for was in list(removed):
-        same = [now for now in added if _token(now) == _token(was) or (was.code is not None and now.code == was.code)]
+        same = [
+            now
+            for now in added
+            if _token(now) == _token(was) or (was.code is not None and now.code == was.code)
+        ]
         if same:
             removed.remove(was)
             added.remove(same[0])
@@ -129,7 +146,9 @@ def _of_pair(was: Step, now: Step) -> Iterator[Divergence]:
         before, after = getattr(was, field), getattr(now, field)
         if before != after:
             of_bytes = field in _BYTES and None not in (before, after)
-            was_text, now_text = sizes(before, after) if of_bytes else (_value(field, before), _value(field, after))
+            was_text, now_text = (
+                sizes(before, after) if of_bytes else (_value(field, before), _value(field, after))
+            )
             yield Divergence("changed", now.kind.value, now.name, field, was_text, now_text)
     if was.arguments is not None and now.arguments is not None:
         for field, before, after in _of_arguments(was.arguments, now.arguments):
@@ -142,9 +161,15 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
-        first, second = (arguments.tokens(text) for text in (before, arguments.under(after, before)))
+        first, second = (
+            arguments.tokens(text) for text in (before, arguments.under(after, before))
+        )
         if len(first) != len(second):
-            yield f"size of argument {number}", counted(len(first), "word"), counted(len(second), "word")
+            yield (
+                f"size of argument {number}",
+                counted(len(first), "word"),
+                counted(len(second), "word"),
+            )
             continue
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             if one != other:
@@ -156,15 +181,21 @@ def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Dive
     for name in dict.fromkeys([*base, *head]):
         was, now = base.get(name, 0), head.get(name, 0)
         if was != now:
-            change: Literal["added", "removed", "changed"] = "added" if not was else "removed" if not now else "changed"
+            change: Literal["added", "removed", "changed"] = (
+                "added" if not was else "removed" if not now else "changed"
+            )
             field = "count" if change == "changed" else ""
-            yield Divergence(change, "call", name, field, str(was) if was else None, str(now) if now else None)
+            yield Divergence(
+                change, "call", name, field, str(was) if was else None, str(now) if now else None
+            )
 
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Divergence]:
     for name in dict.fromkeys([*base, *head]):
         if base.get(name) != head.get(name):
-            yield Divergence("changed", "state", name, "", base.get(name, "none"), head.get(name, "none"))
+            yield Divergence(
+                "changed", "state", name, "", base.get(name, "none"), head.get(name, "none")
+            )
 
 
 def _token(step: Step) -> tuple[str, str]:
@@ -177,9 +208,15 @@ def _unnamed(launch: Sequence[Step]) -> list[object]:
 
 def _properties(step: Step) -> str:
     if step.kind is StepKind.KERNEL:
-        return f"{_value('grid', step.grid)} blocks of {_value('block', step.block)}" if step.grid and step.block else ""
+        return (
+            f"{_value('grid', step.grid)} blocks of {_value('block', step.block)}"
+            if step.grid and step.block
+            else ""
+        )
     ways = " → ".join(one for one in (step.source, step.memory) if one)
-    return " ".join(one for one in ("" if step.nbytes is None else short_bytes(step.nbytes), ways) if one)
+    return " ".join(
+        one for one in ("" if step.nbytes is None else short_bytes(step.nbytes), ways) if one
+    )
 
 
 def _value(field: str, value: Any) -> str:

@@ -28,7 +28,8 @@ CONFIRM = WRONG / SEARCHES  # error of the proof of one commit
 STEP = MISS  # error of a step, each way
 STEP_AGAIN = STEP / 10  # the same, in the second search
 PARTS = 8  # bounds at which a commit is compared with good: multiples of 1 / `PARTS` of the whole
-PATIENT = 24  # pairs of a step after which any bound serves that leaves a part of the whole on both sides
+PATIENT = 24
+"""Pairs of a step after which any bound serves that leaves a part of the whole on both sides."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,12 @@ class Levels:
         self._error = error
         self._values: list[float] = []
         self._bets = {
-            side: [Bet(whole * part / PARTS, side, whole * (PARTS - part if side > 0 else part) / PARTS) for part in range(1, PARTS)]
+            side: [
+                Bet(
+                    whole * part / PARTS, side, whole * (PARTS - part if side > 0 else part) / PARTS
+                )
+                for part in range(1, PARTS)
+            ]
             for side in (1, -1)
         }
 
@@ -69,7 +75,9 @@ class Levels:
         return Level(low, max(low, high))
 
     def _proven(self, bet: Bet) -> bool:
-        return bet.p_value <= self._error or far_beyond([bet.side * value for value in self._values], bet.side * bet.bound, self._error)
+        return bet.p_value <= self._error or far_beyond(
+            [bet.side * value for value in self._values], bet.side * bet.bound, self._error
+        )
 
 
 @dataclass
@@ -116,7 +124,9 @@ def of_step(search: Search, whole: float) -> Judge:
 
     levels = Levels(whole, search.error)
 
-    def judge(pairs: Mapping[str, Sequence[float]], _deltas: Mapping[str, float], _same: Collection[str]) -> dict[str, Paired]:
+    def judge(
+        pairs: Mapping[str, Sequence[float]], _deltas: Mapping[str, float], _same: Collection[str]
+    ) -> dict[str, Paired]:
         found = {}
         for key, values in pairs.items():
             bad = search.side(levels.of(values), len(values))
@@ -130,12 +140,20 @@ def of_step(search: Search, whole: float) -> Judge:
 def of_proof(whole: float) -> Judge:
     """Judges the commit that a search proposes against its parent: FAIL if it carries a part of the whole, PASS if it does not."""
 
-    def judge(pairs: Mapping[str, Sequence[float]], _deltas: Mapping[str, float], _same: Collection[str]) -> dict[str, Paired]:
+    def judge(
+        pairs: Mapping[str, Sequence[float]], _deltas: Mapping[str, float], _same: Collection[str]
+    ) -> dict[str, Paired]:
         found = {}
         for key, values in pairs.items():
             # Also a gross change takes as many pairs as its interval needs.
             paired = _paired(None, values, whole / PARTS, whole)
-            outcome = Outcome.FAIL if paired.alarm <= CONFIRM else Outcome.PASS if paired.miss <= CONFIRM else None
+            outcome = (
+                Outcome.FAIL
+                if paired.alarm <= CONFIRM
+                else Outcome.PASS
+                if paired.miss <= CONFIRM
+                else None
+            )
             found[key] = _paired(outcome, values, whole / PARTS, whole)
         return found
 

@@ -34,13 +34,27 @@ def _lines(calls: Calls) -> str:
 FIGURES: Mapping[str, tuple[Callable[[Calls], int], Callable[[int], str]]] = {
     "max_kernels": (lambda calls: calls.kernels, lambda count: counted(count, "kernel")),
     "max_copies": (lambda calls: calls.copied, lambda count: counted(count, "copy")),
-    "max_copied_bytes": (lambda calls: calls.copied_bytes, lambda count: f"{short_bytes(count)} copied"),
-    "max_waits": (lambda calls: calls.waits, lambda count: f"the host waits {counted(count, 'time')}"),
+    "max_copied_bytes": (
+        lambda calls: calls.copied_bytes,
+        lambda count: f"{short_bytes(count)} copied",
+    ),
+    "max_waits": (
+        lambda calls: calls.waits,
+        lambda count: f"the host waits {counted(count, 'time')}",
+    ),
 }
 """By limit: its figure, and the figure in words."""
 
 
-def judge_calls(name: str, calls: Calls, limit: str, written: str, past: Sequence[PastCalls], no_history: str | None, of: str) -> Finding:
+def judge_calls(
+    name: str,
+    calls: Calls,
+    limit: str,
+    written: str,
+    past: Sequence[PastCalls],
+    no_history: str | None,
+    of: str,
+) -> Finding:
     """The finding on one limit.
     `name`: of the limit.
     `limit`: its name, value and origin in words; `written`: its value.
@@ -55,23 +69,41 @@ def judge_calls(name: str, calls: Calls, limit: str, written: str, past: Sequenc
         return _certain(against_most(limit, count, count_of(written), shown), calls, limit)
     known = [one for one in past if one.calls.not_counted is None]
     if not known:
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=no_history or f"no run of {of} counted calls")
+        return find(
+            Outcome.NEW,
+            "no history",
+            Code.NO_BASELINE,
+            limit=limit,
+            why=no_history or f"no run of {of} counted calls",
+        )
     counts = [figure(one.calls) for one in known]
     if varies(known, figure):
         most = growth.most(max(counts))
         if count > most:
             low, high = words(min(counts)), words(max(counts))
-            return find(Outcome.UNDECIDED, "varies", Code.NOISY, figure=shown, limit=limit, low=low, high=high)
+            return find(
+                Outcome.UNDECIDED,
+                "varies",
+                Code.NOISY,
+                figure=shown,
+                limit=limit,
+                low=low,
+                high=high,
+            )
     else:
         most = growth.most(counts[-1])
-    return _certain(against_most(limit, count, most, f"{shown}, {words(counts[-1])} in {of}"), calls, limit)
+    return _certain(
+        against_most(limit, count, most, f"{shown}, {words(counts[-1])} in {of}"), calls, limit
+    )
 
 
 def _certain(found: Finding, calls: Calls, limit: str) -> Finding:
     """The finding, unless calls were missed: there are at least as many as were counted."""
     if calls.not_counted is None or found.outcome is Outcome.FAIL:
         return found
-    return find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=calls.not_counted)
+    return find(
+        Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=calls.not_counted
+    )
 
 
 def varies(past: Sequence[PastCalls], figure: Callable[[Calls], int]) -> bool:

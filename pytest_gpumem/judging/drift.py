@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.finding import Finding, change, find
 from pytest_gpumem.judging.screen import LOWER
-from pytest_gpumem.judging.spread import FARTHEST, PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
+from pytest_gpumem.judging.spread import (
+    FARTHEST,
+    PRIOR,
+    Variance,
+    moderated,
+    placement_spread,
+    process_spread,
+    squares_around_mean,
+)
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -47,12 +55,25 @@ class Drift:
     @property
     def too_large(self) -> bool:
         """True if no row that follows the control can be judged. A row takes no more than the clock's change by it."""
-        return self.kind != CLOCK and abs(self.log) > self.variance.reach(LOWER) and abs(self.share) > LIMITS[self.kind]
+        return (
+            self.kind != CLOCK
+            and abs(self.log) > self.variance.reach(LOWER)
+            and abs(self.share) > LIMITS[self.kind]
+        )
 
     def doubt(self, found: str) -> Finding:
         """The finding that this change forbids a judgement; `found` is the judgement without it."""
-        control = "a cycle of the SM clock" if self.kind == CLOCK else f"{KINDS[self.kind]} that runs no code of the project"
-        figures = {"control": control, "share": change(self.share), "whose": self.whose, "finding": found}
+        control = (
+            "a cycle of the SM clock"
+            if self.kind == CLOCK
+            else f"{KINDS[self.kind]} that runs no code of the project"
+        )
+        figures = {
+            "control": control,
+            "share": change(self.share),
+            "whose": self.whose,
+            "finding": found,
+        }
         return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, **figures)
 
 
@@ -64,15 +85,23 @@ def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
         return None
     if measurement.mode != "hot":
         return "dram"
-    return "l2" if measurement.footprint is not None and measurement.footprint <= BOUND * facts.l2_bytes else None
+    return (
+        "l2"
+        if measurement.footprint is not None and measurement.footprint <= BOUND * facts.l2_bytes
+        else None
+    )
 
 
 def _on_device(measurement: Measurement) -> bool:
     """False for a time of the host or of the link to it."""
-    return measurement.sampler not in ("host", "plain") and (measurement.moved_bytes is None or not measurement.moved_bytes.link)
+    return measurement.sampler not in ("host", "plain") and (
+        measurement.moved_bytes is None or not measurement.moved_bytes.link
+    )
 
 
-def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
+def drift_of(
+    measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts
+) -> Drift | None:
     """The change of the control that a row follows, from the processes of its history to those of this run; None if unknown."""
     own = measurement.controls
     if own is None or not _on_device(measurement):
@@ -80,8 +109,14 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
     kind = control_of(measurement, facts) or "latency"
 
     def read(measurements: Iterable[Measurement]) -> list[float]:
-        every = (controls for one in measurements for controls in (one.controls, *(process.controls for process in one.further)))
-        found = [controls for controls in every if controls is not None and controls.source == own.source]
+        every = (
+            controls
+            for one in measurements
+            for controls in (one.controls, *(process.controls for process in one.further))
+        )
+        found = [
+            controls for controls in every if controls is not None and controls.source == own.source
+        ]
         return [seconds for controls in found if (seconds := getattr(controls, kind)) is not None]
 
     now = read([measurement])
@@ -90,20 +125,27 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
     if drift is None or card is None:
         return drift
     whose = "; this card is as in its own runs, so other cards of the baseline differ"
-    if (of_card := between(now, read(past for past in history if _card(past) == card), kind)) is None:
+    if (
+        of_card := between(now, read(past for past in history if _card(past) == card), kind)
+    ) is None:
         whose = "; the baseline has no run of this card, and its cards may differ from it"
     elif of_card.too_large:
         whose = f"; against its own runs this card drifted by {change(of_card.share)}"
     return replace(drift, whose=whose)
 
 
-def clock_drift(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
+def clock_drift(
+    measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts
+) -> Drift | None:
     """The change of the SM clock, from the median run of a row's history to this one; None if both agree or are unknown, or if a bandwidth
     bounds the row. The code of a test cannot set this clock; if its power lowers it, the driver reports throttling."""
     if not _on_device(measurement) or control_of(measurement, facts) is not None:
         return None
     both = [measurement, *history]
-    ran = [one.ran_at_hz if isinstance(one.ran_at_hz, float) and one.ran_at_hz > 0 else None for one in both]
+    ran = [
+        one.ran_at_hz if isinstance(one.ran_at_hz, float) and one.ran_at_hz > 0 else None
+        for one in both
+    ]
     # The driver's readings after the samples; before them the device may be idle.
     clocks = ran if None not in ran else [one.conditions[-1].sm_clock_hz or None for one in both]
     own, then = clocks[0], [clock for clock in clocks[1:] if clock is not None]
@@ -140,7 +182,11 @@ def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | N
     expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2
     value = moderated(expected, squares_around_mean(logs), len(logs) - 1, PRIOR)
     variance = Variance(value * (1 / len(now) + 1 / len(then)), PRIOR + len(logs) - 1)
-    return Drift(statistics.fmean(math.log(seconds) for seconds in now) - statistics.fmean(logs), variance, kind)
+    return Drift(
+        statistics.fmean(math.log(seconds) for seconds in now) - statistics.fmean(logs),
+        variance,
+        kind,
+    )
 
 
 def same_variant(measurement: Measurement, past: Measurement) -> bool:
@@ -152,7 +198,9 @@ def same_variant(measurement: Measurement, past: Measurement) -> bool:
 def latencies(measurement: Measurement, history: Sequence[Measurement]) -> tuple[str, str]:
     """In words, the DRAM latency of this card and the range of those of the history, which come from other variants."""
     own = _latency(measurement)
-    others = sorted(then for past in history if (then := _latency(past, like=measurement)) is not None)
+    others = sorted(
+        then for past in history if (then := _latency(past, like=measurement)) is not None
+    )
     assert own is not None
     assert others
     low, high = format_time(others[0]), format_time(others[-1])
@@ -162,6 +210,8 @@ def latencies(measurement: Measurement, history: Sequence[Measurement]) -> tuple
 def _latency(measurement: Measurement, like: Measurement | None = None) -> float | None:
     """Seconds of one access to DRAM; None if it was not read, or by another control than that of `like`."""
     controls = measurement.controls
-    if controls is None or (like is not None and like.controls is not None and like.controls.source != controls.source):
+    if controls is None or (
+        like is not None and like.controls is not None and like.controls.source != controls.source
+    ):
         return None
     return controls.latency

@@ -59,14 +59,20 @@ def _most(
 
 
 def _kept(count: int, footprint: Footprint) -> str:
-    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses if use.kept > 0)
+    kinds = (
+        (use, "" if use.kind == "device" else f" {use.kind}")
+        for use in footprint.uses
+        if use.kept > 0
+    )
     text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
     beside = sum(use.allowed for use in footprint.uses)
     return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
 
 
 def _reserved(count: int, footprint: Footprint) -> str:
-    parts = (f"{use.library} {short_bytes(use.reserved)}" for use in footprint.uses if use.reserved > 0)
+    parts = (
+        f"{use.library} {short_bytes(use.reserved)}" for use in footprint.uses if use.reserved > 0
+    )
     return f"{short_bytes(count)} reserved and unused{_in_brackets(parts)}"
 
 
@@ -76,8 +82,20 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     if not alike:
         if one.past:
             changed = "the driver's allocations are watched on one side only"
-            return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=one.no_history or "the baseline holds no such row")
+            return find(
+                Outcome.UNDECIDED,
+                "measured differently",
+                Code.MEASURED_DIFFERENTLY,
+                limit=limit,
+                changed=changed,
+            )
+        return find(
+            Outcome.NEW,
+            "no history",
+            Code.NO_BASELINE,
+            limit=limit,
+            why=one.no_history or "the baseline holds no such row",
+        )
     peaks, own = [peak for past in alike for peak in peaks_of(past.footprint)], peaks_of(now)
     before, peak = min(peaks), min(own)
     growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
@@ -86,7 +104,9 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     peak_text, before_text = sizes(peak, before)
     figure = f"a peak of {peak_text} against {before_text} of {one.of or counted(len(alike), 'saved run')} ({growth})"
     if len(set(own)) > 1:
-        figure += f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        figure += (
+            f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        )
     most = parse_growth(one.written).most(before)
     high, processes = variation(alike, most)
     if peak > most and high:
@@ -108,8 +128,14 @@ def peaks_of(footprint: Footprint) -> tuple[int, ...]:
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
     """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
-    seen = [row.footprint for rows in further if (row := rows.get(key)) is not None and row.footprint is not None]
-    return replace(footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched)))
+    seen = [
+        row.footprint
+        for rows in further
+        if (row := rows.get(key)) is not None and row.footprint is not None
+    ]
+    return replace(
+        footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched))
+    )
 
 
 def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:
@@ -137,7 +163,9 @@ MISTAKEN = 1 - UPPER
 any share of higher peaks: runs that fail are not saved, so that a baseline has too few of them."""
 
 
-def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequence[PastFootprint], most: int) -> bool:
+def decidable(
+    footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequence[PastFootprint], most: int
+) -> bool:
     """True if further processes of this run may decide a growth of the peak.
     `verdict`: on its row.
     `past`: as of `judge_footprint`.
@@ -145,7 +173,11 @@ def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequ
     """
     written, processes = limits.max_peak_regression, 1 + len(footprint.further)
     open_ = [one for one in verdict.limits if one.outcome is not Outcome.PASS]
-    if written is None or processes >= most or not any(one.limit == "max_peak_regression" for one in open_):
+    if (
+        written is None
+        or processes >= most
+        or not any(one.limit == "max_peak_regression" for one in open_)
+    ):
         return False
     if any(one.outcome is Outcome.FAIL and one.limit != "max_peak_regression" for one in open_):
         return False  # it fails anyway
@@ -153,7 +185,10 @@ def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequ
     if found.outcome is not Outcome.FAIL and found.code is not Code.NOISY:
         return False
     alike = [one for one in past if comparable(footprint, one.footprint)]
-    high, all_ = variation(alike, parse_growth(written).most(min(peak for one in alike for peak in peaks_of(one.footprint))))
+    high, all_ = variation(
+        alike,
+        parse_growth(written).most(min(peak for one in alike for peak in peaks_of(one.footprint))),
+    )
     if found.outcome is Outcome.FAIL:
         return processes < ENOUGH or by_chance(high, all_, processes) > MISTAKEN
     return by_chance(high, all_, most) <= MISTAKEN
@@ -164,8 +199,20 @@ def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
 
     def rule(one: _FootprintCheck) -> Finding:
         assert one.footprint.calls is not None
-        past = [PastCalls(past.footprint.calls, past.revision) for past in one.past if past.footprint.calls is not None]
-        return judge_calls(name, one.footprint.calls, one.limit, one.written, past, one.no_history, one.of or "the baseline")
+        past = [
+            PastCalls(past.footprint.calls, past.revision)
+            for past in one.past
+            if past.footprint.calls is not None
+        ]
+        return judge_calls(
+            name,
+            one.footprint.calls,
+            one.limit,
+            one.written,
+            past,
+            one.no_history,
+            one.of or "the baseline",
+        )
 
     return rule
 
@@ -180,7 +227,10 @@ RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
 }
 """By the limit's name. Those of calls are judged where calls were to be counted."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = ("max_kept", "max_reserved")  # limits on what is there when the test has ended; the others are judged at the end of its body
+AT_THE_END = (
+    "max_kept",
+    "max_reserved",
+)  # limits on what is there when the test has ended; the others are judged at the end of its body
 
 
 def judge_footprint(
@@ -202,9 +252,18 @@ def judge_footprint(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        if (written := getattr(limits, name)) is None or (name in OF_CALLS and footprint.calls is None):
+        if (written := getattr(limits, name)) is None or (
+            name in OF_CALLS and footprint.calls is None
+        ):
             continue
-        one = _FootprintCheck(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
+        one = _FootprintCheck(
+            footprint,
+            f"{name} {written} ({limits.origin.get(name, 'limit')})",
+            written,
+            past,
+            no_history,
+            of,
+        )
         found = RULES[name](one)
         if name in OF_CALLS:
             yield of_limit(name, found)
@@ -213,9 +272,17 @@ def judge_footprint(
             why = "; ".join(footprint.not_watched) or "nothing was watched"
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
         elif fixtures_alone and name in AT_THE_END and not (footprint.kept or footprint.reserved):
-            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=ENDS_WITH_FIXTURES)
+            found = find(
+                Outcome.UNDECIDED,
+                "not read",
+                Code.NOT_READ,
+                limit=one.limit,
+                why=ENDS_WITH_FIXTURES,
+            )
         elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            found = find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
+            found = find(
+                Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen
+            )
         yield of_limit(name, found)
 
 

@@ -66,15 +66,33 @@ class _LimitCheck:
     def not_judged(self, why: str) -> Finding:
         return find(Outcome.FAIL, "not judged", limit=self.limit, why=why)
 
-    def beside(self, figure: str, limit: str, ratio: float, of_limit: float, wrong: str, right: str, *, scale: float = 1.0) -> Finding:
+    def beside(
+        self,
+        figure: str,
+        limit: str,
+        ratio: float,
+        of_limit: float,
+        wrong: str,
+        right: str,
+        *,
+        scale: float = 1.0,
+    ) -> Finding:
         """Compare.
         `ratio`: measured latency over the longest allowed one.
         `of_limit`: the figure over the limit, as they are printed.
         `scale`: change of the figure, as a share of the limit, for a change of the latency, as a share of it.
         """
         margin = of_repetition(self.measurement).reach(POWER)
-        words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": format_share(abs(of_limit - 1))}
-        words |= {"margin": format_share(math.expm1(margin) * scale), "basis": basis(self.measurement)}
+        words = {
+            "figure": figure,
+            "limit": limit,
+            "side": wrong if ratio > 1 else right,
+            "distance": format_share(abs(of_limit - 1)),
+        }
+        words |= {
+            "margin": format_share(math.expm1(margin) * scale),
+            "basis": basis(self.measurement),
+        }
         if ratio > 1 and math.log(ratio) <= margin:
             return find(Outcome.UNDECIDED, "too close", Code.NOISY, **words)
         return find(Outcome.FAIL if ratio > 1 else Outcome.PASS, "beside", None, **words)
@@ -83,7 +101,9 @@ class _LimitCheck:
 def _max_latency(one: _LimitCheck) -> Finding:
     longest = parse_time(one.written)
     name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
-    return one.beside(format_time(latency), name, latency / longest, latency / longest, "above", "below")
+    return one.beside(
+        format_time(latency), name, latency / longest, latency / longest, "above", "below"
+    )
 
 
 def _max_host_time(one: _LimitCheck) -> Finding:
@@ -92,13 +112,19 @@ def _max_host_time(one: _LimitCheck) -> Finding:
     if seconds is UNSET:
         return one.not_counted(f"the sampler {one.measurement.sampler} queues no launch by itself")
     name = f"max_host_time {format_time(longest)} ({one.origin})"
-    return against_most(name, seconds, longest, f"{format_time(seconds)} of the host to queue one launch")
+    return against_most(
+        name, seconds, longest, f"{format_time(seconds)} of the host to queue one launch"
+    )
 
 
 def _min_bandwidth(one: _LimitCheck) -> Finding:
     least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
     if not bandwidth:
-        return one.not_judged("the traffic is unknown (give `moved=`)" if bandwidth is None else "a launch moves no bytes")
+        return one.not_judged(
+            "the traffic is unknown (give `moved=`)"
+            if bandwidth is None
+            else "a launch moves no bytes"
+        )
     origin = one.origin
     if isinstance(least, Share):
         if (why := no_share_text(one.measurement, one.facts)) is not None:
@@ -106,7 +132,9 @@ def _min_bandwidth(one: _LimitCheck) -> Finding:
         least = least.value * one.facts.dram_peak
         origin = f"{one.written}, {origin}"
     name = f"min_bandwidth {format_rate(least)} ({origin})"
-    return one.beside(format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above")
+    return one.beside(
+        format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above"
+    )
 
 
 def _min_overlap(one: _LimitCheck) -> Finding:
@@ -119,8 +147,19 @@ def _min_overlap(one: _LimitCheck) -> Finding:
         rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
         return one.not_judged(f"there is nothing to hide, {rest}")
     least = parse_share(one.written)
-    ratio, scale = measurement.latency / (overlap.sequential - least * hideable), measurement.latency / (hideable * least)
-    return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, hidden / least, "below", "above", scale=scale)
+    ratio, scale = (
+        measurement.latency / (overlap.sequential - least * hideable),
+        measurement.latency / (hideable * least),
+    )
+    return one.beside(
+        f"{format_share(hidden)} of what overlap can hide",
+        one.limit,
+        ratio,
+        hidden / least,
+        "below",
+        "above",
+        scale=scale,
+    )
 
 
 def _faster_than(one: _LimitCheck) -> Finding | None:
@@ -129,8 +168,16 @@ def _faster_than(one: _LimitCheck) -> Finding | None:
         return None  # a marker's claim is about the other measurements of the test
     name, other = f"faster_than {by:g} x {label} ({one.origin})", one.siblings.get(label)
     if other is None:
-        known = ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label)) or "none"
-        return find(Outcome.FAIL, "not judged", limit=name, why=f"the test has no measurement labelled {label!r}; others are {known}")
+        known = (
+            ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label))
+            or "none"
+        )
+        return find(
+            Outcome.FAIL,
+            "not judged",
+            limit=name,
+            why=f"the test has no measurement labelled {label!r}; others are {known}",
+        )
     ratio = math.log(other.latency / measurement.latency)
     reach = (of_repetition(measurement) + of_repetition(other)).reach(POWER)
     low, high = math.exp(ratio - reach), math.exp(ratio + reach)
@@ -143,7 +190,9 @@ def _faster_than(one: _LimitCheck) -> Finding | None:
 
 
 def _exact(
-    count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
+    count: Callable[[Measurement], int | str],
+    words: Callable[[int], str],
+    causes: Callable[[Measurement], str] = lambda measurement: "",
 ) -> Callable[[_LimitCheck], Finding]:
     """The rule of a limit on an exact count of one launch. The limit may be relative to the newest saved run that has the count.
     `count`: of a measurement, or why it has none.
@@ -158,8 +207,16 @@ def _exact(
             return against_most(one.limit, found, count_of(one.written), figure)
         known = [then for past in one.past if not isinstance(then := count(past), str)]
         if not known:
-            return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=f"no run of {one.of} has this count")
-        return against_most(one.limit, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in {one.of}")
+            return find(
+                Outcome.NEW,
+                "no history",
+                Code.NO_BASELINE,
+                limit=one.limit,
+                why=f"no run of {one.of} has this count",
+            )
+        return against_most(
+            one.limit, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in {one.of}"
+        )
 
     return rule
 
@@ -177,7 +234,11 @@ def _pages(count: Callable[[PageCounts], int]) -> Callable[[Measurement], int | 
 def _causes(measurement: Measurement) -> str:
     if measurement.migrations is None or measurement.migrations.launch is None:
         return ""
-    causes = ", ".join(f"{cause} {short_bytes(nbytes)}" for cause, nbytes in measurement.migrations.launch.causes.items() if nbytes)
+    causes = ", ".join(
+        f"{cause} {short_bytes(nbytes)}"
+        for cause, nbytes in measurement.migrations.launch.causes.items()
+        if nbytes
+    )
     return f" ({causes})" if causes else ""
 
 
@@ -202,28 +263,58 @@ def _same_kernels(one: _LimitCheck) -> Finding:
         return one.not_counted(ran)
     known = [earlier for past in one.past if not isinstance(earlier := _watched(past), str)]
     if not known:
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=f"no run of {one.of} recorded its kernels")
+        return find(
+            Outcome.NEW,
+            "no history",
+            Code.NO_BASELINE,
+            limit=one.limit,
+            why=f"no run of {one.of} recorded its kernels",
+        )
     then, now = (_shapes(each) for each in (known[-1], ran))
     if then == now:
         return find(Outcome.PASS, "same kernels", limit=one.limit, past=one.of)
-    gone, came = sorted({*map(_shape, then)} - {*map(_shape, now)}), sorted({*map(_shape, now)} - {*map(_shape, then)})
-    changed = [f"{word} {', '.join(shapes)}" for word, shapes in (("no longer", gone), ("new", came)) if shapes]
+    gone, came = (
+        sorted({*map(_shape, then)} - {*map(_shape, now)}),
+        sorted({*map(_shape, now)} - {*map(_shape, then)}),
+    )
+    changed = [
+        f"{word} {', '.join(shapes)}"
+        for word, shapes in (("no longer", gone), ("new", came))
+        if shapes
+    ]
     words = "; ".join(changed) or "their number or order has changed"
-    return find(Outcome.FAIL, "other kernels", limit=one.limit, changed=words, past="" if one.of == BASELINE else f" against {one.of}")
+    return find(
+        Outcome.FAIL,
+        "other kernels",
+        limit=one.limit,
+        changed=words,
+        past="" if one.of == BASELINE else f" against {one.of}",
+    )
 
 
-_Shape = tuple[str, tuple[int, int, int] | None, tuple[int, int, int] | None, tuple[int, int, int] | None, int | None]
+_Shape = tuple[
+    str,
+    tuple[int, int, int] | None,
+    tuple[int, int, int] | None,
+    tuple[int, int, int] | None,
+    int | None,
+]
 
 
 def _shapes(ran: WhatRan) -> list[_Shape]:
-    return [(step.name, step.grid, step.block, step.cluster, step.dynamic_shared) for step in ran.of(StepKind.KERNEL)]
+    return [
+        (step.name, step.grid, step.block, step.cluster, step.dynamic_shared)
+        for step in ran.of(StepKind.KERNEL)
+    ]
 
 
 def _shape(shape: _Shape) -> str:
     name, grid, block, cluster, shared = shape
     parts = [f"{name} {'x'.join(map(str, grid or ()))} of {'x'.join(map(str, block or ()))}"]
     parts += [f"in clusters of {'x'.join(map(str, cluster))}"] if cluster else []
-    return " ".join([*parts, *([f"with {short_bytes(shared)} of dynamic shared memory"] if shared else [])])
+    return " ".join(
+        [*parts, *([f"with {short_bytes(shared)} of dynamic shared memory"] if shared else [])]
+    )
 
 
 COUNTS: Mapping[str, Callable[[Measurement], int | str]] = {
@@ -252,8 +343,15 @@ STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 EXACT: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
-    "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{counted(count, 'page fault')} of the GPU in one launch"),
-    "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{short_bytes(count)} migrated in one launch", _causes),
+    "max_gpu_page_faults": _exact(
+        COUNTS["max_gpu_page_faults"],
+        lambda count: f"{counted(count, 'page fault')} of the GPU in one launch",
+    ),
+    "max_migrated": _exact(
+        COUNTS["max_migrated"],
+        lambda count: f"{short_bytes(count)} migrated in one launch",
+        _causes,
+    ),
     **STEPS,
 }
 """Limits on exact counts of one launch, by name."""
@@ -264,7 +362,10 @@ def kernels_text(measurement: Measurement) -> str | None:
     if isinstance(ran := _watched(measurement), str):
         return None
     runs = [(shape, len(list(alike))) for shape, alike in groupby(map(_shape, _shapes(ran)))]
-    text = "; ".join(f"{count} x {shape}" if count > 1 else shape for shape, count in runs) or "no kernel"
+    text = (
+        "; ".join(f"{count} x {shape}" if count > 1 else shape for shape, count in runs)
+        or "no kernel"
+    )
     if len(text) <= LONGEST_TEXT:
         return text
     return f"{counted(ran.kernels, 'kernel')}, sha256 {hashlib.sha256(text.encode()).hexdigest()}"
@@ -289,7 +390,9 @@ def _counter(
             return one.not_counted(f"Nsight Compute counted no {of}")
         if not least:
             return against_most(one.limit, found, parse(one.written), words(found))
-        outcome, side = (Outcome.FAIL, "below") if found < parse(one.written) else (Outcome.PASS, "not below")
+        outcome, side = (
+            (Outcome.FAIL, "below") if found < parse(one.written) else (Outcome.PASS, "not below")
+        )
         return find(outcome, "counted", figure=words(found), side=side, limit=one.limit)
 
     return rule
@@ -297,13 +400,23 @@ def _counter(
 
 COUNTERS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_dram_bytes": _counter(
-        lambda counted: counted.total, "bytes of DRAM", lambda found: f"{short_bytes(int(found))} of DRAM in one launch", parse_bytes
+        lambda counted: counted.total,
+        "bytes of DRAM",
+        lambda found: f"{short_bytes(int(found))} of DRAM in one launch",
+        parse_bytes,
     ),
     "max_sectors_per_request": _counter(
-        lambda counted: counted.sectors_per_request, "loads of global memory", lambda found: f"{found:.3g} sectors a load of a warp", float
+        lambda counted: counted.sectors_per_request,
+        "loads of global memory",
+        lambda found: f"{found:.3g} sectors a load of a warp",
+        float,
     ),
     "min_l2_hit_rate": _counter(
-        lambda counted: counted.l2_hit_rate, "hits of L2", lambda found: f"an L2 hit rate of {format_share(found)}", parse_share, least=True
+        lambda counted: counted.l2_hit_rate,
+        "hits of L2",
+        lambda found: f"an L2 hit rate of {format_share(found)}",
+        parse_share,
+        least=True,
     ),
 }
 """Limits on figures of the hardware's counters, by name; not judged where nothing was counted."""
@@ -335,7 +448,11 @@ def counts_steps(limits: Limits) -> bool:
 
 def relative(limits: Limits) -> list[str]:
     """The limits that compare an exact figure with the baseline's: a count, the kernels, or the peak of the memory."""
-    names = [name for name in EXACT if (written := getattr(limits, name)) and (name == "same_kernels" or over_baseline(written))]
+    names = [
+        name
+        for name in EXACT
+        if (written := getattr(limits, name)) and (name == "same_kernels" or over_baseline(written))
+    ]
     return [*names, *(["max_peak_regression"] if limits.max_peak_regression is not None else [])]
 
 
@@ -354,7 +471,16 @@ def absolute(
     for name in names:
         if (written := getattr(limits, name)) is not None:
             finding = RULES[name](
-                _LimitCheck(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past, of)
+                _LimitCheck(
+                    measurement,
+                    name,
+                    written,
+                    limits.origin.get(name, "limit"),
+                    facts,
+                    siblings or {},
+                    past,
+                    of,
+                )
             )
             if finding is not None:
                 yield of_limit(name, finding)
@@ -364,9 +490,9 @@ def uncounted(measurement: Measurement, limits: Limits) -> bool:
     """True if a limit on pages or steps is set and nothing was counted."""
     pages = limits.max_gpu_page_faults is not None or limits.max_migrated is not None
     ran = measurement.what_ran
-    return (pages and (measurement.migrations is None or measurement.migrations.launch is None)) or (
-        counts_steps(limits) and (ran is None or not ran.order)
-    )
+    return (
+        pages and (measurement.migrations is None or measurement.migrations.launch is None)
+    ) or (counts_steps(limits) and (ran is None or not ran.order))
 
 
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
@@ -375,6 +501,13 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
-    unwritten = min(facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared)
+    unwritten = min(
+        facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared
+    )
     if bandwidth * (1 - unwritten / traffic.total) > facts.dram_peak:
-        yield find(Outcome.FAIL, "beyond the peak", bandwidth=format_rate(bandwidth), peak=format_rate(facts.dram_peak))
+        yield find(
+            Outcome.FAIL,
+            "beyond the peak",
+            bandwidth=format_rate(bandwidth),
+            peak=format_rate(facts.dram_peak),
+        )

@@ -25,7 +25,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.change import Evidence, decide_change
-from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, between, chance, change, counted, find
+from pytest_gpumem.judging.finding import (
+    Finding,
+    Judgement,
+    against,
+    basis,
+    between,
+    chance,
+    change,
+    counted,
+    find,
+)
 from pytest_gpumem.judging.spread import Difference, corrected_logs, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -52,7 +62,11 @@ class Family:
         failed = verdict.comparison is not None and verdict.outcome is Outcome.FAIL
         p_value = verdict.comparison.p_value if verdict.comparison is not None else None
         # A row that fails by another limit is not rejected.
-        return replace(self, rejected=self.rejected + 1) if failed and p_value is not None and p_value <= self.threshold else self
+        return (
+            replace(self, rejected=self.rejected + 1)
+            if failed and p_value is not None and p_value <= self.threshold
+            else self
+        )
 
 
 ALONE = Family()  # the family of a single row
@@ -60,21 +74,30 @@ ALONE = Family()  # the family of a single row
 
 LOWER = 0.999  # confidence of the lower bound, which decides FAIL; choice: an alarm costs more than a duet
 UPPER = 0.995  # confidence of the upper bound, which decides PASS; choice
-SETTLES = 1 - ALPHA  # confidence of the upper bound that decides PASS where the same machine code ran
+SETTLES = 1 - ALPHA
+"""Confidence of the upper bound that decides PASS where the same machine code ran."""
 POWER = 0.99  # probability that a slow-down of `Comparison.catches` fails, and that a repetition shows the same side of a limit; choice
-LOOKS = (1, ENOUGH, 12)  # processes after which an undecided run is judged again; choice: 12 halve the error of 3
+LOOKS = (
+    1,
+    ENOUGH,
+    12,
+)  # processes after which an undecided run is judged again; choice: 12 halve the error of 3
 
 
 def mean_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the runs of a row, at least one, each of them the mean over its processes."""
     if len(history) == 1 and not history[0].further:
         return history[0].latency
-    return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
+    return math.exp(
+        statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history])))
+    )
 
 
 def base_latency(measurement: Measurement, comparison: Comparison) -> float:
     """Seconds: the mean of the baseline that a row was compared with."""
-    return mean_latency([measurement]) / max(1 + comparison.delta, sys.float_info.epsilon)  # a change of 1e-16 and less is -1 as a float
+    return mean_latency([measurement]) / max(
+        1 + comparison.delta, sys.float_info.epsilon
+    )  # a change of 1e-16 and less is -1 as a float
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -99,7 +122,12 @@ def compared(found: Difference, delta: float) -> Comparison:
 
 
 def judge_change(
-    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+    measurement: Measurement,
+    found: Difference,
+    comparison: Comparison,
+    delta: float,
+    limit: str,
+    family: Family = ALONE,
 ) -> Finding:
     """The finding about a slow-down against the baseline.
     `delta`: allowed slow-down, as a share.
@@ -119,14 +147,28 @@ def judge_change(
     if under:
         return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
     if found.unseen and found.log + found.variance(seen=True).reach(UPPER) < math.log1p(delta):
-        return find(outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day"))
+        return find(
+            outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day")
+        )
     looks_slower = comparison.delta > delta and comparison.low > 0
     form, code = ("looks slower", Code.LOOKS_SLOWER) if looks_slower else ("noisy", Code.NOISY)
-    return find(outcome, form, code, **words, doubt=_remedy(found, delta), catches=format_share(comparison.catches))
+    return find(
+        outcome,
+        form,
+        code,
+        **words,
+        doubt=_remedy(found, delta),
+        catches=format_share(comparison.catches),
+    )
 
 
 def judge_creep(
-    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+    measurement: Measurement,
+    found: Difference,
+    comparison: Comparison,
+    delta: float,
+    limit: str,
+    family: Family = ALONE,
 ) -> Finding:
     """The finding about a slow-down since the first saved runs, which is above the limit. Args as for `judge_change`; `found` is the
     difference from the first runs (`spread.since`)."""
@@ -138,7 +180,14 @@ def judge_creep(
     )
     if (outcome := decide_change(Evidence(slower=doubt is None, within=False))) is Outcome.FAIL:
         return find(outcome, "crept", Code.CREPT, limit=limit, seen=seen)
-    return find(outcome, "looks crept", Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY, limit=limit, seen=seen, doubt=doubt or "")
+    return find(
+        outcome,
+        "looks crept",
+        Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY,
+        limit=limit,
+        seen=seen,
+        doubt=doubt or "",
+    )
 
 
 def least_gain(found: Difference) -> float:
@@ -146,26 +195,38 @@ def least_gain(found: Difference) -> float:
     return -math.expm1(found.log + found.variance().reach(LOWER))
 
 
-def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding:
+def judge_gain(
+    found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE
+) -> Finding:
     """The finding about a gain that makes the baseline stale: a FAIL if there is one beyond doubt.
     Raises `QuantityError`: a limit that cannot be read.
     """
     gain, limit = parse_share(written), f"fail_if_faster {written} ({origin})"
-    if not _known(found) or least_gain(found) <= gain or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold:
+    if (
+        not _known(found)
+        or least_gain(found) <= gain
+        or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold
+    ):
         return find(Outcome.PASS, "no gain", limit=limit)
     return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
 
 
-def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
+def below(
+    found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0
+) -> bool:
     """True if the upper bound that the same machine code asks for is below the limit.
     `delta`: allowed slow-down, as a share.
     `measured`: processes of this run; default: as many as it has.
     `shift`: added to the difference.
     """
-    return found.log + shift + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(delta)
+    return found.log + shift + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(
+        delta
+    )
 
 
-def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
+def decidable(
+    found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False
+) -> bool:
     """True if as many processes of this run as at the last look decide it, should its change stay the same.
     `delta`: allowed slow-down, as a share.
     `most`: processes at the last look.
@@ -174,7 +235,9 @@ def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles
     limit, variance = math.log1p(delta), found.variance(most)
     if settles and below(found, delta, most):
         return True
-    return _known(found) and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(UPPER)
+    return _known(found) and not found.log - variance.reach(
+        LOWER
+    ) <= limit <= found.log + variance.reach(UPPER)
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:
@@ -201,7 +264,9 @@ def _known(found: Difference) -> bool:
 
 
 def _needed(found: Difference) -> str:
-    return f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
+    return (
+        f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
+    )
 
 
 def _remedy(found: Difference, delta: float) -> str:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import L2_MULTIPLES, DramBytes, Measurement, MovedBytes, NoShare
+from pytest_gpumem.records.measurement import (
+    L2_MULTIPLES,
+    DramBytes,
+    Measurement,
+    MovedBytes,
+    NoShare,
+)
 from pytest_gpumem.units import format_share, short_bytes
 
 
@@ -61,7 +67,9 @@ class Account:
     """A declaration and a count side by side."""
 
     finding: Agreement
-    difference: float | None  # counted bytes over declared ones, less 1; None where nothing was declared
+    difference: (
+        float | None
+    )  # counted bytes over declared ones, less 1; None where nothing was declared
     sentence: str  # both figures and their meaning, without a full stop
 
     @property
@@ -80,7 +88,9 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
         return None
     if traffic is None:
         return Account(
-            Agreement.UNDECLARED, None, f"counted {short_bytes(counted.total)} by {counted.source}; nothing was declared (give `moved=`)"
+            Agreement.UNDECLARED,
+            None,
+            f"counted {short_bytes(counted.total)} by {counted.source}; nothing was declared (give `moved=`)",
         )
     difference = counted.total / traffic.total - 1 if traffic.total else None
     change = f" ({format_share(difference, sign=True)})" if difference is not None else ""
@@ -95,11 +105,17 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
             "(unless copies or memsets move the rest: only kernels are counted)",
         )
     if difference is not None and difference > SHARE:
-        return Account(Agreement.EXCESS, difference, f"{figures}: DRAM moves more than the compulsory bytes, {_why(traffic, counted)}")
+        return Account(
+            Agreement.EXCESS,
+            difference,
+            f"{figures}: DRAM moves more than the compulsory bytes, {_why(traffic, counted)}",
+        )
     return Account(Agreement.AGREES, difference, figures)
 
 
-def _missing(measurement: Measurement, traffic: MovedBytes, counted: DramBytes, facts: DeviceFacts) -> str:
+def _missing(
+    measurement: Measurement, traffic: MovedBytes, counted: DramBytes, facts: DeviceFacts
+) -> str:
     """How much less a launch moves than was declared; empty if the caches can account for it."""
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM; a persisting window's bytes need not come from DRAM.
     unwritten = facts.l2_bytes
@@ -110,9 +126,13 @@ def _missing(measurement: Measurement, traffic: MovedBytes, counted: DramBytes, 
         return f"at most {short_bytes(counted.total + unwritten + persisting)}" if short else ""
     parts = []
     if counted.reads < traffic.reads * (1 - SHARE) - persisting:
-        parts.append(f"{short_bytes(counted.reads)} of the {short_bytes(traffic.reads)} declared as read")
+        parts.append(
+            f"{short_bytes(counted.reads)} of the {short_bytes(traffic.reads)} declared as read"
+        )
     if counted.writes < traffic.writes * (1 - SHARE) - unwritten - persisting:
-        parts.append(f"{short_bytes(counted.writes)} of the {short_bytes(traffic.writes)} declared as written")
+        parts.append(
+            f"{short_bytes(counted.writes)} of the {short_bytes(traffic.writes)} declared as written"
+        )
     return " and ".join(parts)
 
 

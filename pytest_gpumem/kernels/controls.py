@@ -6,7 +6,14 @@ from typing import Any
 
 from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
-from pytest_gpumem.kernels.l2_bandwidth import BLOCKS_PER_SM, DTYPES, THREADS, TILE_BYTES, resident, tiles
+from pytest_gpumem.kernels.l2_bandwidth import (
+    BLOCKS_PER_SM,
+    DTYPES,
+    THREADS,
+    TILE_BYTES,
+    resident,
+    tiles,
+)
 from pytest_gpumem.kernels.stream import tile_sums
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -50,7 +57,11 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 CONTROL_READ = Kernel(
     name="control_read",
-    parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("passes", Role.SCALAR, least=0)),
+    parameters=(
+        Parameter("a", Role.READ),
+        Parameter("sums", Role.WRITE),
+        Parameter("passes", Role.SCALAR, least=0),
+    ),
     shape=lambda facts, call: resident(facts, call, tiles(call)),
     accesses=_accesses,
     source=SOURCE,

@@ -55,7 +55,9 @@ class MachineCode:
     depend on paths, line numbers, comments or debug information."""
     code_bytes: int
     registers: int | None  # registers of a thread
-    local_bytes: int | None  # stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time
+    local_bytes: (
+        int | None
+    )  # stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time
     shared_bytes: int  # static shared memory of a block
     parameters: tuple[tuple[int, int], ...] | None
     """Offset and bytes of each C parameter, in their order, in the block of parameters; None if the cubin does not say."""
@@ -89,21 +91,29 @@ class Cubin:
         if content[:4] != b"\x7fELF":
             raise NotACubin("no ELF file: it begins with other bytes")
         try:
-            (ident, _, machine, _, _, _, offset, flags, _, _, _, entry_size, count, names) = _HEADER.unpack_from(content)
+            (ident, _, machine, _, _, _, offset, flags, _, _, _, entry_size, count, names) = (
+                _HEADER.unpack_from(content)
+            )
         except struct.error:
             raise NotACubin(f"an ELF file of only {len(content)} bytes") from None
         if machine != _EM_CUDA or ident[4:6] != b"\x02\x01":
-            raise NotACubin(f"an ELF file for machine {machine}; that of CUDA is {_EM_CUDA}, with 64 bits and little endian")
+            raise NotACubin(
+                f"an ELF file for machine {machine}; that of CUDA is {_EM_CUDA}, with 64 bits and little endian"
+            )
         # CUDA 13 moved the number of the architecture to the second byte of the flags, and counts its ABI as version 8.
         self.capability: int = (flags >> 8 if ident[8] >= 8 else flags) & 0xFF
         """Compute capability without the point: 90."""
         try:
-            rows = [_SECTION.unpack_from(content, offset + index * entry_size) for index in range(count)]
+            rows = [
+                _SECTION.unpack_from(content, offset + index * entry_size) for index in range(count)
+            ]
             names_at, names_size = rows[names][4:6]
         except (struct.error, IndexError):
             raise NotACubin("its table of sections is cut off") from None
         table = content[names_at : names_at + names_size]
-        self._sections = [_Section(_string(table, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows]
+        self._sections = [
+            _Section(_string(table, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows
+        ]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +127,8 @@ class Cubin:
         symbol = self._kernels[name]
         resources = self._resources.get(symbol, {})
         shared = self._by_name.get(f".nv.shared.{name}")
-        reserved = RESERVED_SHARED_BYTES if self.capability >= 90 else 0  # counted in the section from there on
+        # counted in the section from there on
+        reserved = RESERVED_SHARED_BYTES if self.capability >= 90 else 0
         return MachineCode(
             name=name,
             digest=self._digest(name),
@@ -136,9 +147,15 @@ class Cubin:
         for attribute, value in _items(self._bytes(self._by_name[f".nv.info.{name}"])):
             if attribute == _EIATTR_CBANK_PARAM_SIZE:
                 has_some = True
-            elif attribute in (_EIATTR_KPARAM_INFO, _EIATTR_KPARAM_INFO_V2) and len(value) == _PARAMETER.size:
+            elif (
+                attribute in (_EIATTR_KPARAM_INFO, _EIATTR_KPARAM_INFO_V2)
+                and len(value) == _PARAMETER.size
+            ):
                 ordinal, offset, size = _PARAMETER.unpack(value)
-                found[ordinal] = offset, size >> 18 if attribute == _EIATTR_KPARAM_INFO else size & 0xFFFF
+                found[ordinal] = (
+                    offset,
+                    size >> 18 if attribute == _EIATTR_KPARAM_INFO else size & 0xFFFF,
+                )
         whole = sorted(found) == list(range(len(found))) and bool(found) is has_some
         return tuple(found[ordinal] for ordinal in sorted(found)) if whole else None
 
@@ -156,7 +173,9 @@ class Cubin:
         digest = hashlib.sha256()
         for section in self._sections:
             name = section.name
-            function = name.startswith(".text.") and name.removeprefix(".text.") not in self._kernels
+            function = (
+                name.startswith(".text.") and name.removeprefix(".text.") not in self._kernels
+            )
             if function or name in (".nv.constant3", ".nv.constant4", ".nv.global.init"):
                 self._add(digest, name)
         return digest.digest()
@@ -166,8 +185,13 @@ class Cubin:
         section = self._section_of(name)
         content = self._bytes(section)
         digest.update(len(content).to_bytes(8, "little") + content)
-        for offset, kind, addend, target in sorted(self._relocations(section), key=lambda one: one[:3]):
-            digest.update(struct.pack("<QIqQQ", offset, kind, addend, target.value, target.size) + self._place(target).encode())
+        for offset, kind, addend, target in sorted(
+            self._relocations(section), key=lambda one: one[:3]
+        ):
+            digest.update(
+                struct.pack("<QIqQQ", offset, kind, addend, target.value, target.size)
+                + self._place(target).encode()
+            )
 
     def _place(self, symbol: _Symbol) -> str:
         """Where a symbol lies: the kind of its section, or the name of one that is defined elsewhere, such as `vprintf`."""
@@ -214,7 +238,9 @@ class Cubin:
         return {
             symbol.name: index
             for index, symbol in enumerate(self._symbols)
-            if symbol.kind == _STT_FUNC and symbol.other & _STO_ENTRY and f".text.{symbol.name}" in self._by_name
+            if symbol.kind == _STT_FUNC
+            and symbol.other & _STO_ENTRY
+            and f".text.{symbol.name}" in self._by_name
         }
 
     def _relocations(self, section: _Section) -> Iterator[tuple[int, int, int, _Symbol]]:
@@ -222,7 +248,9 @@ class Cubin:
         for table in self._tables_of_relocations.get(self._sections.index(section), ()):
             layout = _RELOCATION_WITH_ADDEND if table.kind == _SHT_RELA else _RELOCATION
             content = self._bytes(table)
-            for offset, info, *addend in layout.iter_unpack(content[: len(content) - len(content) % layout.size]):
+            for offset, info, *addend in layout.iter_unpack(
+                content[: len(content) - len(content) % layout.size]
+            ):
                 if info >> 32 >= len(self._symbols):
                     raise NotACubin(f"the section {table.name!r} names a symbol that is not there")
                 yield offset, info & 0xFFFFFFFF, sum(addend), self._symbols[info >> 32]

@@ -12,7 +12,11 @@ from pytest_gpumem import units
 from pytest_gpumem.outcomes import UserError
 
 TABLE = "tool.gpumem.code"
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")  # compiled for by default: of A100, H100 and H200, and B200
+ARCHITECTURES = (
+    "sm_80",
+    "sm_90",
+    "sm_100",
+)  # compiled for by default: of A100, H100 and H200, and B200
 FIGURES = ("registers", "spill", "shared", "code")
 """Figures of `records.what_ran.CompiledKernel` that may be limited, as `max_registers` and so on."""
 IN_BYTES = ("spill", "shared", "code")  # those in bytes
@@ -28,12 +32,18 @@ class DeclaredSource:
 
     source: str | None  # a CUDA file, relative to the folder of `pyproject.toml`
     triton: str | None  # a kernel of Triton: "module:function"
-    entries: tuple[str, ...] = ()  # C++ name expressions such as "scale<float>"; empty: all kernels of the file that are no templates
+    entries: tuple[
+        str, ...
+    ] = ()  # C++ name expressions such as "scale<float>"; empty: all kernels of the file that are no templates
     options: tuple[str, ...] = ()  # options of NVRTC; of a Triton kernel none
     signature: str = ""
     """Types and constants of a Triton kernel's parameters in order, as its ahead-of-time compiler takes them: "*fp32:16, i32, 1024"."""
-    triton_options: Mapping[str, int] = field(default_factory=dict)  # `num_warps` and `num_stages`, where they are given
-    limits: Mapping[str, float] = field(default_factory=dict)  # the most of each figure of `FIGURES`
+    triton_options: Mapping[str, int] = field(
+        default_factory=dict
+    )  # `num_warps` and `num_stages`, where they are given
+    limits: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the most of each figure of `FIGURES`
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,10 @@ class Project:
 
 
 _LIMITS = tuple(f"max_{name}" for name in FIGURES)
-_CUDA, _TRITON = ("source", "entries", "options"), ("triton", "signature", "num_warps", "num_stages")
+_CUDA, _TRITON = (
+    ("source", "entries", "options"),
+    ("triton", "signature", "num_warps", "num_stages"),
+)
 
 
 def project(folder: Path) -> Project:
@@ -78,7 +91,9 @@ def project(folder: Path) -> Project:
     architectures = _texts(table, "architectures", where) or ARCHITECTURES
     for one in architectures:
         check_architecture(one, f"{where}.architectures")
-    found = tuple(_declared(one, general, f"{where}.kernels[{index}]") for index, one in enumerate(kernels))
+    found = tuple(
+        _declared(one, general, f"{where}.kernels[{index}]") for index, one in enumerate(kernels)
+    )
     return Project(folder, found, architectures)
 
 
@@ -95,7 +110,13 @@ def _declared(table: dict[str, Any], general: Mapping[str, float], where: str) -
     if "source" in table:
         _known(table, (*_CUDA, *_LIMITS), where)
         source = _text(table, "source", where)
-        return DeclaredSource(source, None, _texts(table, "entries", where), _texts(table, "options", where), limits=limits)
+        return DeclaredSource(
+            source,
+            None,
+            _texts(table, "entries", where),
+            _texts(table, "options", where),
+            limits=limits,
+        )
     _known(table, (*_TRITON, *_LIMITS), where)
     triton, signature = _text(table, "triton", where), _text(table, "signature", where)
     if not re.fullmatch(r"[\w.]+:\w+", triton):
@@ -104,7 +125,9 @@ def _declared(table: dict[str, Any], general: Mapping[str, float], where: str) -
     for name in ("num_warps", "num_stages"):
         if name in table:
             if type(table[name]) is not int or table[name] < 1:
-                raise BadDeclaration(f"{where}.{name}: {table[name]!r}; accepted is a whole number from 1 on")
+                raise BadDeclaration(
+                    f"{where}.{name}: {table[name]!r}; accepted is a whole number from 1 on"
+                )
             numbers[name] = table[name]
     return DeclaredSource(None, triton, signature=signature, triton_options=numbers, limits=limits)
 
@@ -130,7 +153,9 @@ def _limits(table: Mapping[str, Any], where: str) -> dict[str, float]:
 def _known(table: Mapping[str, Any], accepted: tuple[str, ...], where: str) -> None:
     for name in table:
         if name not in accepted:
-            raise BadDeclaration(f"{where}: there is no key {name!r}; accepted are {', '.join(accepted)}")
+            raise BadDeclaration(
+                f"{where}: there is no key {name!r}; accepted are {', '.join(accepted)}"
+            )
 
 
 def _text(table: Mapping[str, Any], name: str, where: str) -> str:
@@ -142,7 +167,9 @@ def _text(table: Mapping[str, Any], name: str, where: str) -> str:
 
 def _texts(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     value = table.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
+    if not isinstance(value, list) or not all(
+        isinstance(one, str) and one.strip() for one in value
+    ):
         raise BadDeclaration(f"{where}.{name}: {value!r}; a list of texts is needed")
     return tuple(one.strip() for one in value)
 

@@ -75,11 +75,22 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
     try:
         stream = device.streams.create()
         facts = device.facts
-        large = [_launch(device, arena, whole_waves(facts, DRAM_MULTIPLES * facts.l2_bytes), 1) for _ in range(DRAM_ARRAYS)]
-        small = [_launch(device, arena, whole_waves(facts, facts.l2_bytes // L2_PART), L2_PASSES) for _ in range(L2_ARRAYS)]
+        large = [
+            _launch(device, arena, whole_waves(facts, DRAM_MULTIPLES * facts.l2_bytes), 1)
+            for _ in range(DRAM_ARRAYS)
+        ]
+        small = [
+            _launch(device, arena, whole_waves(facts, facts.l2_bytes // L2_PART), L2_PASSES)
+            for _ in range(L2_ARRAYS)
+        ]
         idle = _launch(device, arena, TILE_BYTES, 0)
         walk = [_walk(device, arena, stream)] if latency else []
-        for launch in (*large, *small, idle, *walk):  # compiles and loads, which waits for the device: nothing may be held then
+        for launch in (
+            *large,
+            *small,
+            idle,
+            *walk,
+        ):  # compiles and loads, which waits for the device: nothing may be held then
             device.kernels.launch(launch, stream)
         device.streams.synchronize(stream)
         device.memory.settle()
@@ -98,7 +109,16 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
 
 def _source() -> str:
     """Digest of the kernels and arrays: readings of others are not comparable."""
-    sizes = (DRAM_MULTIPLES, DRAM_ARRAYS, L2_PART, L2_ARRAYS, L2_PASSES, LATENCY_MULTIPLES, LATENCY_STEPS, LATENCY_SPARE)
+    sizes = (
+        DRAM_MULTIPLES,
+        DRAM_ARRAYS,
+        L2_PART,
+        L2_ARRAYS,
+        L2_PASSES,
+        LATENCY_MULTIPLES,
+        LATENCY_STEPS,
+        LATENCY_SPARE,
+    )
     return hashlib.sha256(f"{fingerprint(SOURCE)} {sizes}".encode()).hexdigest()[:DIGITS]
 
 
@@ -117,18 +137,27 @@ def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
     buffers = {"a": arena.buffer(tiles * TILE_BYTES, "i4"), "sums": arena.buffer(4 * tiles, "i4")}
     # The idle launch has a full grid, like measured kernels.
     blocks = None if passes else BLOCKS_PER_SM * device.facts.sm_count
-    return BoundKernel(CONTROL_READ, device, arena.stream, blocks).launch(buffers, {"passes": passes})
+    return BoundKernel(CONTROL_READ, device, arena.stream, blocks).launch(
+        buffers, {"passes": passes}
+    )
 
 
 def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
     """A pointer chase over more nodes than fit in L2, which continues where the walk before it ended."""
-    nodes, out = arena.buffer(LATENCY_MULTIPLES * device.facts.l2_bytes, "i4"), arena.buffer(4, "i4")
+    nodes, out = (
+        arena.buffer(LATENCY_MULTIPLES * device.facts.l2_bytes, "i4"),
+        arena.buffer(4, "i4"),
+    )
     length = LATENCY_SPARE * (READINGS + 2) * LATENCY_STEPS
     device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream, length=length)
-    return BoundKernel(CATALOGUE["chase_onward"], device, stream).launch({"nodes": nodes, "out": out}, {"steps": LATENCY_STEPS})
+    return BoundKernel(CATALOGUE["chase_onward"], device, stream).launch(
+        {"nodes": nodes, "out": out}, {"steps": LATENCY_STEPS}
+    )
 
 
-def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Launch] = ()) -> float:
+def _reading(
+    device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Launch] = ()
+) -> float:
     """Seconds of one launch: the middle mean of batches."""
     # The first batch finds the cache in the state of the kernel before.
     batches = readings(device, [stream], launches, READINGS + 1, before=before)
@@ -136,7 +165,13 @@ def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before:
 
 
 def readings(
-    device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True, before: Sequence[Launch] = ()
+    device: Device,
+    streams: Sequence[Stream],
+    launches: Sequence[Launch],
+    rounds: int,
+    *,
+    hold: bool = True,
+    before: Sequence[Launch] = (),
 ) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
     `streams`: read one after another in each round.

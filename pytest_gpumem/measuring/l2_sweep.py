@@ -33,7 +33,14 @@ LEAST = 3  # settings that are measured however small the grid is: off, fitted, 
 def grid(facts: DeviceFacts) -> list[Setting]:
     """The full grid: off, and every step of L2/16 up to the device's maximum at each of `HIT_RATIOS`."""
     step = facts.l2_step_bytes
-    return [OFF, *(Setting(k * step, ratio) for k in range(1, facts.persisting_l2_max_bytes // step + 1) for ratio in HIT_RATIOS)]
+    return [
+        OFF,
+        *(
+            Setting(k * step, ratio)
+            for k in range(1, facts.persisting_l2_max_bytes // step + 1)
+            for ratio in HIT_RATIOS
+        ),
+    ]
 
 
 def sweep(measure: Measure, facts: DeviceFacts, nbytes: int, *, target: str) -> Sweep:
@@ -56,11 +63,18 @@ def sweep(measure: Measure, facts: DeviceFacts, nbytes: int, *, target: str) -> 
     best = search.best()
     step, largest = facts.l2_step_bytes, facts.persisting_l2_max_bytes
     three_quarters = facts.l2_bytes * 3 // 4 // step * step
-    books = {"the maximum (3/4 of L2)" if three_quarters == largest else "the maximum": _fitted(largest, nbytes)}
+    books = {
+        "the maximum (3/4 of L2)" if three_quarters == largest else "the maximum": _fitted(
+            largest, nbytes
+        )
+    }
     if three_quarters < largest:
         books["3/4 of L2"] = _fitted(three_quarters, nbytes)
     rounds = _rounds(measure, dict.fromkeys((OFF, best, *books.values())))
-    points = {setting: Point(setting, statistics.fmean(seconds), half_width(seconds)) for setting, seconds in rounds.items()}
+    points = {
+        setting: Point(setting, statistics.fmean(seconds), half_width(seconds))
+        for setting, seconds in rounds.items()
+    }
     gain = change(rounds[OFF], rounds[best])
     pays = gain.low > 0 and gain.share >= LEAST_GAIN
     recommended = rounds[best if pays else OFF]
@@ -74,7 +88,10 @@ def sweep(measure: Measure, facts: DeviceFacts, nbytes: int, *, target: str) -> 
         off=points[OFF],
         best=points[best],
         gain=gain,
-        textbook=tuple(Textbook(name, points[setting], change(rounds[setting], recommended)) for name, setting in books.items()),
+        textbook=tuple(
+            Textbook(name, points[setting], change(rounds[setting], recommended))
+            for name, setting in books.items()
+        ),
     )
 
 
@@ -127,7 +144,11 @@ class _Search:
     def best(self) -> Setting:
         """The lowest latency with a set-aside; of latencies that are the same, the smallest set-aside."""
         least = self._ranked()[0]
-        alike = [p.setting for p in self._ranked() if p.latency - least.latency <= min(_noise(p, least), ALIKE * least.latency)]
+        alike = [
+            p.setting
+            for p in self._ranked()
+            if p.latency - least.latency <= min(_noise(p, least), ALIKE * least.latency)
+        ]
         # At the same set-aside the measured order decides, which `min` keeps.
         return min(alike, key=lambda setting: setting.set_aside)
 
@@ -141,7 +162,9 @@ class _Search:
         return True
 
     def _ranked(self) -> list[Point]:
-        return sorted((p for p in self.points.values() if p.setting.set_aside), key=lambda p: p.latency)
+        return sorted(
+            (p for p in self.points.values() if p.setting.set_aside), key=lambda p: p.latency
+        )
 
     def _full(self, steps: int) -> Setting:
         """A full set-aside: the largest hit ratio that does not thrash."""
@@ -150,7 +173,9 @@ class _Search:
     def _room(self, steps: int) -> Setting:
         """The largest hit ratio of the grid that leaves room; a full set-aside if none does."""
         set_aside = steps * self._step
-        with_room = (ratio for ratio in HIT_RATIOS if ROOM[0] <= ratio * self._nbytes / set_aside <= ROOM[1])
+        with_room = (
+            ratio for ratio in HIT_RATIOS if ROOM[0] <= ratio * self._nbytes / set_aside <= ROOM[1]
+        )
         return Setting(set_aside, max(with_room, default=fit_hit_ratio(set_aside, self._nbytes)))
 
     def _coarse(self) -> Iterator[Setting]:
@@ -170,21 +195,32 @@ class _Search:
         first = self.best()
         order: list[Setting | None] = [*self._around(first)]
         # Settings next to the best belong to its valley.
-        rival = next((p for p in ranked if abs(p.setting.set_aside - first.set_aside) > self._step), None)
+        rival = next(
+            (p for p in ranked if abs(p.setting.set_aside - first.set_aside) > self._step), None
+        )
         other = [] if rival is None else [*self._around(rival.setting)]
         if rival is not None and rival.latency <= (1 + CLOSE) * ranked[0].latency:
             order = [setting for pair in zip_longest(order, other) for setting in pair]
         order += [*self._ratios(first), *other]
-        yield from (setting for setting in order if setting is not None and setting not in self.points)
+        yield from (
+            setting for setting in order if setting is not None and setting not in self.points
+        )
 
     def _around(self, setting: Setting) -> Iterator[Setting]:
         """Neighbours of a setting: one step of set-aside less and more; with room if it is full, with more room if it has some."""
         steps = setting.set_aside // self._step
         nearby = range(max(1, steps - NEAR), steps + NEAR + 1)
-        compared = any(self._full(other) in self.points and self._room(other) in self.points for other in nearby)
+        compared = any(
+            self._full(other) in self.points and self._room(other) in self.points
+            for other in nearby
+        )
         if setting == self._full(steps) and not compared:
             yield self._room(steps)
-        yield from (self._as_full(setting, other) for other in (steps - 1, steps + 1) if 1 <= other <= self._steps)
+        yield from (
+            self._as_full(setting, other)
+            for other in (steps - 1, steps + 1)
+            if 1 <= other <= self._steps
+        )
         if setting == self._room(steps) and steps < self._steps:
             yield Setting(setting.set_aside + self._step, setting.hit_ratio)
 

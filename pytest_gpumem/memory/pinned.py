@@ -37,7 +37,11 @@ class PinnedCap:
         cap = int(self.share * memory.total)
         if memory.locked + nbytes <= cap:
             return
-        already = f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
+        already = (
+            f" beside {format_bytes(memory.locked)} that are locked already"
+            if memory.locked
+            else ""
+        )
         raise TooMuchPinned(
             f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {short_bytes(cap)}, {100 * self.share:.4g} % of the "
             f"host's {short_bytes(memory.total)} ({self.origin}): ask for less, or raise gpumem_pinned_share"

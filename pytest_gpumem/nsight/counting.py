@@ -17,7 +17,14 @@ from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, read_csv
 from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
 from pytest_gpumem.nsight.reading import by_row
 from pytest_gpumem.nsight.recording import BadReport
-from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, lacks_metric, ncu_trouble
+from pytest_gpumem.nsight.tools import (
+    NCU,
+    NO_KERNEL,
+    counting_command,
+    find,
+    lacks_metric,
+    ncu_trouble,
+)
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import DramBytes
@@ -73,7 +80,9 @@ def under_ncu(
         problem = ncu_trouble(page) or ncu_trouble(finished.output)
         document = results_of(results, finished, problem=problem, under=NCU.program)
     if document.device.simulated:
-        raise NoAnswer(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
+        raise NoAnswer(
+            f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU"
+        )
     if not any(row.measurement is not None for row in document.rows):
         raise NoAnswer(problem or "pytest measured nothing; its output is above")
     try:
@@ -86,7 +95,12 @@ def under_ncu(
 
 
 def count(
-    arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, day: str
+    arguments: Sequence[str],
+    tests: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    *,
+    day: str,
 ) -> CountedRun:
     """Run pytest under Nsight Compute; the rows of measurements with kernels have their `counted`.
     `tests`: node ids; empty for all tests that the arguments select.
@@ -97,18 +111,25 @@ def count(
     _check(arguments, environment)
 
     def pytest_command(results: Path) -> list[str]:
-        return child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
+        return child.pytest_command(
+            arguments, options=gpu(environment), tests=tests, results=results
+        )
 
     def run(command: Sequence[str]) -> child.CommandResult:
         echo(f"gpumem: {child.shown(command)}")
         finished = under_tool(command, child.for_a_part(environment), echo)
         if finished.exit_code == Exit.USAGE:
-            raise UserError("pytest did not accept its arguments or the device; its output is above")
+            raise UserError(
+                "pytest did not accept its arguments or the device; its output is above"
+            )
         return finished
 
     found = under_ncu(pytest_command, environment, run, metrics=(L2_HIT_RATE, SECTORS_PER_LOAD))
     source = f"ncu on {day}"
-    return dataclasses.replace(found, rows=tuple(_with_count(row, found.profiles.get(row.key), source) for row in found.rows))
+    return dataclasses.replace(
+        found,
+        rows=tuple(_with_count(row, found.profiles.get(row.key), source) for row in found.rows),
+    )
 
 
 def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -116,16 +137,25 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     # A device in an ini file gives way to a GPU; one that the call names does not.
     device, written = named_device(arguments, environment) or ("cuda", "")
     if device.startswith("sim"):
-        raise UserError(f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU")
+        raise UserError(
+            f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU"
+        )
     if any(argument.partition("=")[0] == "--benchmark-json" for argument in arguments):
-        raise UserError("--benchmark-json among pytest's arguments: gpumem needs this option itself; --json FILE writes the counts")
+        raise UserError(
+            "--benchmark-json among pytest's arguments: gpumem needs this option itself; --json FILE writes the counts"
+        )
 
 
 def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    return replace(row, measurement=replace(measurement, dram_bytes=None if profile is None else counted(profile, source)))
+    return replace(
+        row,
+        measurement=replace(
+            measurement, dram_bytes=None if profile is None else counted(profile, source)
+        ),
+    )
 
 
 def counted(profile: TestProfile, source: str) -> DramBytes:
@@ -144,7 +174,9 @@ def counted(profile: TestProfile, source: str) -> DramBytes:
 
     for kernel in kernels:
         if kernel.dram_read is None or kernel.dram_written is None:
-            raise NoAnswer(f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it")
+            raise NoAnswer(
+                f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it"
+            )
     return DramBytes(
         reads=mean("dram_read") or 0,
         writes=mean("dram_written") or 0,
@@ -173,13 +205,29 @@ def to_json(run: CountedRun, *, utc: str) -> dict[str, Any]:
 
 def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
     measurement = row.measurement
-    plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "moved_bytes": None, "dram_bytes": None}
+    plain: dict[str, Any] = {
+        "key": row.key,
+        "nodeid": row.nodeid,
+        "label": row.label,
+        "moved_bytes": None,
+        "dram_bytes": None,
+    }
     if measurement is None:
         return plain
     if measurement.moved_bytes is not None:
-        plain["moved_bytes"] = {**msgspec.to_builtins(measurement.moved_bytes), "total": measurement.moved_bytes.total}
-    plain |= {"target": measurement.target, "mode": measurement.mode, "footprint": measurement.footprint}
-    if measurement.dram_bytes is not None and (found := account(measurement, run.facts)) is not None:
+        plain["moved_bytes"] = {
+            **msgspec.to_builtins(measurement.moved_bytes),
+            "total": measurement.moved_bytes.total,
+        }
+    plain |= {
+        "target": measurement.target,
+        "mode": measurement.mode,
+        "footprint": measurement.footprint,
+    }
+    if (
+        measurement.dram_bytes is not None
+        and (found := account(measurement, run.facts)) is not None
+    ):
         kernels, launches = run.profiles[row.key].kernels, measurement.dram_bytes.launches
         plain |= {
             "dram_bytes": msgspec.to_builtins(measurement.dram_bytes),

@@ -12,16 +12,54 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pytest_gpumem.nsight import nsys_tables
-from pytest_gpumem.nsight.nsys_tables import PROCESS, Range, RangesByThread, Tables, process_of, ranges_of
+from pytest_gpumem.nsight.nsys_tables import (
+    PROCESS,
+    Range,
+    RangesByThread,
+    Tables,
+    process_of,
+    ranges_of,
+)
 from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.ranges import LAUNCH
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.uses import CopyUse, KernelUse, copies_together, kernels_together, longest_first
+from pytest_gpumem.records.uses import (
+    CopyUse,
+    KernelUse,
+    copies_together,
+    kernels_together,
+    longest_first,
+)
 
-_WAYS = {1: "H2D", 2: "D2H", 3: "H2A", 4: "A2H", 5: "A2A", 6: "A2D", 7: "D2A", 8: "D2D", 9: "H2H", 10: "P2P"}
+_WAYS = {
+    1: "H2D",
+    2: "D2H",
+    3: "H2A",
+    4: "A2H",
+    5: "A2A",
+    6: "A2D",
+    7: "D2A",
+    8: "D2D",
+    9: "H2H",
+    10: "P2P",
+}
 """Directions of copies ("CUDA Memcopy Kind" of the SQLite schema)."""
-_NO_MIGRATION = "copyKind NOT IN (11, 12, 13)"  # pages of managed memory that moved are in the same table
-_MEMORY = dict(enumerate(("PAGEABLE", "PINNED", "DEVICE", "ARRAY", "MANAGED", "DEVICE_STATIC", "MANAGED_STATIC", "UNKNOWN")))
+_NO_MIGRATION = "copyKind NOT IN (11, 12, 13)"
+"""Pages of managed memory that moved are in the same table."""
+_MEMORY = dict(
+    enumerate(
+        (
+            "PAGEABLE",
+            "PINNED",
+            "DEVICE",
+            "ARRAY",
+            "MANAGED",
+            "DEVICE_STATIC",
+            "MANAGED_STATIC",
+            "UNKNOWN",
+        )
+    )
+)
 """Kinds of memory ("CUDA Memory Operations Memory Kind" of the SQLite schema). CUPTI numbers them otherwise."""
 
 
@@ -31,7 +69,9 @@ def read_sqlite(tables: Tables) -> tuple[TestProfile, ...]:
     """
     ranges = ranges_of(tables)
     if not ranges:
-        raise BadReport("no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx, as `gpumem profile nsys` does")
+        raise BadReport(
+            "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx, as `gpumem profile nsys` does"
+        )
     return _Reader(tables, ranges).profiles()
 
 
@@ -67,7 +107,9 @@ class _Reader:
         launches: dict[_Key, int] = defaultdict(int)
         for one in self._ranges:
             if one.measuring is one:
-                launches[_key(one)] += max(sum(inner.name.endswith(f".{LAUNCH}") for inner in one.inner), 1)
+                launches[_key(one)] += max(
+                    sum(inner.name.endswith(f".{LAUNCH}") for inner in one.inner), 1
+                )
         profiles = []
         # In the order of their ranges, which is that of the session.
         for key in dict.fromkeys(_key(one) for one in sorted(self._ranges, key=lambda r: r.start)):
@@ -92,15 +134,21 @@ class _Reader:
         return tuple(profiles)
 
     def _read_calls(self) -> None:
-        for start, end, thread, correlation in self._tables.rows(nsys_tables.CALLS, ("start", "end", "globalTid", "correlationId")):
+        for start, end, thread, correlation in self._tables.rows(
+            nsys_tables.CALLS, ("start", "end", "globalTid", "correlationId")
+        ):
             if correlation:
                 # The first: a second one with this number is a driver call within it.
-                self._calls.setdefault(((thread or 0) & PROCESS, correlation), _ApiCall(start, end, thread or 0))
+                self._calls.setdefault(
+                    ((thread or 0) & PROCESS, correlation), _ApiCall(start, end, thread or 0)
+                )
 
     def _place(self, process: int | None, correlation: int | None) -> _PlaceContent:
         """The place of work of the device."""
         call = self._calls.get((process or 0, correlation)) if correlation else None
-        around = self._ranges.around(call.thread, call.start, call.end) if call is not None else None
+        around = (
+            self._ranges.around(call.thread, call.start, call.end) if call is not None else None
+        )
         if around is None or around.measuring is None:
             return _PlaceContent()  # of no measured launch
         return self._measured[_key(around)]
@@ -110,7 +158,12 @@ class _Reader:
         for start, end, correlation, process, name, *figures in self._tables.rows(
             nsys_tables.KERNELS,
             ("start", "end", "correlationId", "globalPid", "demangledName", *shape),
-            ("registersPerThread", "staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread"),
+            (
+                "registersPerThread",
+                "staticSharedMemory",
+                "dynamicSharedMemory",
+                "localMemoryPerThread",
+            ),
         ):
             registers, static, dynamic, local = figures[6:]
             one = KernelUse(
@@ -128,18 +181,37 @@ class _Reader:
     def _memory(self) -> dict[int, str]:
         names = self._tables.enumeration("ENUM_CUDA_MEM_KIND", _MEMORY)
         kinds = ("PAGEABLE", "PINNED", "MANAGED", "ARRAY", "DEVICE")
-        return {key: next((kind.lower() for kind in kinds if kind in name.upper()), "unknown") for key, name in names.items()}
+        return {
+            key: next((kind.lower() for kind in kinds if kind in name.upper()), "unknown")
+            for key, name in names.items()
+        }
 
     def _read_copies(self) -> None:
         memory = self._memory()
-        for start, end, nbytes, way, correlation, process, source, target, source_device, target_device, several in self._tables.rows(
+        for (
+            start,
+            end,
+            nbytes,
+            way,
+            correlation,
+            process,
+            source,
+            target,
+            source_device,
+            target_device,
+            several,
+        ) in self._tables.rows(
             nsys_tables.COPIES,
             ("start", "end", "bytes", "copyKind", "correlationId", "globalPid"),
             ("srcKind", "dstKind", "srcDeviceId", "dstDeviceId", "copyCount"),
             _NO_MIGRATION,
         ):
             kind = _WAYS.get(way, "other")
-            if kind == "D2D" and None not in (source_device, target_device) and source_device != target_device:
+            if (
+                kind == "D2D"
+                and None not in (source_device, target_device)
+                and source_device != target_device
+            ):
                 kind = "P2P"
             kinds = memory.get(source, "unknown"), memory.get(target, "unknown")
             one = CopyUse(kind, *kinds, max(several or 1, 1), nbytes, end - start)
@@ -148,7 +220,9 @@ class _Reader:
     def _read_memsets(self) -> None:
         memory = self._memory()
         for start, end, nbytes, correlation, process, kind in self._tables.rows(
-            nsys_tables.MEMSETS, ("start", "end", "bytes", "correlationId", "globalPid"), ("memKind",)
+            nsys_tables.MEMSETS,
+            ("start", "end", "bytes", "correlationId", "globalPid"),
+            ("memKind",),
         ):
             one = CopyUse("memset", "", memory.get(kind, "unknown"), 1, nbytes, end - start)
             self._place(process, correlation).memsets.append(one)

@@ -24,7 +24,11 @@ NEWEST_SCHEMA = 3  # major version of the newest known schema; 3.24 is of Nsight
 PROCESS = ~0xFFFFFF
 """Mask of the bits that a serialised thread id (`globalTid`) shares with that of its process (`globalPid`), whatever their sign."""
 
-KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+KERNELS, COPIES, MEMSETS = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+)
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
@@ -47,12 +51,27 @@ class Tables:
         self.schema = ""  # version of the schema; empty if the file does not have it
         self._connection = _opened(path)
         try:
-            kinds = dict(self._read("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"))
-            self._names, self._views = set(kinds), {name for name, kind in kinds.items() if kind == "view"}
+            kinds = dict(
+                self._read("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')")
+            )
+            self._names, self._views = (
+                set(kinds),
+                {name for name, kind in kinds.items() if kind == "view"},
+            )
             if not self._names:
-                raise BadReport("an empty SQLite file: the export was broken off, or nothing was recorded")
-            if STRINGS not in self._names or not self._names & {META, RANGES, KERNELS, CALLS, "TARGET_INFO_SESSION_START_TIME"}:
-                raise BadReport("SQLite, but no export of Nsight Systems; accepted is what `nsys export --type sqlite` writes")
+                raise BadReport(
+                    "an empty SQLite file: the export was broken off, or nothing was recorded"
+                )
+            if STRINGS not in self._names or not self._names & {
+                META,
+                RANGES,
+                KERNELS,
+                CALLS,
+                "TARGET_INFO_SESSION_START_TIME",
+            }:
+                raise BadReport(
+                    "SQLite, but no export of Nsight Systems; accepted is what `nsys export --type sqlite` writes"
+                )
             self._meta = dict(self.rows(META, ("name", "value")))
             self.schema = str(self._meta.get("EXPORT_SCHEMA_VERSION") or "")
             major = re.match(r"[0-9]+", self.schema)
@@ -60,7 +79,9 @@ class Tables:
                 raise BadReport(
                     f"of schema {self.schema}, which is newer than {NEWEST_SCHEMA}.x; export it by an older nsys, or update pytest-gpumem"
                 )
-            self._strings: dict[int, str] = {key: value or "" for key, value in self.rows(STRINGS, ("id", "value"))}
+            self._strings: dict[int, str] = {
+                key: value or "" for key, value in self.rows(STRINGS, ("id", "value"))
+            }
         except BaseException:
             self._connection.close()
             raise
@@ -68,7 +89,12 @@ class Tables:
     def __enter__(self) -> Tables:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._connection.close()
 
     @property
@@ -82,9 +108,14 @@ class Tables:
 
     def enumeration(self, table: str, documented: dict[int, str]) -> dict[int, str]:
         """The names of an enumeration in the file, else as documented: early versions export no such tables."""
-        return {**documented, **{key: name for key, name in self.rows(table, ("id", "name")) if name}}
+        return {
+            **documented,
+            **{key: name for key, name in self.rows(table, ("id", "name")) if name},
+        }
 
-    def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), where: str = "") -> Iterator[tuple[Any, ...]]:
+    def rows(
+        self, table: str, needed: Sequence[str], wanted: Sequence[str] = (), where: str = ""
+    ) -> Iterator[tuple[Any, ...]]:
         """The rows of a table; none without the table.
         `needed`: columns that every known version has.
         `wanted`: further columns; None if this version does not have them.
@@ -95,14 +126,20 @@ class Tables:
             return
         if table in self._views:
             # A view computes its rows, and may never end.
-            raise BadReport(f"{table} is a view; in what `nsys export --type sqlite` writes it is a table")
+            raise BadReport(
+                f"{table} is a view; in what `nsys export --type sqlite` writes it is a table"
+            )
         present = {str(row[1]) for row in self._read(f'PRAGMA table_info("{table}")')}
         if missing := [name for name in needed if name not in present]:
             version = f"schema {self.schema}" if self.schema else "a schema without a version"
             raise BadReport(f"{table} has no column {', '.join(missing)}: {version} is unknown")
         self._check([name for name in (*needed, *wanted) if name in present], table, where)
-        columns = ", ".join(f'"{name}"' if name in present else "NULL" for name in (*needed, *wanted))
-        yield from self._read(f'SELECT {columns} FROM "{table}"{f" WHERE {where}" if where else ""}')
+        columns = ", ".join(
+            f'"{name}"' if name in present else "NULL" for name in (*needed, *wanted)
+        )
+        yield from self._read(
+            f'SELECT {columns} FROM "{table}"{f" WHERE {where}" if where else ""}'
+        )
 
     def _check(self, columns: Sequence[str], table: str, where: str) -> None:
         """Refuse values of other types than the schema's: SQLite accepts any type in any column."""
@@ -114,7 +151,9 @@ class Tables:
             condition = f"({where}) AND {wrong}" if where else wrong
             for (value,) in self._read(f'SELECT "{name}" FROM "{table}" WHERE {condition} LIMIT 1'):
                 shown = "NULL" if value is None else repr(value)[:60]
-                raise BadReport(f"damaged: {table} has {shown} for {name}, accepted is {accepted[0][1:-1]}; export the report again")
+                raise BadReport(
+                    f"damaged: {table} has {shown} for {name}, accepted is {accepted[0][1:-1]}; export the report again"
+                )
 
     def _read(self, statement: str) -> Iterator[tuple[Any, ...]]:
         try:
@@ -146,7 +185,12 @@ def _reason(error: sqlite3.Error) -> str:
     return f"cannot be read: {text}"
 
 
-CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = 33, 34, 59, 75  # types of NVTX events that are read ("NVTX Event Type Values" of the SQLite schema)
+CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = (
+    33,
+    34,
+    59,
+    75,
+)  # types of NVTX events that are read ("NVTX Event Type Values" of the SQLite schema)
 
 
 @dataclass(eq=False)
@@ -201,7 +245,9 @@ class RangesByThread:
                     one.outer = open_ones[-1]
                     one.outer.inner.append(one)
                 open_ones.append(one)
-        self._starts = {thread: [one.start for one in of_thread] for thread, of_thread in self._threads.items()}
+        self._starts = {
+            thread: [one.start for one in of_thread] for thread, of_thread in self._threads.items()
+        }
         self._nodeids = {
             (thread & PROCESS, around.place.test): text
             for start, thread, text in marks
@@ -241,11 +287,21 @@ def _events(tables: Tables) -> list[tuple[int, int, int, str, int, int, int | No
             f"eventType IN ({CATEGORY}, {MARK}, {PUSH_POP}, {NEW_DOMAIN})",
         )
     )
-    last = max((time for start, end, *_ in rows for time in (start, end) if time is not None), default=0)
+    last = max(
+        (time for start, end, *_ in rows for time in (start, end) if time is not None), default=0
+    )
     return [
         # A range that was never closed has no end, or one of 0.
         # A registered string is in textId, any other in text; earlier versions have an empty text beside a textId.
-        (start, last if not end or end < start else end, kind, text or tables.string(registered), thread or 0, domain or 0, category)
+        (
+            start,
+            last if not end or end < start else end,
+            kind,
+            text or tables.string(registered),
+            thread or 0,
+            domain or 0,
+            category,
+        )
         for start, end, kind, text, thread, domain, registered, category in rows
     ]
 
@@ -270,11 +326,19 @@ def ranges_of(tables: Tables) -> RangesByThread:
     # If an exporter leaves out the names of categories, all our marks are node ids.
     without_names = ours - {(process, domain) for process, domain, _ in categories}
     categories |= {(*key, category) for key, *_, category in marks if key in without_names}
-    nodeids = ((start, thread, text) for key, start, thread, text, category in marks if key in ours and (*key, category) in categories)
+    nodeids = (
+        (start, thread, text)
+        for key, start, thread, text, category in marks
+        if key in ours and (*key, category) in categories
+    )
     return RangesByThread((one for key in ours for one in ranges[key]), nodeids)
 
 
-def _domains(names: Mapping[tuple[int, int], str], ranges: Mapping[tuple[int, int], Sequence[Range]]) -> set[tuple[int, int]]:
+def _domains(
+    names: Mapping[tuple[int, int], str], ranges: Mapping[tuple[int, int], Sequence[Range]]
+) -> set[tuple[int, int]]:
     named = {key for key, name in names.items() if name == DOMAIN}
     unnamed = (key for key in ranges if key not in names and key[1])
-    return named | {key for key in unnamed if any(one.name.endswith(f".{MEASURE}") for one in ranges[key])}
+    return named | {
+        key for key in unnamed if any(one.name.endswith(f".{MEASURE}") for one in ranges[key])
+    }

@@ -25,14 +25,26 @@ def read(report: Path, environment: Mapping[str, str]) -> tuple[TestProfile, ...
     nsys = find(NSYS, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "report.sqlite")
-        command = [str(nsys), "export", "--type", "sqlite", "--force-overwrite=true", "--output", str(file), str(report.absolute())]
+        command = [
+            str(nsys),
+            "export",
+            "--type",
+            "sqlite",
+            "--force-overwrite=true",
+            "--output",
+            str(file),
+            str(report.absolute()),
+        ]
         try:
             finished = child.run(command, environment, lambda line: None)
         except OSError as error:
             raise BadReport(f"{command[0]} cannot be started: {error}") from None
         if not file.is_file():
             lines = [line.strip() for line in finished.output.splitlines() if line.strip()]
-            why = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it printed nothing")
+            why = next(
+                (line for line in lines if "error" in line.lower()),
+                lines[-1] if lines else "it printed nothing",
+            )
             raise BadReport(f"{report}: nsys export wrote nothing ({finished.how}): {why}")
         try:
             with Tables(file) as tables:
@@ -70,4 +82,8 @@ def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[
 def by_row(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> dict[str, TestProfile]:
     """The profiles of measured launches of the same run, by `Row.key`; the last of several processes."""
     found = with_results(profiles, rows)
-    return {one.key: one for one in found if one.nodeid is not None and (one.kernels or one.copies or one.memsets)}
+    return {
+        one.key: one
+        for one in found
+        if one.nodeid is not None and (one.kernels or one.copies or one.memsets)
+    }

@@ -11,7 +11,8 @@ from pytest_gpumem.packing.shares import Learnt
 SHORT = 0.5  # seconds of short tests that are started at once: each start takes some milliseconds
 LEAST, NEW = 0.01, 0.06  # seconds that a test counts at least, and one that was never measured
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)  # of one GPU, among which is chosen
-_ALIKE = 256 << 20  # bytes, to so many of which the shares of tests that are started at once are rounded
+_ALIKE = 256 << 20
+"""Bytes, to so many of which the shares of tests that are started at once are rounded."""
 
 
 class Asked(NamedTuple):
@@ -32,7 +33,9 @@ class Job(NamedTuple):
     alone: str = ""  # why it has its GPU to itself; empty if it has not
     gpus: int = 1  # that it takes at once
     file: str = ""
-    fixtures: tuple[tuple[str, int], ...] = ()  # of wider scopes, with the bytes that each holds while it lives
+    fixtures: tuple[
+        tuple[str, int], ...
+    ] = ()  # of wider scopes, with the bytes that each holds while it lives
 
     @property
     def works(self) -> bool:
@@ -54,10 +57,18 @@ class Job(NamedTuple):
 
 def jobs_of(tests: Sequence[Asked], known: Mapping[str, Learnt]) -> list[Job]:
     """The jobs of a session. `known`: by node id."""
-    jobs: dict[object, Job] = {}  # by their group, or by what tests have in common that start at once
+    jobs: dict[
+        object, Job
+    ] = {}  # by their group, or by what tests have in common that start at once
     for number, test in enumerate(tests):
         job = _job(number, test, known.get(test.nodeid))
-        key: object = test.group or (job.file, job.alone, job.gpus, job.share > 0, job.share // _ALIKE)
+        key: object = test.group or (
+            job.file,
+            job.alone,
+            job.gpus,
+            job.share > 0,
+            job.share // _ALIKE,
+        )
         begun = jobs.get(key)
         if begun is not None and test.group is None and begun.seconds + job.seconds > SHORT:
             jobs[begun.tests] = jobs.pop(key)
@@ -71,7 +82,15 @@ def _job(number: int, test: Asked, known: Learnt | None) -> Job:
     if known is None or not known.grown:
         return Job((number,), NEW, 0, test.alone or "never measured", test.gpus, file)
     seconds = max(LEAST, known.seconds)
-    return Job((number,), seconds, known.share, test.alone or known.alone, test.gpus, file, (*known.fixtures.items(),))
+    return Job(
+        (number,),
+        seconds,
+        known.share,
+        test.alone or known.alone,
+        test.gpus,
+        file,
+        (*known.fixtures.items(),),
+    )
 
 
 def ordered(jobs: Iterable[Job]) -> list[Job]:
@@ -80,7 +99,9 @@ def ordered(jobs: Iterable[Job]) -> list[Job]:
     """
     jobs = [*jobs]
     mean = sum(job.share for job in jobs) / len(jobs) if jobs else 0
-    return sorted(jobs, key=lambda job: (not job.alone, -job.seconds * (mean + job.share), -job.seconds))
+    return sorted(
+        jobs, key=lambda job: (not job.alone, -job.seconds * (mean + job.share), -job.seconds)
+    )
 
 
 def expected(jobs: Iterable[Job], rooms: Sequence[int], workers: int, idle: int) -> float:
@@ -89,7 +110,9 @@ def expected(jobs: Iterable[Job], rooms: Sequence[int], workers: int, idle: int)
     """
     now, waiting = 0.0, ordered(jobs)
     ends: list[tuple[float, int, Job]] = []  # of what runs, and on which GPU
-    free = [len(range(gpu, workers, len(rooms))) for gpu in range(len(rooms))]  # workers of each GPU
+    free = [
+        len(range(gpu, workers, len(rooms))) for gpu in range(len(rooms))
+    ]  # workers of each GPU
     rooms = [room - idle * count for room, count in zip(rooms, free, strict=True)]
     at_work: list[list[Job]] = [[] for _ in rooms]
 
@@ -97,11 +120,16 @@ def expected(jobs: Iterable[Job], rooms: Sequence[int], workers: int, idle: int)
         beside = at_work[gpu]
         if not (job.works and beside):
             return True
-        return not (job.alone or beside[0].alone) and sum(one.share for one in (job, *beside)) <= rooms[gpu]
+        return (
+            not (job.alone or beside[0].alone)
+            and sum(one.share for one in (job, *beside)) <= rooms[gpu]
+        )
 
     while waiting or ends:
         for job in waiting[:] if any(free) else ():
-            gpu = next((gpu for gpu, workers in enumerate(free) if workers and fits(job, gpu)), None)
+            gpu = next(
+                (gpu for gpu, workers in enumerate(free) if workers and fits(job, gpu)), None
+            )
             if gpu is not None:
                 waiting.remove(job)
                 free[gpu] -= 1
@@ -117,4 +145,6 @@ def expected(jobs: Iterable[Job], rooms: Sequence[int], workers: int, idle: int)
 def useful_workers(jobs: Sequence[Job], rooms: Sequence[int], idle: int) -> int:
     """The fewest workers with which a session is about as short as with any number of them."""
     times = {each * len(rooms): expected(jobs, rooms, each * len(rooms), idle) for each in WORKERS}
-    return next(workers for workers, seconds in times.items() if seconds <= min(times.values()) * 1.02)
+    return next(
+        workers for workers, seconds in times.items() if seconds <= min(times.values()) * 1.02
+    )

@@ -54,7 +54,9 @@ def running(pid: int) -> Process:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return Process(pid, -1)
-    state, *more = text.rpartition(")")[2].split()  # the name before it, in brackets, may hold anything
+    state, *more = text.rpartition(")")[
+        2
+    ].split()  # the name before it, in brackets, may hold anything
     return Process(pid, -1 if state in "ZX" else int(more[18]))
 
 
@@ -93,7 +95,11 @@ class Gpu(NamedTuple):
             try:
                 _lock(file)
                 lines = os.pread(file, LENGTH, 0).decode("ascii", "replace").splitlines()
-                found = [lease for lease in map(_lease, lines) if lease is not None and self.alive(lease.process)]
+                found = [
+                    lease
+                    for lease in map(_lease, lines)
+                    if lease is not None and self.alive(lease.process)
+                ]
                 leases = {lease.process: lease for lease in found}
                 yield leases
                 if [*leases.values()] != found or os.fstat(file).st_size < LENGTH:
@@ -102,7 +108,9 @@ class Gpu(NamedTuple):
                 fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file too
                 os.close(file)
         except OSError as error:
-            raise LeaseError(f"the leases of the GPU, {self.path}, cannot be used: {error.strerror or error}") from None
+            raise LeaseError(
+                f"the leases of the GPU, {self.path}, cannot be used: {error.strerror or error}"
+            ) from None
 
 
 def _lock(file: int) -> None:
@@ -117,7 +125,11 @@ def _lock(file: int) -> None:
 
 
 def _write(file: int, leases: Iterable[Lease]) -> None:
-    lines = (" ".join(map(str, (*lease.process, *lease[1:]))) for lease in leases if lease.held or lease.state != IDLE)
+    lines = (
+        " ".join(map(str, (*lease.process, *lease[1:])))
+        for lease in leases
+        if lease.held or lease.state != IDLE
+    )
     if len(text := "\n".join(lines)) > LENGTH:
         raise OSError("too many processes hold leases")
     if os.pwrite(file, text.ljust(LENGTH).encode("ascii"), 0) < LENGTH:
@@ -128,28 +140,41 @@ def _lease(line: str) -> Lease | None:
     """The lease that a line holds; None if it holds none, or anything else."""
     try:
         pid, start, held, share, state, ticket = line.split()
-        return Lease(Process(int(pid), int(start)), int(held), int(share), state, int(ticket)) if state in STATES else None
+        return (
+            Lease(Process(int(pid), int(start)), int(held), int(share), state, int(ticket))
+            if state in STATES
+            else None
+        )
     except ValueError:
         return None
 
 
 def take(gpus: Iterable[Gpu], process: Process, share: int, *, alone: bool) -> bool:
     """Give a process its share for a test on several GPUs at once; False if one of them leaves too little. Raises `LeaseError`."""
-    rooms = {gpu: gpu.room() for gpu in sorted(gpus)}  # in one order: two that each hold one would wait for ever
+    rooms = {
+        gpu: gpu.room() for gpu in sorted(gpus)
+    }  # in one order: two that each hold one would wait for ever
     with ExitStack() as stack:
         found = [(stack.enter_context(gpu.locked()), room) for gpu, room in rooms.items()]
         if not all(_fits(leases, process, share, room, alone=alone) for leases, room in found):
             return False
         for leases, _ in found:
-            leases[process] = leases.get(process, Lease(process))._replace(share=share, state=ALONE if alone else RUNS)
+            leases[process] = leases.get(process, Lease(process))._replace(
+                share=share, state=ALONE if alone else RUNS
+            )
     return True
 
 
-def _fits(leases: Mapping[Process, Lease], process: Process, share: int, room: int, *, alone: bool) -> bool:
+def _fits(
+    leases: Mapping[Process, Lease], process: Process, share: int, room: int, *, alone: bool
+) -> bool:
     own = leases.get(process, Lease(process))
     others = [lease for lease in leases.values() if lease.process != process]
     turn = (own.ticket if own.state == WAITS else math.inf, process)
-    if any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others):
+    if any(
+        lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn)
+        for lease in others
+    ):
         return False
     if alone:
         return all(lease.state != RUNS for lease in others)

@@ -29,7 +29,8 @@ class _Worker:
     collected: bool = False  # the tests of the session
     left: list[int] = field(default_factory=list)  # tests of its job that have not ended
     waits: bool = False  # its job is reserved, and has not begun
-    lives: frozenset[str] = frozenset()  # fixtures of wider scopes that live in it, and that jobs may use
+    lives: frozenset[str] = frozenset()
+    """Fixtures of wider scopes that live in it, and that jobs may use."""
 
     @property
     def runs(self) -> bool:
@@ -41,12 +42,18 @@ class _Worker:
 
     def needs(self, job: Job) -> int:
         """Bytes that it needs for a job beyond what it holds."""
-        there = sum(nbytes for name, nbytes in job.fixtures if name in self.lives) if job.fixtures else 0
+        there = (
+            sum(nbytes for name, nbytes in job.fixtures if name in self.lives)
+            if job.fixtures
+            else 0
+        )
         return max(0, job.share - there)
 
     def take(self, job: Job, *, alone: bool = False) -> bool:
         """Take what a job needs, of all its GPUs; False if one of them leaves too little."""
-        return take(self.gpus[: job.gpus], self.process, self.needs(job), alone=alone or job.alone != "")
+        return take(
+            self.gpus[: job.gpus], self.process, self.needs(job), alone=alone or job.alone != ""
+        )
 
 
 class PackScheduler:
@@ -83,7 +90,10 @@ class PackScheduler:
 
     @property
     def collection_is_completed(self) -> bool:
-        return self._jobs is not None or sum(worker.collected for worker in self._workers.values()) >= self._count
+        return (
+            self._jobs is not None
+            or sum(worker.collected for worker in self._workers.values()) >= self._count
+        )
 
     @property
     def has_pending(self) -> bool:
@@ -103,7 +113,9 @@ class PackScheduler:
             self._workers[node].collected = True
         elif self._jobs is None:
             differ = sorted({*collection} ^ {*self._ids})[:1] or "the same tests in another order"
-            self._stop(f"gpumem: --gpumem-pack: workers collected different tests: {''.join(differ)}")
+            self._stop(
+                f"gpumem: --gpumem-pack: workers collected different tests: {''.join(differ)}"
+            )
 
     def schedule(self) -> None:
         if self._jobs is None:
@@ -150,7 +162,9 @@ class PackScheduler:
 
     def _job(self, tests: Sequence[int]) -> Job:
         """The job of some of its tests."""
-        return next(job for job in self._jobs or () if tests[0] in job.tests)._replace(tests=(*tests,))
+        return next(job for job in self._jobs or () if tests[0] in job.tests)._replace(
+            tests=(*tests,)
+        )
 
     def _await(self, tests: Sequence[int]) -> None:
         self._pending = ordered([*self._pending, self._job(tests)])
@@ -160,7 +174,11 @@ class PackScheduler:
         if self._jobs is None:
             return
         try:
-            for worker in [worker for worker in self._workers.values() if worker.waits and not worker.node.shutting_down]:
+            for worker in [
+                worker
+                for worker in self._workers.values()
+                if worker.waits and not worker.node.shutting_down
+            ]:
                 self._begin_reserved(worker, self._job(worker.left))
             while self._start_next():
                 pass
@@ -170,23 +188,33 @@ class PackScheduler:
 
     def _start_next(self) -> bool:
         """Start the first job in the order that fits; False if none does."""
-        idle = sorted((worker for worker in self._workers.values() if worker.idle), key=lambda worker: len(worker.lives))
+        idle = sorted(
+            (worker for worker in self._workers.values() if worker.idle),
+            key=lambda worker: len(worker.lives),
+        )
         if not self._pending or not idle:
             return False
         # Of each GPU the worker with most fixtures, and what is free there.
-        free = {worker: gpu.free() for gpu, worker in {worker.gpus[0]: worker for worker in idle}.items()}
+        free = {
+            worker: gpu.free()
+            for gpu, worker in {worker.gpus[0]: worker for worker in idle}.items()
+        }
         workers = sorted(free, key=lambda worker: -free[worker])
         now, refused = self._clock(), set[object]()
         for job in self._pending:
             for worker in workers:
                 asked = worker, job.gpus, job.alone != ""
-                if job.works and (asked in refused or (not job.alone and worker.needs(job) > free[worker])):
+                if job.works and (
+                    asked in refused or (not job.alone and worker.needs(job) > free[worker])
+                ):
                     continue
                 if not job.works or worker.take(job):
                     self._pending.remove(job)
                     self._begin(worker, job)
                     return True
-                refused.add(asked)  # so would others be: the GPU is not free for a test alone, or not open to any
+                refused.add(
+                    asked
+                )  # so would others be: the GPU is not free for a test alone, or not open to any
             self._unfit.setdefault(job, now)
         late = [job for job in self._pending if now - self._unfit[job] >= RESERVED_AFTER]
         if late and not any(worker.waits for worker in self._workers.values()):
@@ -215,11 +243,15 @@ class PackScheduler:
         """Start a job if it fits. Else workers that do nothing give back the fixtures that they keep; if nothing runs any more, they end.
         Once there is nobody else the job starts, however little is free."""
         gpus = worker.gpus[: job.gpus]
-        others = [lease for gpu in gpus for lease in gpu.leases() if lease.process != worker.process]
+        others = [
+            lease for gpu in gpus for lease in gpu.leases() if lease.process != worker.process
+        ]
         if worker.take(job) or (not others and worker.take(job, alone=True)):
             self._begin(worker, job)
             return
-        stands = self._clock() - self._still >= RELIEF and all(lease.state == IDLE for lease in others)
+        stands = self._clock() - self._still >= RELIEF and all(
+            lease.state == IDLE for lease in others
+        )
         for one in [one for one in self._workers.values() if one.idle and one.gpus[0] in gpus]:
             if one.lives:
                 one.lives = frozenset()
@@ -233,7 +265,9 @@ class PackScheduler:
         if not self.looks or any(worker.runs for worker in self._workers.values()):
             self._still = self._told = now
         elif (left := self._still + GIVE_UP_AFTER - now) <= 0:
-            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {trouble or self._occupied()}")
+            self._stop(
+                f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {trouble or self._occupied()}"
+            )
         elif now - self._told >= TELL_EVERY:
             self._told = now
             self._tell(f"gpumem: {trouble or self._occupied()}; gives up in {left:.0f} s")
@@ -241,7 +275,11 @@ class PackScheduler:
     def _occupied(self) -> str:
         found = []
         for gpu in {worker.gpus[0]: None for worker in self._workers.values()}:
-            leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases() if lease.state != IDLE)
+            leases = (
+                f"process {lease.process.pid} {lease.state}"
+                for lease in gpu.leases()
+                if lease.state != IDLE
+            )
             who = ", ".join(leases) or "no test of another session runs"
             found.append(f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})")
         return "no test can start: " + "; ".join(found)

@@ -20,7 +20,9 @@ class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float
     grown: tuple[int, ...] = ()
     """Most bytes that the driver gave its process beyond what that held before, fixtures included; of the latest sessions, newest last."""
-    fixtures: dict[str, int] = {}  # of wider scopes that it uses, with the bytes that each holds while it lives
+    fixtures: dict[
+        str, int
+    ] = {}  # of wider scopes that it uses, with the bytes that each holds while it lives
     alone: str = ""  # why it has the GPU to itself; empty if it has not
 
     @property
@@ -33,14 +35,17 @@ class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
         grown = (*self.grown, *newer.grown)[-LATEST:]
         if failed:
             return self if newer.share <= self.share else msgspec.structs.replace(self, grown=grown)
-        return msgspec.structs.replace(newer, grown=grown, seconds=min(newer.seconds, self.seconds * _SLOWER))
+        return msgspec.structs.replace(
+            newer, grown=grown, seconds=min(newer.seconds, self.seconds * _SLOWER)
+        )
 
 
 class Shares(msgspec.Struct):
     """What is known of a project's tests on GPUs of one model."""
 
     schema: int = 1
-    idle: int = 0  # bytes that a process holds between tests: its context, and the code of its kernels
+    idle: int = 0
+    """Bytes that a process holds between tests: its context, and the code of its kernels."""
     tests: dict[str, Learnt] = {}
 
 

@@ -33,7 +33,9 @@ def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> No
     """Refuse a limit that cannot be kept, before anything is opened.
     Raises `pytest.UsageError`: the card has less memory, or workers share the card.
     """
-    if settings.memory_limit is None or is_part(config):  # the process that hands out the tests has checked it
+    if settings.memory_limit is None or is_part(
+        config
+    ):  # the process that hands out the tests has checked it
         return
     origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
     if settings.memory_limit > chosen.facts.memory_bytes and chosen.fallback_reason is None:
@@ -43,7 +45,9 @@ def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> No
     gpus = 1 if ":" in settings.device else len(chosen.gpus)
     if not chosen.facts.simulated and (workers := worker_count(config)) > max(1, gpus):
         shared = f"-n {workers} on {counted(gpus, 'GPU')}; accepted is -n {max(1, gpus)}"
-        raise pytest.UsageError(f"gpumem: {origin}: the limit is of a process that has a GPU for itself: {shared}")
+        raise pytest.UsageError(
+            f"gpumem: {origin}: the limit is of a process that has a GPU for itself: {shared}"
+        )
 
 
 class FitFeature(Feature):
@@ -51,7 +55,8 @@ class FitFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._before: int | None = None  # bytes in use before the first test: the context, and what libraries took for themselves
+        # bytes in use before the first test: the context, and what libraries took for themselves
+        self._before: int | None = None
 
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
@@ -74,7 +79,9 @@ class FitFeature(Feature):
         except DeviceError as error:
             raise error_of(f"gpumem: {error}") from None
 
-    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    def report(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
         # The test's frames live as long as its exception, and with them what it had allocated.
         error = None if call.excinfo is None or not report.failed else shortage(call.excinfo.value)
         if error is None or self._session.lost_in is not None:
@@ -86,7 +93,9 @@ class FitFeature(Feature):
         watched = item.stash.get(WATCHED, None)
         lines = site_lines(watched.so_far()) if watched is not None else []
         report.sections.append((SECTION, "\n".join([text, *printable(lines)])))
-        item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
+        item.user_properties.append(
+            (PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked}))
+        )
 
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:

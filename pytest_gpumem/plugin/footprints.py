@@ -22,7 +22,13 @@ from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.limits import OF_CALLS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import (
+    BENCHMARK_FIXTURE,
+    MEMORY_FIXTURE,
+    TEST_FIXTURE,
+    marks_of,
+    uses,
+)
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
@@ -64,19 +70,32 @@ NO_CALLS_SIMULATED = "a simulated device sees no calls of a test without its fix
 class WatchedTest:
     """The memory of one test."""
 
-    def __init__(self, item: pytest.Item, session: GpuSession, limits: Limits, *, asked: bool, limited: bool, counts: bool) -> None:
+    def __init__(
+        self,
+        item: pytest.Item,
+        session: GpuSession,
+        limits: Limits,
+        *,
+        asked: bool,
+        limited: bool,
+        counts: bool,
+    ) -> None:
         self.item, self.session, self.limits = item, session, limits
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
         self.watch: MemoryWatch | None = None
-        self.trouble: BaseException | None = None  # why its memory cannot be read; None while it can
+        # why its memory cannot be read; None while it can
+        self.trouble: BaseException | None = None
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
         self.counts = counts  # calls are counted
         self.warms_up = False
         """Its function is called before it counts: parts have no rows."""
-        self._called: CallWindow | str | None = None  # by its body so far, or why that is not counted
-        self.parts: list[tuple[str, Footprint, Limits]] = []  # labelled parts that have ended, with their limits
+        # by its body so far, or why that is not counted
+        self._called: CallWindow | str | None = None
+        self.parts: list[
+            tuple[str, Footprint, Limits]
+        ] = []  # labelled parts that have ended, with their limits
         self.phases: list[Phase] = []
         self.row_at_end = False
         """Its row is made when it has ended: nothing was to be judged before, and a look takes time."""
@@ -84,7 +103,9 @@ class WatchedTest:
     @property
     def judged_in_body(self) -> bool:
         """True if something is judged at the end of its body."""
-        return bool(self.parts) or _limited(self.limits, [name for name in RULES if name not in AT_THE_END])
+        return bool(self.parts) or _limited(
+            self.limits, [name for name in RULES if name not in AT_THE_END]
+        )
 
     def tried(self, read: Callable[[], T]) -> T | None:
         """What is read; None once reading has failed."""
@@ -145,7 +166,9 @@ class WatchedTest:
         """What `count` has counted."""
         if not isinstance(of, CallWindow):
             return None if of is None else Calls(not_counted=of)
-        return of.read(self.item.config.rootpath, self.settings.allow_waits, strict=self.settings.strict_waits)
+        return of.read(
+            self.item.config.rootpath, self.settings.allow_waits, strict=self.settings.strict_waits
+        )
 
     def part(self) -> MemoryWatch:
         """Begin to watch a part of the test."""
@@ -162,11 +185,16 @@ class WatchedTest:
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
         found = self.tried(lambda: self.traced(self._read(ended=False), self._watch))
-        return replace(unread(self.trouble, ended=False) if found is None else found, calls=self.calls(self._called))
+        return replace(
+            unread(self.trouble, ended=False) if found is None else found,
+            calls=self.calls(self._called),
+        )
 
     def without_allowed(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint without the kept memory that `allow_kept` names."""
-        return without_allowed(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
+        return without_allowed(
+            footprint, watch, self.settings.allow_kept, self.item.config.rootpath
+        )
 
     def traced(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint with the lines that allocated, if they are traced."""
@@ -181,7 +209,11 @@ class WatchedTest:
         return 0.0 if self.watch is None else self.tried(self.watch.seconds) or 0.0
 
     def _read(self, *, ended: bool) -> Footprint:
-        found = replace(self._watch.read(), ended=ended, notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)))
+        found = replace(
+            self._watch.read(),
+            ended=ended,
+            notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)),
+        )
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             found = replace(found, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         found = replace(found, phases=tuple(sorted(self.phases, key=lambda phase: phase.begin)))
@@ -200,7 +232,10 @@ class WatchedTest:
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
         found = self.tried(self._after)
-        return replace(unread(self.trouble, ended=True) if found is None else found, calls=self.calls(self._called))
+        return replace(
+            unread(self.trouble, ended=True) if found is None else found,
+            calls=self.calls(self._called),
+        )
 
     def _after(self) -> Footprint:
         found = self._read(ended=True)
@@ -224,7 +259,11 @@ def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
 
 def _uncounted(footprint: Footprint, limits: Limits) -> bool:
     """True if calls that are limited could not be counted."""
-    return footprint.calls is not None and footprint.calls.not_counted is not None and _limited(limits, OF_CALLS)
+    return (
+        footprint.calls is not None
+        and footprint.calls.not_counted is not None
+        and _limited(limits, OF_CALLS)
+    )
 
 
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
@@ -241,10 +280,13 @@ def _counts(item: pytest.Item, session: GpuSession) -> bool:
     own = marker_limits(keywords)
     if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
         return False
-    return WATCH in of_test(session.settings, keywords).existing or any(getattr(own, name) is not None for name in OF_CALLS)
+    return WATCH in of_test(session.settings, keywords).existing or any(
+        getattr(own, name) is not None for name in OF_CALLS
+    )
 
 
-WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()  # on `item.stash`, while the memory of the test is watched
+WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
+"""On `item.stash`, while the memory of the test is watched."""
 
 
 @contextmanager
@@ -257,9 +299,13 @@ def _warmed_up(item: pytest.Item, watched: WatchedTest) -> Iterator[None]:
         yield
         return
     if uses(item, "benchmark"):
-        raise SettingsError(f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one")
+        raise SettingsError(
+            f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one"
+        )
     if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-        raise SettingsError(f"marker: warmups {times}: only a plain function or method can be called again")
+        raise SettingsError(
+            f"marker: warmups {times}: only a plain function or method can be called again"
+        )
     body = item.obj
 
     @functools.wraps(body)
@@ -281,7 +327,9 @@ def _let_go(item: pytest.Item) -> None:
     arguments = getattr(item, "funcargs", None)
     if arguments:
         # pytest-benchmark looks for its fixture once more.
-        for name in [name for name in arguments if name != "benchmark" and not name.startswith("_gpumem")]:
+        for name in [
+            name for name in arguments if name != "benchmark" and not name.startswith("_gpumem")
+        ]:
             del arguments[name]
 
 
@@ -290,15 +338,21 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool, bool, bool] | None = None  # what is watched now: the driver, libraries, stacks and calls
+        # what is watched now: the driver, libraries, stacks and calls
+        self._level: tuple[bool, bool, bool, bool] | None = None
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
         limited = [name for name in OF_FOOTPRINT if getattr(self._of_session, name) is not None]
         if limited and session.facts.simulated:
-            written = ", ".join(f"{self._of_session.origin[name]}: {name} {getattr(self._of_session, name)}" for name in limited)
+            written = ", ".join(
+                f"{self._of_session.origin[name]}: {name} {getattr(self._of_session, name)}"
+                for name in limited
+            )
             verb = "limits" if len(limited) == 1 else "limit"
-            session.remarks.append(f"{written} {verb} only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}")
+            session.remarks.append(
+                f"{written} {verb} only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}"
+            )
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -311,9 +365,14 @@ class FootprintFeature(Feature):
         yield
 
     def _start(self, settings: Settings, *, driver: bool, libraries: bool, counts: bool) -> None:
-        stacks, calls = settings.footprint == "trace" or bool(settings.allow_kept), counts or WATCH in self._session.settings.existing
+        stacks, calls = (
+            settings.footprint == "trace" or bool(settings.allow_kept),
+            counts or WATCH in self._session.settings.existing,
+        )
         if (level := (driver, libraries, stacks, calls)) != self._level:
-            self._session.device.footprints.start(driver=driver, libraries=libraries, stacks=stacks, calls=calls)
+            self._session.device.footprints.start(
+                driver=driver, libraries=libraries, stacks=stacks, calls=calls
+            )
             self._level = level
 
     @contextmanager
@@ -344,13 +403,26 @@ class FootprintFeature(Feature):
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
-            item.stash[ROWS] = [with_lines(row, self._session) if row in failing else row for row in item.stash[ROWS]]
-            raise broken_limits(failing, [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)])
+            item.stash[ROWS] = [
+                with_lines(row, self._session) if row in failing else row
+                for row in item.stash[ROWS]
+            ]
+            raise broken_limits(
+                failing,
+                [
+                    *failure_texts(failing, self._session.facts),
+                    *memory_texts(failing, self._session),
+                ],
+            )
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         """Memory of a fixture of a wider scope than one test belongs to no test."""
-        if self._level is None or fixturedef.scope == "function" or self._session.lost_in is not None:
+        if (
+            self._level is None
+            or fixturedef.scope == "function"
+            or self._session.lost_in is not None
+        ):
             yield
             return
         footprints = self._session.device.footprints
@@ -367,13 +439,23 @@ class FootprintFeature(Feature):
             limits = session.limits(item, (*OF_FOOTPRINT, *(OF_CALLS if counts else ())))
         except SettingsError:  # reported where the marker is read
             return None
-        limited = uses(item, MEMORY_FIXTURE) or any(by_marker(limits, name) for name in (*OF_FOOTPRINT, *OF_CALLS))
-        asked = session.settings.footprint != "auto" or limited or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
+        limited = uses(item, MEMORY_FIXTURE) or any(
+            by_marker(limits, name) for name in (*OF_FOOTPRINT, *OF_CALLS)
+        )
+        asked = (
+            session.settings.footprint != "auto"
+            or limited
+            or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
+        )
         memory = asked or uses(item, TEST_FIXTURE)
         if session.lost_in is not None or not (memory or counts):
             return None
         watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
-        watched.begin(functools.partial(self._start, watched.settings, driver=asked, libraries=memory, counts=counts))
+        watched.begin(
+            functools.partial(
+                self._start, watched.settings, driver=asked, libraries=memory, counts=counts
+            )
+        )
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         return watched
@@ -397,7 +479,9 @@ class FootprintFeature(Feature):
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         elif watched.asked and footprint.driver_peak is None:
-            self._say_once(f"footprint: not all is watched from {item.nodeid} on: {'; '.join(footprint.not_watched)}")
+            self._say_once(
+                f"footprint: not all is watched from {item.nodeid} on: {'; '.join(footprint.not_watched)}"
+            )
         rows, failing = list[Row](), list[Row]()
         here = item.stash.get(ROWS, [])
         if watched.row_at_end:
@@ -408,14 +492,20 @@ class FootprintFeature(Feature):
                 rows.append(before)
                 continue
             if watched.trouble is not None:  # what was read before stays
-                footprint = replace(before.footprint, watched=(), not_watched=footprint.not_watched, ended=True)
+                footprint = replace(
+                    before.footprint, watched=(), not_watched=footprint.not_watched, ended=True
+                )
             row = replace(before, footprint=replace(footprint, further=before.footprint.further))
             names = tuple(RULES) if watched.row_at_end else AT_THE_END
-            findings = memory_findings(row, session.baseline, names, simulated=session.facts.simulated)
+            findings = memory_findings(
+                row, session.baseline, names, simulated=session.facts.simulated
+            )
             strict = session.settings.strict
             left = session.without_accepted(row, [*known(row), *findings], row.verdict.comparison)
             row = with_verdict(row, left, strict=strict)
-            fails = is_failure(row.verdict, strict) and any(is_failure(finding, strict) for finding in findings)
+            fails = is_failure(row.verdict, strict) and any(
+                is_failure(finding, strict) for finding in findings
+            )
             if session.decides and peak_is_open(row, session.baseline, LOOKS[-1]):
                 fails = False  # it is measured again at the session's end
             rows.append(replace(row, failed=row.failed or fails))
@@ -426,7 +516,9 @@ class FootprintFeature(Feature):
         return failing
 
 
-def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession) -> list[Row]:
+def with_footprints(
+    item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
+) -> list[Row]:
     """The rows of a test at the end of its body, with the footprints of the test and of its labelled parts; not judged."""
     watched = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
@@ -434,7 +526,9 @@ def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, ses
     return _attached(rows, watched.so_far(), watched, range_name)
 
 
-def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str) -> list[Row]:
+def _attached(
+    rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str
+) -> list[Row]:
     """The rows of a test with its footprint and those of its parts."""
     item, session = watched.item, watched.session
     found = {row.label: row for row in rows}
@@ -446,17 +540,25 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
         or _uncounted(footprint, watched.limits)
         or (watched.trouble is not None and _limited(watched.limits))
     )
-    of_test = [("", footprint, watched.limits)] if (watched.shown and touches) or "" in found else []
+    of_test = (
+        [("", footprint, watched.limits)] if (watched.shown and touches) or "" in found else []
+    )
     for label, seen, limits in [*of_test, *watched.parts]:
         if watched.trouble is not None and not seen.watched and not _limited(limits):
             continue  # nothing was read, and nothing is judged by it
-        of_all = with_further(seen, key_of(item.nodeid, label), [process.by_key for process in session.further])
+        of_all = with_further(
+            seen, key_of(item.nodeid, label), [process.by_key for process in session.further]
+        )
         row = found.get(label)
         if row is None:
             open_ = replace(UNLIMITED, simulated=session.facts.simulated)
-            found[label] = Row(item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all)
+            found[label] = Row(
+                item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all
+            )
         else:
-            if not _limited(limits, OF_CALLS):  # else the calls of the part are judged beside the launch
+            if not _limited(
+                limits, OF_CALLS
+            ):  # else the calls of the part are judged beside the launch
                 of_all = replace(of_all, calls=None)
             found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
@@ -486,7 +588,11 @@ class BlockMemory:
         """Kernels, copies and waits. Raises `DeviceError`: calls are not counted, or cannot be."""
         found = self._watched.calls(self._called)
         if found is None or found.not_counted is not None:
-            raise DeviceError("calls are counted with --gpumem-existing=watch" if found is None else str(found.not_counted))
+            raise DeviceError(
+                "calls are counted with --gpumem-existing=watch"
+                if found is None
+                else str(found.not_counted)
+            )
         return found
 
     @property
@@ -580,15 +686,28 @@ class GpuMemory:
         __tracebackhide__ = True
         watched = self._item.stash.get(WATCHED, None)
         if watched is None:
-            raise BadCall(f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off")
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off"
+            )
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise BadCall(f"gpu_memory.watch({label!r}): a label is a short text that tells this part from others of the same test")
-        if any(label == known for known, _, _ in watched.parts) or key_of(self._item.nodeid, label) in self._session.tests:
-            raise BadCall(f"gpu_memory.watch({label!r}): the label is used already; choose another one")
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): a label is a short text that tells this part from others of the same test"
+            )
+        if (
+            any(label == known for known, _, _ in watched.parts)
+            or key_of(self._item.nodeid, label) in self._session.tests
+        ):
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): the label is used already; choose another one"
+            )
         unknown = [name for name in limits if name not in (*OF_FOOTPRINT, *OF_CALLS)]
         if unknown:
-            raise BadCall(f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join((*OF_FOOTPRINT, *OF_CALLS))}")
-        if (of_calls := next((name for name in OF_CALLS if name in limits), None)) is not None and not watched.counts:
+            raise BadCall(
+                f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join((*OF_FOOTPRINT, *OF_CALLS))}"
+            )
+        if (
+            of_calls := next((name for name in OF_CALLS if name in limits), None)
+        ) is not None and not watched.counts:
             raise BadCall(
                 f"gpu_memory.watch({label!r}, {of_calls}=...): calls are counted with --gpumem-existing=watch, and not in a benchmark"
             )

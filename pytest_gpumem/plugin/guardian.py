@@ -30,7 +30,8 @@ PATIENCE = 0.5
 """Seconds in which Python has to handle a signal, where there is a limit of time or the signal is SIGTERM. In a wait for the device, and
 from a second signal on, the process has to end in that time."""
 END_PATIENCE = 10.0  # seconds that a process has to end once it handles a signal, such as for the teardown of fixtures
-_LAST_SECONDS = 0.3  # seconds that the process has to exit with the guardian's exit code; then it is killed
+_LAST_SECONDS = 0.3
+"""Seconds that the process has to exit with the guardian's exit code; then it is killed."""
 _STACKS_SECONDS = 0.3  # seconds that the process has to write its stacks
 _WRITING_SECONDS = 60.0  # seconds that the results may take
 _RESUME = """
@@ -80,7 +81,9 @@ def of_tests(stacks: str) -> str:
     kept = []
     for thread in stacks.strip().split("\n\n"):
         lines = thread.splitlines()
-        outer = next((at for at, line in enumerate(lines) if f"{os.sep}_pytest{os.sep}" in line), len(lines))
+        outer = next(
+            (at for at, line in enumerate(lines) if f"{os.sep}_pytest{os.sep}" in line), len(lines)
+        )
         kept.append("\n".join(lines[:outer]))
     return "\n\n".join(kept)
 
@@ -88,7 +91,9 @@ def of_tests(stacks: str) -> str:
 class Watch:
     """Waits for what ends the process, the parent of this one, and does what is then to do."""
 
-    def __init__(self, process: int, journal: int, state: int, stacks: int, exits: int, gone: int) -> None:
+    def __init__(
+        self, process: int, journal: int, state: int, stacks: int, exits: int, gone: int
+    ) -> None:
         """
         `process`: its id.
         `journal`, `state`, `stacks`: descriptors of files; see `records` and `TAKEN`.
@@ -162,18 +167,29 @@ class Watch:
             self._outlived = True
         elif word == "limit":
             seconds, waits, what = values
-            self._limit, self._limited = (now + float(seconds), float(seconds), what, waits == "True"), True
+            self._limit, self._limited = (
+                (now + float(seconds), float(seconds), what, waits == "True"),
+                True,
+            )
         elif word == "rest":
             self._limit, self._limited = (math.inf, math.inf, "", False), False
         elif word == "handled":
             self._handled = True
-            self._signals = self._signals or [int(values[0])]  # another library has taken Python's way for them
+            self._signals = self._signals or [
+                int(values[0])
+            ]  # another library has taken Python's way for them
         elif word == "signal":
             self._signals.append(int(values[0]))
-            if (self._limited and not self._handled) or signal.SIGTERM in self._signals or len(self._signals) > 1:
+            if (
+                (self._limited and not self._handled)
+                or signal.SIGTERM in self._signals
+                or len(self._signals) > 1
+            ):
                 self._patience = min(self._patience, now + PATIENCE)
         if self._handled and word != "signal":
-            self._patience = now + (PATIENCE if self._limit[3] or len(self._signals) > 1 else END_PATIENCE)
+            self._patience = now + (
+                PATIENCE if self._limit[3] or len(self._signals) > 1 else END_PATIENCE
+            )
 
     def _went_on(self) -> bool:
         """True if the journal has grown since the first signal: the process has handled it, and its tests went on."""
@@ -218,9 +234,19 @@ class Watch:
         import pickle
 
         (*_, arguments, leave), *told = records(self._journal)
-        last = os.pread(self._state, 1 << 16, TAKEN + 1).partition(b"\0")[0].decode(errors="replace")
-        end = {"cause": cause, "terminated": terminated, "seconds": self._limit[1], "what": self._limit[2], "range": last}
-        end |= _running(told) | {"stacks": self._asked_stacks() if cause in ("time-out", "left") else ""}
+        last = (
+            os.pread(self._state, 1 << 16, TAKEN + 1).partition(b"\0")[0].decode(errors="replace")
+        )
+        end = {
+            "cause": cause,
+            "terminated": terminated,
+            "seconds": self._limit[1],
+            "what": self._limit[2],
+            "range": last,
+        }
+        end |= _running(told) | {
+            "stacks": self._asked_stacks() if cause in ("time-out", "left") else ""
+        }
         if arguments is None:
             if end["test"] is not None and cause != "signal":
                 _leave(end, leave)
@@ -250,7 +276,12 @@ class Watch:
         environment = {**os.environ, RESUMES: str(self._journal)}
         try:
             done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[self._journal], timeout=_WRITING_SECONDS, check=False
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[self._journal],
+                timeout=_WRITING_SECONDS,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return False
@@ -286,7 +317,11 @@ def _leave(end: dict[str, Any], folder: str | None) -> None:
     import json
 
     if folder is None:
-        print(f"{end['test']['nodeid']}: {why(end)}\n{of_tests(end['stacks'])}", file=sys.stderr, flush=True)
+        print(
+            f"{end['test']['nodeid']}: {why(end)}\n{of_tests(end['stacks'])}",
+            file=sys.stderr,
+            flush=True,
+        )
         return
     file = left(folder, end["test"]["nodeid"])
     with open(f"{file}.part", "w", encoding="utf-8") as part:

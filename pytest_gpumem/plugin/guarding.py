@@ -69,7 +69,13 @@ class Guardian:
         self._exits = _Exits.of_this_process()
         reads, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
-        own = [self._journal.fileno(), state, self._stacks, self._exits.writes, -1 if gone is None else gone]
+        own = [
+            self._journal.fileno(),
+            state,
+            self._stacks,
+            self._exits.writes,
+            -1 if gone is None else gone,
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__, *map(str, (self._pid, *own))],
             cwd=here,
@@ -79,7 +85,13 @@ class Guardian:
         )
         os.close(state)
         os.close(reads)
-        self.tell("job", list(map(str, sys.path)), sys.argv, arguments, None if leave is None else str(leave))
+        self.tell(
+            "job",
+            list(map(str, sys.path)),
+            sys.argv,
+            arguments,
+            None if leave is None else str(leave),
+        )
         _guardians.append(self)
         self._rests = True  # it was sent last that there is no limit
         self._exit = os._exit
@@ -168,7 +180,8 @@ class Guardian:
         return True
 
     def _send(self, *words: object) -> None:
-        line = "\t".join(map(str, words)).encode(errors="replace") + b"\n"  # short enough to be written whole
+        # short enough to be written whole
+        line = "\t".join(map(str, words)).encode(errors="replace") + b"\n"
         while self._watched():
             try:
                 os.write(self._pipe, line)
@@ -194,7 +207,9 @@ class Guardian:
         self._exit(status)
 
 
-_guardians: list[Guardian] = []  # of this process: of its session, and of those that tests start inside it
+_guardians: list[
+    Guardian
+] = []  # of this process: of its session, and of those that tests start inside it
 _masks = threading.local()  # the signals that a thread had blocked before it forked
 
 
@@ -208,7 +223,9 @@ def _hear_nothing() -> None:
 
 def _before_fork() -> None:
     """A signal of the child waits until the child is ready for it."""
-    _masks.own = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM} if _guardians else ())
+    _masks.own = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM} if _guardians else ()
+    )
 
 
 def _after_fork() -> None:
@@ -236,7 +253,12 @@ class _Request(ctypes.Structure):
     _fields_ = [
         *(("descriptor", ctypes.c_int), ("operation", ctypes.c_int), ("priority", ctypes.c_int)),
         *(("buffer", ctypes.c_void_p), ("length", ctypes.c_size_t)),
-        *(("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int), ("function", ctypes.c_void_p)),
+        *(
+            ("value", ctypes.c_void_p),
+            ("signal", ctypes.c_int),
+            ("notify", ctypes.c_int),
+            ("function", ctypes.c_void_p),
+        ),
         ("rest", ctypes.c_char * 256),
     ]
 
@@ -264,7 +286,9 @@ class _Exits:
         """Begin to read; a second call does nothing. Does nothing where the C library has no such call: there the guardian kills."""
         if self._request is not None:
             return
-        self._request = request = _Request(descriptor=self._reads, length=4, notify=2, value=1)  # SIGEV_THREAD
+        self._request = request = _Request(
+            descriptor=self._reads, length=4, notify=2, value=1
+        )  # SIGEV_THREAD
         request.buffer = ctypes.addressof(request) + _Request.value.offset
         # The library's thread may begin after Python has let go of all objects at its end: from other memory it would read an exit code.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))

@@ -32,7 +32,13 @@ class GuardianFeature(Feature):
     """Starts the guardian before the first test, and tells it of tests and reports."""
 
     def __init__(
-        self, session: GpuSession, expectations: ExpectationFeature, *, part: bool, leave: Path | None = None, gone: int | None = None
+        self,
+        session: GpuSession,
+        expectations: ExpectationFeature,
+        *,
+        part: bool,
+        leave: Path | None = None,
+        gone: int | None = None,
     ) -> None:
         """`part`: another process has the results of this one, and sees its death. `leave`, `gone`: as for `Guardian`."""
         self._session = session
@@ -54,15 +60,34 @@ class GuardianFeature(Feature):
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
         gpu, config = self._session, session.config
-        if config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow other processes
+        if (
+            config.option.collectonly or not session.items or gpu.ranges.tool_attached()
+        ):  # profilers follow other processes
             yield
             return
         arguments = None if self._part else [str(one) for one in config.invocation_params.args]
-        gpu.guard(Guardian(config.invocation_params.dir, arguments, leave=self._leave, gone=self._gone, writing=gpu.writing))
+        gpu.guard(
+            Guardian(
+                config.invocation_params.dir,
+                arguments,
+                leave=self._leave,
+                gone=self._gone,
+                writing=gpu.writing,
+            )
+        )
         if not self._part:
             tests = [(item.nodeid, uses(item, BENCHMARK_FIXTURE)) for item in session.items]
-            clocks = [(type(one).__name__, vars(one)) for one in config.pluginmanager.get_plugins() if hasattr(one, "__dict__")]
-            begun = {(kind, name): found[name] for kind, found in clocks for name in CLOCKS if name in found}
+            clocks = [
+                (type(one).__name__, vars(one))
+                for one in config.pluginmanager.get_plugins()
+                if hasattr(one, "__dict__")
+            ]
+            begun = {
+                (kind, name): found[name]
+                for kind, found in clocks
+                for name in CLOCKS
+                if name in found
+            }
             base = None if gpu.base is None else to_plain(gpu.base)
             more = pickle.dumps((begun, self._collected, base, self._expectations.seen))
             self._tell("session", device_to_json(gpu.facts), tests, self._deselected, more)
@@ -78,7 +103,10 @@ class GuardianFeature(Feature):
             self._session.guardian.renew()
             measures = BENCHMARK_FIXTURE in getattr(item, "fixturenames", ())
             test = {"nodeid": item.nodeid, "location": item.location, "keywords": [*item.keywords]}
-            self._tell("start", test | {"range": self._session.names.unique(item.nodeid) if measures else None})
+            self._tell(
+                "start",
+                test | {"range": self._session.names.unique(item.nodeid) if measures else None},
+            )
         yield
         self._tell("finish", item.nodeid, item.location)
 
@@ -121,7 +149,9 @@ class GuardianFeature(Feature):
         config = self._session.config
         data: Report = config.hook.pytest_report_to_serializable(config=config, report=report)
         if "user_properties" in data:
-            data["user_properties"] = [(str(name), _plain(value)) for name, value in data["user_properties"]]
+            data["user_properties"] = [
+                (str(name), _plain(value)) for name, value in data["user_properties"]
+            ]
         return data
 
 
@@ -132,13 +162,20 @@ def _plain(value: object) -> object:
 
 def interrupts(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """True for Ctrl-C and SIGTERM, and not where pytest stops by itself."""
-    return excinfo.type is KeyboardInterrupt or getattr(excinfo.value, "returncode", None) == TERMINATED
+    return (
+        excinfo.type is KeyboardInterrupt
+        or getattr(excinfo.value, "returncode", None) == TERMINATED
+    )
 
 
 def failed(end: dict[str, Any], session: GpuSession) -> pytest.TestReport:
     """The report of a test that did not end, with its row if it measures. `end`: as the guardian wrote it."""
     test, text, now = end["test"], why(end), time.time()
-    sections = [(f"gpumem: where it {'left' if end['cause'] == 'left' else 'hung'}", stacks)] if (stacks := of_tests(end["stacks"])) else []
+    sections = (
+        [(f"gpumem: where it {'left' if end['cause'] == 'left' else 'hung'}", stacks)]
+        if (stacks := of_tests(end["stacks"]))
+        else []
+    )
     report = pytest.TestReport(
         test["nodeid"],
         tuple(test["location"]),
@@ -169,7 +206,9 @@ class EndFeature(Feature):
         try:
             yield
         except Termination as error:
-            raise pytest.exit.Exception("gpumem: SIGTERM", TERMINATED).with_traceback(error.__traceback__) from None
+            raise pytest.exit.Exception("gpumem: SIGTERM", TERMINATED).with_traceback(
+                error.__traceback__
+            ) from None
         except pytest.exit.Exception as error:
             error.returncode = error.returncode or pytest.ExitCode.INTERRUPTED  # tests have not run
             raise

@@ -31,7 +31,9 @@ class JUnit:
     def report(self, failed: pytest.TestReport) -> None:
         """Report a test as failed that was reported as passed. Its entry stays one: pytest would begin another."""
         self._failures[failed.nodeid] = failed.longreprtext
-        hooks = self._config.pluginmanager.subset_hook_caller("pytest_runtest_logreport", [self._xml] if self._xml is not None else ())
+        hooks = self._config.pluginmanager.subset_hook_caller(
+            "pytest_runtest_logreport", [self._xml] if self._xml is not None else ()
+        )
         hooks(report=failed)
 
     def complete(self, properties: Callable[[str], Mapping[str, object]]) -> None:

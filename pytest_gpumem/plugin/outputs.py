@@ -36,7 +36,9 @@ class OutputFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._locations: dict[str, tuple[str, int]] = {}  # file, relative to the root folder, and line of each test
+        self._locations: dict[
+            str, tuple[str, int]
+        ] = {}  # file, relative to the root folder, and line of each test
         self._notes: list[str] = []
         files = {option: session.output(option.name) for option in of_role(OptionRole.OUTPUT)}
         self._files = {option: path for option, path in files.items() if path is not None}
@@ -51,7 +53,10 @@ class OutputFeature(Feature):
 
     def places(self) -> dict[str, Place]:
         """The places where the reported tests are defined, by node id."""
-        return {nodeid: Place(self._within_checkout(file), line) for nodeid, (file, line) in self._locations.items()}
+        return {
+            nodeid: Place(self._within_checkout(file), line)
+            for nodeid, (file, line) in self._locations.items()
+        }
 
     def _within_checkout(self, file: str) -> str:
         """A path relative to the root folder as one that is relative to the repository, where a CI says which folder that is."""
@@ -63,7 +68,11 @@ class OutputFeature(Feature):
 
     def write(self) -> bool:
         """Write all of them; False if one cannot be written."""
-        announced = os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces
+        announced = (
+            os.environ.get(VARIABLE)
+            and (len(self._session.rows) or self._session.missing)
+            and self._announces
+        )
         if not self._files and not announced:
             return True
         run, written = self._run(), True
@@ -71,7 +80,9 @@ class OutputFeature(Feature):
             text = OUTPUTS[option.name](run)
             try:
                 if text is None:
-                    self._notes.append(f"{option.flag}: nothing was measured, so {path} is not written")
+                    self._notes.append(
+                        f"{option.flag}: nothing was measured, so {path} is not written"
+                    )
                     continue
                 write_whole(path, text)
                 if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
@@ -79,7 +90,10 @@ class OutputFeature(Feature):
             except OSError as error:
                 self._notes.append(f"{option.flag}: cannot write {path}: {error.strerror or error}")
                 written = False
-        if announced and (failed := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
+        if (
+            announced
+            and (failed := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None
+        ):
             self._notes.append(failed)
         return written
 

@@ -70,12 +70,31 @@ def leases_file(uuid: str | None, folder: Path) -> Path:
 def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
     """A test as it was collected, with the group of its marker `xdist_group`."""
     marks = item.iter_markers("xdist_group")
-    group = "_".join(sorted({str(mark.args[0] if mark.args else mark.kwargs.get("name", "default")) for mark in marks})) or None
-    name = item.nodeid.removesuffix(f"@{group}") if getattr(session.config.option, "loadgroup", False) else item.nodeid
+    group = (
+        "_".join(
+            sorted(
+                {
+                    str(mark.args[0] if mark.args else mark.kwargs.get("name", "default"))
+                    for mark in marks
+                }
+            )
+        )
+        or None
+    )
+    name = (
+        item.nodeid.removesuffix(f"@{group}")
+        if getattr(session.config.option, "loadgroup", False)
+        else item.nodeid
+    )
     gpus = 1
     with suppress(SettingsError, Unsupported):  # reported where the marker is read
         gpus = max(1, len(reserved(item, session.chosen)))
-    return Asked(name, group, gpus, f"takes {gpus} GPUs" if gpus > 1 else MEASURES if uses(item, BENCHMARK_FIXTURE) else "")
+    return Asked(
+        name,
+        group,
+        gpus,
+        f"takes {gpus} GPUs" if gpus > 1 else MEASURES if uses(item, BENCHMARK_FIXTURE) else "",
+    )
 
 
 class PlaceHolder(pytest.Item):
@@ -97,10 +116,16 @@ class PackedFeature(Feature):
         self._session, self._config = session, session.config
         self._folder = Path(given(session.config, FOLDER))
         self._me = running(os.getpid())
-        self._gpus = [Gpu(leases_file(uuid, self._folder)) for uuid in (session.facts.uuid, *session.chosen.gpus[1:])]
-        self._held: int | None = None  # bytes that this process holds of its GPU, the first, as it was last read
+        self._gpus = [
+            Gpu(leases_file(uuid, self._folder))
+            for uuid in (session.facts.uuid, *session.chosen.gpus[1:])
+        ]
+        # bytes that this process holds of its GPU, the first, as it was last read
+        self._held: int | None = None
         self._free = 0  # bytes that were free then, with these
-        self._fixtures: dict[pytest.FixtureDef[Any], int] = {}  # of wider scopes than a test, with the bytes that each held
+        self._fixtures: dict[
+            pytest.FixtureDef[Any], int
+        ] = {}  # of wider scopes than a test, with the bytes that each held
         self._new: set[pytest.FixtureDef[Any]] = set()  # those that the test has set up
         self._keeper: PlaceHolder | None = None  # under which fixtures stay
         self._last: pytest.Item | None = None
@@ -112,7 +137,9 @@ class PackedFeature(Feature):
     def selected(self, session: pytest.Session) -> None:
         """Tell the controller of the tests, before xdist says that they are collected."""
         tests = [asked_of(item, self._session) for item in session.items]
-        write_whole(self._folder / f"{self._config.workerinput['workerid']}.json", json.dumps(tests))  # type: ignore[attr-defined]
+        write_whole(
+            self._folder / f"{self._config.workerinput['workerid']}.json", json.dumps(tests)
+        )  # type: ignore[attr-defined]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -175,7 +202,9 @@ class PackedFeature(Feature):
             elif test.twice:
                 self._put(asked.gpus, share=lease.share, state=lease.state)
 
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
         if isinstance(item, PlaceHolder):
             self._rest(item, nextitem)
             return True
@@ -193,13 +222,17 @@ class PackedFeature(Feature):
 
     def _rest(self, item: PlaceHolder, nextitem: pytest.Item | None) -> None:
         """Tear down what the test that comes does not need. An error is one of the test before."""
-        call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown", ENDS)
+        call = pytest.CallInfo.from_call(
+            lambda: item.session._setupstate.teardown_exact(nextitem), "teardown", ENDS
+        )
         if isinstance(nextitem, PlaceHolder):  # to give back their memory
             self._read()
             self._put()
         if call.excinfo is not None and self._last is not None:
             vars(item)["_nodeid"] = self._last.nodeid  # xdist compares them
-            item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(self._last, call))
+            item.ihook.pytest_runtest_logreport(
+                report=pytest.TestReport.from_item_and_call(self._last, call)
+            )
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
@@ -216,21 +249,40 @@ class PackedFeature(Feature):
         before = self._held or 0
         yield
         self._read()
-        self._fixtures[fixturedef] = (self._held or 0) - before  # with those that it has set up itself
+        self._fixtures[fixturedef] = (
+            self._held or 0
+        ) - before  # with those that it has set up itself
         self._new.add(fixturedef)
 
     def _sizes(self, fixtures: Iterable[pytest.FixtureDef[Any]]) -> dict[str, int]:
-        return {f"{one.baseid}::{one.argname}": self._fixtures[one] for one in fixtures if self._fixtures.get(one, 0) >= PAGE}
+        return {
+            f"{one.baseid}::{one.argname}": self._fixtures[one]
+            for one in fixtures
+            if self._fixtures.get(one, 0) >= PAGE
+        }
 
-    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-        if self._test is not None and call.excinfo is not None and report.failed and shortage(call.excinfo.value) is not None:
+    def report(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
+        if (
+            self._test is not None
+            and call.excinfo is not None
+            and report.failed
+            and shortage(call.excinfo.value) is not None
+        ):
             self._test.short = call.when
 
     def _clear(self, item: pytest.Item) -> bool:
         """After a test that ran out of memory beside others, wait until this process has its GPUs to itself, for another run of it; False
         if it had them, or if that is no use."""
         test = self._test
-        if test is None or not test.short or test.twice or test.lease.state != RUNS or self._session.lost_in is not None:
+        if (
+            test is None
+            or not test.short
+            or test.twice
+            or test.lease.state != RUNS
+            or self._session.lost_in is not None
+        ):
             return False
         test.twice = True
         if test.short == "setup":  # pytest keeps the error of a fixture that others use
@@ -238,7 +290,9 @@ class PackedFeature(Feature):
                 item.session._setupstate.teardown_exact(None)
         del item.user_properties[test.properties :]
         item._report_sections.clear()
-        for name in [name for name in vars(sys) if name.startswith("last_")]:  # they hold the frames of the test, and with them its memory
+        for name in [
+            name for name in vars(sys) if name.startswith("last_")
+        ]:  # they hold the frames of the test, and with them its memory
             delattr(sys, name)
         gc.collect()
         self._empty(0)
@@ -271,18 +325,30 @@ class PackedFeature(Feature):
         """Complete what a test took. Its process holds less afterwards."""
         self._read()
         rows = item.stash.get(ROWS, [])
-        found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
+        found = next(
+            (row.footprint for row in rows if not row.label and row.footprint is not None), None
+        )
         grown = found.needed if found is not None else 0
-        kept = sum(use.kept + use.allowed + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
+        kept = (
+            sum(use.kept + use.allowed + use.reserved for use in found.uses if use.kind == "device")
+            if found is not None
+            else 0
+        )
         test.lives = [*self._sizes(one for one in self._fixtures if one.cached_result is not None)]
         test.trouble = self._trouble
         info = getattr(item, "_fixtureinfo", None)
-        fixtures = {defs[-1] for defs in info.name2fixturedefs.values()} if info is not None else set()
+        fixtures = (
+            {defs[-1] for defs in info.name2fixturedefs.values()} if info is not None else set()
+        )
         used, new = self._sizes(fixtures), sum(self._sizes(fixtures & self._new).values())
         if test.before is not None and self._held is not None:
             # What no allocation explains: the code of kernels, and libraries that are not watched.
             grown += max(0, self._held - test.before - max(0, kept) - new)
-            alone = "took most of the free memory" if grown > GREEDY * test.free and not test.beside else ""
+            alone = (
+                "took most of the free memory"
+                if grown > GREEDY * test.free and not test.beside
+                else ""
+            )
             if any(row.measurement is not None for row in rows):
                 alone = MEASURES
             test.learnt = Learnt(test.seconds, (grown + sum(used.values()),), used, alone)

@@ -68,7 +68,12 @@ def room_of(chosen: DeviceChoice, gpu: str, leased: Iterable[int] = ()) -> int:
 
 def shares_file(config: pytest.Config, chosen: DeviceChoice) -> Path:
     """The file with the shares of a project's tests, in pytest's cache."""
-    return Path(config.rootpath, config.getini("cache_dir")).expanduser() / "d" / "gpumem" / f"{chosen.facts.key}.json"
+    return (
+        Path(config.rootpath, config.getini("cache_dir")).expanduser()
+        / "d"
+        / "gpumem"
+        / f"{chosen.facts.key}.json"
+    )
 
 
 def _why_not(config: pytest.Config, chosen: DeviceChoice) -> str | None:
@@ -88,7 +93,9 @@ def _why_not(config: pytest.Config, chosen: DeviceChoice) -> str | None:
     if config.option.dist == "each":
         return ": --dist each runs all tests in each worker; accepted are load, loadfile, loadscope, loadgroup and worksteal"
     if any(not spec.rpartition("*")[2].startswith("popen") for spec in config.option.tx):
-        return ": workers on other machines have other GPUs; accepted are workers here, such as -n 8"
+        return (
+            ": workers on other machines have other GPUs; accepted are workers here, such as -n 8"
+        )
     return None
 
 
@@ -107,7 +114,14 @@ class PackFeature(Feature):
         self._config.add_cleanup(self._folder.cleanup)
         channel.give(FOLDER, lambda here: self._folder.name)
         self._gpus: dict[str, Gpu] = {}
-        self._scheduler = PackScheduler(worker_count(self._config), self._plan, self._place, time.monotonic, self._tell, self._stop)
+        self._scheduler = PackScheduler(
+            worker_count(self._config),
+            self._plan,
+            self._place,
+            time.monotonic,
+            self._tell,
+            self._stop,
+        )
         self._scheduler.config = self._config
         self._names: Sequence[str] = ()  # of the tests that were collected
         self._jobs: Sequence[Job] = ()  # of them, which have numbers
@@ -120,7 +134,11 @@ class PackFeature(Feature):
     def _gpu(self, uuid: str) -> Gpu:
         facts = self._session.facts
         path = leases_file(uuid if facts.uuid is not None else None, Path(self._folder.name))
-        room = lru_cache(maxsize=1)(lambda at: room_of(self._session.chosen, uuid, [one.process.pid for one in gpu.leases()]))
+        room = lru_cache(maxsize=1)(
+            lambda at: room_of(
+                self._session.chosen, uuid, [one.process.pid for one in gpu.leases()]
+            )
+        )
         name = f"{facts.name} ({uuid})" if facts.uuid else facts.name
         gpu = self._gpus.setdefault(uuid, Gpu(path, name, lambda: room(time.monotonic() // LOOK)))
         return gpu
@@ -131,7 +149,9 @@ class PackFeature(Feature):
         order = node.gateway.spec.env.get(VISIBLE) if len(self._uuids) > 1 else None
         gpus = tuple(map(self._gpu, order.split(",") if order else self._uuids))
         with suppress(LeaseError):  # the scheduler says so
-            gpus[0].put(process, held=self._shares.idle)  # until the worker says itself what its context holds
+            gpus[0].put(
+                process, held=self._shares.idle
+            )  # until the worker says itself what its context holds
         return process, gpus
 
     @pytest.hookimpl(optionalhook=True)
@@ -145,12 +165,18 @@ class PackFeature(Feature):
 
     def _plan_of(self, tests: Sequence[Asked]) -> Sequence[Job]:
         self._names = [test.nodeid for test in tests]
-        self._jobs = jobs_of([test._replace(group=self._group(test)) for test in tests], self._shares.tests)
+        self._jobs = jobs_of(
+            [test._replace(group=self._group(test)) for test in tests], self._shares.tests
+        )
         return self._jobs
 
     def _group(self, test: Asked) -> str | None:
         """The group in which a test stays, by the option --dist."""
-        groups = {"loadgroup": test.group, "loadscope": test.nodeid.rpartition("::")[0], "loadfile": test.nodeid.partition("::")[0]}
+        groups = {
+            "loadgroup": test.group,
+            "loadscope": test.nodeid.rpartition("::")[0],
+            "loadfile": test.nodeid.partition("::")[0],
+        }
         return groups.get(self._config.option.dist)
 
     def _tell(self, line: str) -> None:
@@ -197,7 +223,9 @@ class PackFeature(Feature):
         if not learnt:
             return
         # A worker held as much before its first test.
-        self._shares.idle = max(self._shares.idle, min(taken.before or 0 for taken in self._taken.values()))
+        self._shares.idle = max(
+            self._shares.idle, min(taken.before or 0 for taken in self._taken.values())
+        )
         try:
             self._config.cache.mkdir("gpumem")
             save(self._file, self._shares, learnt)
@@ -231,12 +259,16 @@ class PackFeature(Feature):
         """The plan, for `--collect-only`."""
         known, names = self._shares.tests, self._names
         rooms = [room_of(self._session.chosen, uuid) for uuid in self._uuids]
-        workers = len(self._config.option.tx) or useful_workers(self._jobs, rooms, self._shares.idle)
+        workers = len(self._config.option.tx) or useful_workers(
+            self._jobs, rooms, self._shares.idle
+        )
         serial = sum(known[name].seconds for name in names if name in known)
         seconds = expected(self._jobs, rooms, workers, self._shares.idle)
         new = sum(name not in known for name in names)
         on = f"{counted(len(names), 'test')} on {counted(len(rooms), 'GPU')} with {counted(workers, 'worker')}"
-        yield f"plan: {on}: {duration(serial)} -> {duration(seconds)} expected" + (f", without {new} never measured" if new else "")
+        yield f"plan: {on}: {duration(serial)} -> {duration(seconds)} expected" + (
+            f", without {new} never measured" if new else ""
+        )
         if why := self._why_alone():
             yield f"alone on the GPU: {why}"
         if self._config.get_verbosity() > 0:
@@ -254,20 +286,30 @@ class PackFeature(Feature):
                 yield f"{nodeid} took more than its share: {figures}; the next session knows it"
         if twice := [nodeid for nodeid, taken in self._taken.items() if taken.twice]:
             yield f"{counted(len(twice), 'test')} ran twice (memory), the second time alone on the GPU: {shorten(', '.join(twice), NAMED)}"
-        yield from sorted({self._trouble, *(taken.trouble for taken in self._taken.values())} - {""})
+        yield from sorted(
+            {self._trouble, *(taken.trouble for taken in self._taken.values())} - {""}
+        )
         if why := self._why_alone():
-            yield f"alone on the GPU: {why}" + ("; the next session packs what was never measured" if "never measured" in why else "")
+            yield f"alone on the GPU: {why}" + (
+                "; the next session packs what was never measured"
+                if "never measured" in why
+                else ""
+            )
         if not self._names:
             return
         took = {taken.asked.nodeid: taken.seconds for taken in self._taken.values()}
-        serial = sum(known[name].seconds if name in known else took.get(name, 0.0) for name in self._names)
+        serial = sum(
+            known[name].seconds if name in known else took.get(name, 0.0) for name in self._names
+        )
         nothing = "" if self._wall < GAIN * serial else "packing gained nothing: "
         most = f"{counted(len(self._names), 'test')}, up to {self._scheduler.most} at once"
         yield f"{nothing}{duration(serial)} -> {duration(self._wall)} ({most})"
 
 
 def _share(known: Learnt) -> str:
-    return f"{short_bytes(known.share) if known.share else 'no GPU work'}, {duration(known.seconds)}"
+    return (
+        f"{short_bytes(known.share) if known.share else 'no GPU work'}, {duration(known.seconds)}"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,13 @@ from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import begins_baseline, explained, undecided, why_text
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
+from pytest_gpumem.plugin.reported import (
+    BY_LIMITS_ATTRIBUTE,
+    COMPLETE,
+    PASSED,
+    ROWS_ATTRIBUTE,
+    failure_texts,
+)
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
@@ -36,8 +42,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.experiment import Experiment
     from pytest_gpumem.runs.processes import ProcessRecord
 
-AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
-LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
+AHEAD = max(
+    0, min(2, (os.cpu_count() or 1) - 1)
+)  # processes that get ready while another one measures
+LEAST_SECONDS = 30.0
+"""The least time for measuring again. It may take as long as the session took so far."""
 BEFORE_A_DUET = 0.5
 """The same in the screen of a gate, as a share of the session's time so far: somebody waits for a gate."""
 
@@ -56,12 +65,18 @@ def repetitions(
     `arguments`: beside the session's own.
     `gpu`: UUID of the GPU to measure on, for a worker had its own; None: that of this process.
     """
-    from pytest_gpumem.runs.experiment import Experiment, Processes  # here: most sessions need no further process
+    from pytest_gpumem.runs.experiment import (
+        Experiment,
+        Processes,
+    )  # here: most sessions need no further process
     from pytest_gpumem.runs.processes import HEAD, Turn
     from pytest_gpumem.runs.worktree import in_this_environment
 
     config = session.config
-    environment = {**environment, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
+    environment = {
+        **environment,
+        FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1",
+    }
     if (order := beginning_with(gpu, session.chosen)) is not None:
         environment[VISIBLE] = order
     started = Processes(
@@ -78,7 +93,10 @@ def repetitions(
 
 
 def repeat(
-    experiment: Experiment, session: GpuSession, tests: Sequence[str] | None, watch: Callable[[int], None] = lambda finished: None
+    experiment: Experiment,
+    session: GpuSession,
+    tests: Sequence[str] | None,
+    watch: Callable[[int], None] = lambda finished: None,
 ) -> ProcessRecord:
     """The next of a session's further processes; arguments as for `Experiment.measure`.
     Raises `RunError`: it measured nothing, or on another device.
@@ -88,7 +106,9 @@ def repeat(
         why = process.error or process.failed_as_a_whole or "no test of it reached a measurement"
         raise RunError(f"{process.name} measured nothing: {why}")
     if process.device is not None and process.device.key != session.facts.key:
-        raise RunError(f"{process.name} measured on {process.device.key}, this one is on {session.facts.key}")
+        raise RunError(
+            f"{process.name} measured on {process.device.key}, this one is on {session.facts.key}"
+        )
     return process
 
 
@@ -101,7 +121,9 @@ class RepeatFeature(Feature):
         self._count = session.settings.processes or 1
         self._reported: set[str] = set()
         self._tests = 0  # that measure, or may
-        self._begun = self._shown = 0.0  # when the first process began, and when the last line was written
+        self._begun = self._shown = (
+            0.0  # when the first process began, and when the last line was written
+        )
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -109,7 +131,9 @@ class RepeatFeature(Feature):
         self._tests = sum(map(may_measure, session.items))
         if not gpu.config.option.collectonly and not session.testsfailed and self._tests:
             total = gpu.settings.total_budget
-            arguments = [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]
+            arguments = (
+                [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]
+            )
             self._begun = self._shown = time.monotonic()
             announce(gpu, self._line())
             try:
@@ -118,15 +142,26 @@ class RepeatFeature(Feature):
                         gpu.further.append(repeat(experiment, gpu, None, self._watch))
                         announce(gpu, self._line())
             except RunError as failed:
-                raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
+                raise pytest.exit.Exception(
+                    f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED
+                ) from None
         yield
 
     def _line(self, finished: int = 0) -> str:
         """`finished`: tests that the present process has finished."""
-        return of_processes(len(self._session.further), self._count, finished, self._tests, time.monotonic() - self._begun)
+        return of_processes(
+            len(self._session.further),
+            self._count,
+            finished,
+            self._tests,
+            time.monotonic() - self._begun,
+        )
 
     def _watch(self, finished: int) -> None:
-        if not replace_line(self._session, self._line(finished)) and time.monotonic() - self._shown >= EVERY:
+        if (
+            not replace_line(self._session, self._line(finished))
+            and time.monotonic() - self._shown >= EVERY
+        ):
             self._shown = time.monotonic()
             announce(self._session, self._line(finished))
 
@@ -142,8 +177,16 @@ class RepeatFeature(Feature):
         """Nothing is left to measure; True if a further process failed in a way that no test of this process reports."""
         failed = False
         for process in self._session.further:
-            remarks = [process.failure_of(nodeid) for nodeid in process.texts if nodeid not in self._reported]
-            remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
+            remarks = [
+                process.failure_of(nodeid)
+                for nodeid in process.texts
+                if nodeid not in self._reported
+            ]
+            remarks += (
+                [f"{process.name} failed as a whole: {process.failed_as_a_whole}"]
+                if process.failed_as_a_whole
+                else []
+            )
             self._session.remark(*(remark for remark in remarks if remark is not None))
             failed = failed or bool(remarks)
         return failed
@@ -177,24 +220,37 @@ class DecideFeature(Feature):
         gpu = self._session
         self._environment = dict(os.environ)
         # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
-        if AHEAD and gpu.baseline.processes and gpu.measures and gpu.chosen.conditions().other_processes is None:
+        if (
+            AHEAD
+            and gpu.baseline.processes
+            and gpu.measures
+            and gpu.chosen.conditions().other_processes is None
+        ):
             self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
         return NOTHING
 
     def waits(self, nodeid: str) -> bool:
         """True if the last verdict on a test, as it ended, is still to come."""
         gpu = self._session
-        return gpu.rows.end(nodeid) == PASSED and any(undecided(row, gpu) for row in gpu.rows.of(nodeid))
+        return gpu.rows.end(nodeid) == PASSED and any(
+            undecided(row, gpu) for row in gpu.rows.of(nodeid)
+        )
 
     def measure_again(self, session: pytest.Session) -> bool:
         """Measure the undecided rows again, and report the tests that fail by it; True if one does.
         Raises `KeyboardInterrupt` and `pytest.exit.Exception`: somebody ends the session.
         """
         gpu = self._session
-        complete = session.exitstatus in COMPLETE and not session.shouldstop and not session.shouldfail
+        complete = (
+            session.exitstatus in COMPLETE and not session.shouldstop and not session.shouldfail
+        )
         try:
             if complete and not gpu.config.option.collectonly:
-                self._first = {row.key: row for row in gpu.rows if self.waits(row.nodeid) and undecided(row, gpu)}
+                self._first = {
+                    row.key: row
+                    for row in gpu.rows
+                    if self.waits(row.nodeid) and undecided(row, gpu)
+                }
                 if self._first:
                     self._measure_again()
                 self._trace()
@@ -213,9 +269,13 @@ class DecideFeature(Feature):
         gpu = self._session
         if not self._coming or self._ready or gpu.rows.end(nodeid) != PASSED:
             return
-        if (row := next((row for row in gpu.rows.of(nodeid) if undecided(row, gpu)), None)) is not None:
+        if (
+            row := next((row for row in gpu.rows.of(nodeid) if undecided(row, gpu)), None)
+        ) is not None:
             self._ready[_card(row)] = experiment = self._repetitions(_card(row))
-            experiment.get_ready(AHEAD, [nodeid, *(one for one in self._coming if gpu.rows.end(one) is None)])
+            experiment.get_ready(
+                AHEAD, [nodeid, *(one for one in self._coming if gpu.rows.end(one) is None)]
+            )
 
     def _measure_again(self) -> None:
         gpu, now = self._session, time.monotonic()
@@ -227,11 +287,19 @@ class DecideFeature(Feature):
         new = sum(begins_baseline(row, gpu) for row in self._first.values())
         what = [
             f"{counted(number, 'row')} {why}"
-            for number, why in ((len(self._open) - new, "undecided"), (new, "whose baseline begins"))
+            for number, why in (
+                (len(self._open) - new, "undecided"),
+                (new, "whose baseline begins"),
+            )
             if number
         ]
-        announce(gpu, f"gpumem: {' and '.join(what)}, measured again in fresh processes, {self._left()} at most")
-        of_gpu: dict[str | None, list[str]] = {}  # by the UUID of the GPU that they were measured on: workers have one each
+        announce(
+            gpu,
+            f"gpumem: {' and '.join(what)}, measured again in fresh processes, {self._left()} at most",
+        )
+        of_gpu: dict[
+            str | None, list[str]
+        ] = {}  # by the UUID of the GPU that they were measured on: workers have one each
         for key in self._open:
             of_gpu.setdefault(_card(self._first[key]), []).append(key)
         undecided_rows = list[str]()
@@ -239,15 +307,26 @@ class DecideFeature(Feature):
             self._open = keys
             self._measure_on(card)
             undecided_rows += self._open
-        self._fail(row for row in gpu.rows if row.key in undecided_rows and is_failure(row.verdict, gpu.settings.strict))
+        self._fail(
+            row
+            for row in gpu.rows
+            if row.key in undecided_rows and is_failure(row.verdict, gpu.settings.strict)
+        )
 
     def _trace(self) -> None:
         """Run the tests that fail by their memory once more, for the lines that allocate it. A gate does so for itself, with its base."""
         from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
 
         gpu, begun = self._session, time.monotonic()
-        rows = [row for row in worst_first(gpu.rows) if by_memory(row) and row.test_error is not True][:EXPLAINED]
-        if not rows or gpu.settings.footprint == "trace" or gpu.duet_follows or gpu.lost_in is not None:
+        rows = [
+            row for row in worst_first(gpu.rows) if by_memory(row) and row.test_error is not True
+        ][:EXPLAINED]
+        if (
+            not rows
+            or gpu.settings.footprint == "trace"
+            or gpu.duet_follows
+            or gpu.lost_in is not None
+        ):
             return
 
         def watch(_finished: int) -> None:
@@ -255,7 +334,10 @@ class DecideFeature(Feature):
                 raise RunError(f"they take longer than {format_time(CAUSE_SECONDS)}")
 
         tests = sorted({row.nodeid for row in rows})
-        announce(gpu, f"gpumem: {counted(len(tests), 'test')} above a limit on memory, run once more for the lines that allocate it")
+        announce(
+            gpu,
+            f"gpumem: {counted(len(tests), 'test')} above a limit on memory, run once more for the lines that allocate it",
+        )
         gpu.check_controls()
         gpu.close()  # its memory is for the other process
         try:
@@ -287,7 +369,9 @@ class DecideFeature(Feature):
                     now = time.monotonic()
                     last = count == LOOKS[-1] or now >= self._until
                     if last or count in LOOKS:
-                        fit = int((self._until - now) / (now - begun) * len(further))  # processes in the time that is left
+                        fit = int(
+                            (self._until - now) / (now - begun) * len(further)
+                        )  # processes in the time that is left
                         self._judge(further, min(LOOKS[-1], count + fit))
                     if last:
                         break
@@ -295,7 +379,9 @@ class DecideFeature(Feature):
                         line = f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided"
                         replace_line(gpu, f"{line}, {self._left()} left")
         except RunError as failed:
-            announce(self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
+            announce(
+                self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}"
+            )
 
     def _tests(self) -> list[str]:
         return sorted({self._first[key].nodeid for key in self._open})
@@ -314,12 +400,21 @@ class DecideFeature(Feature):
         gpu, failing = self._session, []
         for key in tuple(self._open):
             first, rows = self._first[key], [process.by_key for process in further]
-            siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
-            measurement = None if first.measurement is None else merged(first.measurement, key, rows)
-            footprint = None if first.footprint is None else with_further(first.footprint, key, rows)
+            siblings = {
+                row.label: row.measurement
+                for row in gpu.rows
+                if row.nodeid == first.nodeid and row.measurement is not None
+            }
+            measurement = (
+                None if first.measurement is None else merged(first.measurement, key, rows)
+            )
+            footprint = (
+                None if first.footprint is None else with_further(first.footprint, key, rows)
+            )
             row = gpu.judged(replace(first, measurement=measurement, footprint=footprint), siblings)
             gpu.rows.update(row)
-            begun = begins_baseline(row, gpu) and len(further) + 1 >= ENOUGH  # without processes that do not count
+            # without processes that do not count
+            begun = begins_baseline(row, gpu) and len(further) + 1 >= ENOUGH
             if begun or not undecided(row, gpu, most):
                 self._open.remove(key)
                 failing += [row] if is_failure(row.verdict, gpu.settings.strict) else []
@@ -335,7 +430,11 @@ class DecideFeature(Feature):
             found = [explained(row, gpu) for row in failing]
             for row in found:
                 gpu.rows.update(with_lines(row, gpu))
-            texts = [*failure_texts(found, gpu.facts), *memory_texts(found, gpu), *filter(None, map(why_text, found))]
+            texts = [
+                *failure_texts(found, gpu.facts),
+                *memory_texts(found, gpu),
+                *filter(None, map(why_text, found)),
+            ]
             self._report(nodeid, "\n\n".join(texts), by_limits=True)
 
     def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:
@@ -347,10 +446,16 @@ class DecideFeature(Feature):
         if reporter is not None and passed in (shown := reporter.stats.get("passed", [])):
             shown.remove(passed)
         failed = copy(passed)
-        failed.outcome, failed.longrepr, failed.duration = "failed", text, 0.0  # its time is reported
+        failed.outcome, failed.longrepr, failed.duration = (
+            "failed",
+            text,
+            0.0,
+        )  # its time is reported
         setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
         self._failed = True
-        vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
+        vars(failed).pop(
+            ROWS_ATTRIBUTE, None
+        )  # as a worker measured them; they were judged again since
         if nodeid in gpu.replays:  # in a worker, pytest-benchmark's statistics are off
             gpu.replays[nodeid].excuse()
         self._entries.report(failed)

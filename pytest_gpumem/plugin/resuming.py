@@ -58,7 +58,9 @@ class _Test(pytest.Item):
 class ResumeFeature(Feature):
     """Takes tests and reports from the journal; registered in that pytest alone."""
 
-    def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationFeature) -> None:
+    def __init__(
+        self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationFeature
+    ) -> None:
         self._session = session
         self._resumed = resumed
         self._expectations = expectations
@@ -79,11 +81,17 @@ class ResumeFeature(Feature):
                 if type(plugin).__name__ == kind and name in vars(plugin):
                     setattr(plugin, name, value)
         for data in resumed.reports:
-            hook.pytest_collectreport(report=hook.pytest_report_from_serializable(config=session.config, data=data))
-        session.items = [self._test(session, nodeid, measures) for nodeid, measures in resumed.tests]
+            hook.pytest_collectreport(
+                report=hook.pytest_report_from_serializable(config=session.config, data=data)
+            )
+        session.items = [
+            self._test(session, nodeid, measures) for nodeid, measures in resumed.tests
+        ]
         session.testscollected = len(session.items)
         if resumed.deselected:
-            hook.pytest_deselected(items=[self._test(session, nodeid, False) for nodeid in resumed.deselected])
+            hook.pytest_deselected(
+                items=[self._test(session, nodeid, False) for nodeid in resumed.deselected]
+            )
         self._expectations.take(resumed.collected)
         hook.pytest_collection_finish(session=session)
         return True
@@ -93,20 +101,32 @@ class ResumeFeature(Feature):
         for kind, *values in self._resumed.records:
             if kind == "start":
                 begun.add(values[0]["nodeid"])
-                config.hook.pytest_runtest_logstart(nodeid=values[0]["nodeid"], location=values[0]["location"])
+                config.hook.pytest_runtest_logstart(
+                    nodeid=values[0]["nodeid"], location=values[0]["location"]
+                )
             elif kind == "finish":
                 config.hook.pytest_runtest_logfinish(nodeid=values[0], location=values[1])
             elif kind == "report":
-                report = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(values[0]))
+                report = config.hook.pytest_report_from_serializable(
+                    config=config, data=pickle.loads(values[0])
+                )
                 config.hook.pytest_runtest_logreport(report=report)
         test = None if end["test"] is None else end["test"]["nodeid"]
         if end["cause"] == "signal":
             self._show()
             where = "" if test is None else f" in {printable(test)}"
             why = f"gpumem: the process did not react{where}, and was ended"
-            raise pytest.exit.Exception(why, TERMINATED) if end["terminated"] else KeyboardInterrupt(why)
+            raise (
+                pytest.exit.Exception(why, TERMINATED)
+                if end["terminated"]
+                else KeyboardInterrupt(why)
+            )
         left = len(session.items) - len(begun)
-        rest = f"; {counted(left, 'test')} not run: --gpumem-isolate runs them all the same" if left > 0 else ""
+        rest = (
+            f"; {counted(left, 'test')} not run: --gpumem-isolate runs them all the same"
+            if left > 0
+            else ""
+        )
         if test is None:
             session.shouldfail = f"gpumem: the process ended between two tests{rest}"
         else:

@@ -65,7 +65,17 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.resuming import SessionRemains
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
-GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
+GPU_IDENTITY = (
+    "key",
+    "name",
+    "simulated",
+    "compute_capability",
+    "memory_bytes",
+    "ecc",
+    "mig_profile",
+    "driver",
+    "cuda",
+)
 """Facts that go into pytest-benchmark's `machine_info`."""
 
 _SECTIONS = {
@@ -93,16 +103,40 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         settings = settings._replace(save=False)
     place = _baseline_place(config, settings, resumes=resumed is not None)
     chosen = _chosen(config, settings, place, asked, resumed)
-    of_base = base_of_gate(config) if resumed is None else None if resumed.base is None else BaseOfGate(resumed.base)
+    of_base = (
+        base_of_gate(config)
+        if resumed is None
+        else None
+        if resumed.base is None
+        else BaseOfGate(resumed.base)
+    )
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
-    expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
-    repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
+    expectations, leftovers, entries = (
+        ExpectationFeature(session),
+        LeftoverFeature(session),
+        JUnit(config),
+    )
+    # a session that has ended measures nothing again
+    repeats = None if resumed is not None else _repeats(session, entries)
     channel = _channel(session, expectations)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
-    results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
-    whole = Session(session, expectations, leftovers, entries, repeats, results, channel, resumes=resumed is not None)
+    results = (
+        None
+        if session.is_part
+        else _results(session, Controller(settings, chosen, place, channel), channel)
+    )
+    whole = Session(
+        session,
+        expectations,
+        leftovers,
+        entries,
+        repeats,
+        results,
+        channel,
+        resumes=resumed is not None,
+    )
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
@@ -117,7 +151,9 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         expectations,
         *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),
         *(results or ()),
-        ExistingFeature(session, channel),  # the last one: what the others call is no call of the test
+        ExistingFeature(
+            session, channel
+        ),  # the last one: what the others call is no call of the test
     ]
     config.add_cleanup(session.close)
     config.add_cleanup(whole.hush_if_lost)  # before it, and after pytest has put back its hook
@@ -130,8 +166,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
 def _check_plugins(config: pytest.Config) -> None:
     """Raises `pytest.UsageError`: pytest-benchmark is switched off, or pytest-forked is on."""
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
-    if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
-        raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
+    if not any(
+        getattr(plugin, "__name__", "") == "pytest_benchmark.plugin"
+        for plugin in config.pluginmanager.get_plugins()
+    ):
+        raise pytest.UsageError(
+            "gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark"
+        )
     if getattr(config.option, "forked", False):
         raise pytest.UsageError(
             "gpumem: --forked runs each test in a copy of this process, in which CUDA does not work; --gpumem-isolate replaces the process "
@@ -139,7 +180,13 @@ def _check_plugins(config: pytest.Config) -> None:
         )
 
 
-def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer, resumed: SessionRemains | None) -> DeviceChoice:
+def _chosen(
+    config: pytest.Config,
+    settings: Settings,
+    place: Storage,
+    asked: DriverAnswer,
+    resumed: SessionRemains | None,
+) -> DeviceChoice:
     """The device, which can run this session. Raises `pytest.UsageError`: it is not there, or cannot."""
     try:
         chosen = resumed.chosen if resumed is not None else _choose(settings, place, asked)
@@ -155,20 +202,46 @@ def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: Dr
     return chosen
 
 
-def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: DeviceChoice, of_base: BaseOfGate | None) -> GpuSession:
+def _session(
+    config: pytest.Config,
+    settings: Settings,
+    place: Storage,
+    chosen: DeviceChoice,
+    of_base: BaseOfGate | None,
+) -> GpuSession:
     """The state of a session, with its baseline. Raises `pytest.UsageError`: the baseline cannot be used."""
     store = Store(place, chosen.facts)
     # Where the change left the history that it is compared with is asked of the project's repository.
-    shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
+    shared = (
+        partial(ancestry, settings.baseline_of, folder=config.rootpath)
+        if settings.baseline_of is not None
+        else None
+    )
     try:
-        baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
+        baseline, accepted, added = _with_accepted(
+            store.load(shared, settings.baseline_window), config, settings
+        )
     except UserError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     except RevisionError as error:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
-    if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
+    if (
+        settings.save
+        and not config.option.collectonly
+        and not is_part(config)
+        and (why := store.unwritable()) is not None
+    ):
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
-    return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
+    return GpuSession(
+        config,
+        settings,
+        chosen,
+        store,
+        baseline,
+        accepted,
+        added,
+        None if of_base is None else of_base.selection,
+    )
 
 
 def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:
@@ -206,7 +279,9 @@ def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     return channel
 
 
-def _results(session: GpuSession, workers: Controller, channel: Channel) -> tuple[OutputFeature, TerminalFeature]:
+def _results(
+    session: GpuSession, workers: Controller, channel: Channel
+) -> tuple[OutputFeature, TerminalFeature]:
     """What writes the results.
     Raises `pytest.UsageError`: a file cannot be written.
     """
@@ -225,7 +300,9 @@ def _is_the_program() -> bool:
     return program.stem in ("pytest", "py.test") or program.parts[-2:] == ("pytest", "__main__.py")
 
 
-def _with_accepted(baseline: Baseline, config: pytest.Config, settings: Settings) -> tuple[Baseline, Acceptances, Acceptances]:
+def _with_accepted(
+    baseline: Baseline, config: pytest.Config, settings: Settings
+) -> tuple[Baseline, Acceptances, Acceptances]:
     """The baseline, the accepted changes that no saved run took over, and in a gate those that its change adds.
 
     Against a named history, a change that is accepted there has taken the place of the runs before: the row is NEW, which a gate's duet
@@ -236,9 +313,13 @@ def _with_accepted(baseline: Baseline, config: pytest.Config, settings: Settings
     found = acceptances(config.rootpath)
     if not found or settings.baseline_of is None:
         return baseline, Acceptances(found, baseline.taken_over), Acceptances()
-    merged = files_at(ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath)
+    merged = files_at(
+        ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath
+    )
     waiting = Acceptances([one for one in found if one.file_name in merged], baseline.taken_over)
-    added = Acceptances([one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ())
+    added = Acceptances(
+        [one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ()
+    )
     return awaiting(baseline, waiting), waiting, added
 
 
@@ -250,7 +331,9 @@ def _leave(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-def _guards(config: pytest.Config, session: GpuSession, expectations: ExpectationFeature, channel: Channel) -> list[Feature]:
+def _guards(
+    config: pytest.Config, session: GpuSession, expectations: ExpectationFeature, channel: Channel
+) -> list[Feature]:
     """The features that look after hangs and crashes."""
     if sys.platform != "linux":
         return []
@@ -263,7 +346,12 @@ def _guards(config: pytest.Config, session: GpuSession, expectations: Expectatio
             folder = own.name
         config.add_cleanup(session.unguard)
         worker = IsolationFeature(session, Path(folder))
-        return [worker, GuardianFeature(session, expectations, part=True, leave=worker.folder, gone=worker.alive)]
+        return [
+            worker,
+            GuardianFeature(
+                session, expectations, part=True, leave=worker.folder, gone=worker.alive
+            ),
+        ]
     ends: list[Feature] = [] if part else [EndFeature()]
     if hands_out(config):  # the tests run in workers
         return [*ends, ReplacementFeature(session, channel)]
@@ -335,11 +423,15 @@ def _stoppable(session: pytest.Session) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, pytest.exit.Exception) as error:
-        session.config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
+        session.config.hook.pytest_keyboard_interrupt(
+            excinfo=pytest.ExceptionInfo.from_exception(error)
+        )
         ended = TERMINATED if isinstance(error, Termination) else pytest.ExitCode.INTERRUPTED
         session.exitstatus = getattr(error, "returncode", None) or ended
     except Exception as error:
-        session.config.notify_exception(pytest.ExceptionInfo.from_exception(error), session.config.option)
+        session.config.notify_exception(
+            pytest.ExceptionInfo.from_exception(error), session.config.option
+        )
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
@@ -367,18 +459,25 @@ class Session(Feature):
         self._repeats = repeats
         self._results = results
         self._channel = channel
-        self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
+        # the other GPU of a saved run that pytest-benchmark compares with
+        self._left_out: str | None = None
         self._hurries = resumes  # somebody waits for its end
 
     def selected(self, session: pytest.Session) -> None:
-        if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
+        if self._left_out is not None and any(
+            uses(item, BENCHMARK_FIXTURE) for item in session.items
+        ):
             raise pytest.UsageError(
                 f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
                 "of different devices are not comparable. Give each GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/"
                 f"{self._session.facts.key}"
             )
         self._session.collected(session.items)
-        if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
+        if (
+            self._session.evidence
+            and not session.config.option.collectonly
+            and any(uses(item, TEST_FIXTURE) for item in session.items)
+        ):
             self._session.chosen.follow()
 
     @contextmanager
@@ -397,16 +496,25 @@ class Session(Feature):
             own = self._properties(report.nodeid)
             waits = self._repeats is not None and self._repeats.waits(report.nodeid)
             written = () if waits else own.items()
-            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *written]
+            report.user_properties = [
+                *(one for one in report.user_properties if one[0] not in own),
+                *written,
+            ]
             if waits and report.when == "teardown":
                 self._entries.wait(report)
         yield
 
     def _properties(self, nodeid: str) -> dict[str, object]:
         """The properties of a test in JUnit's file."""
-        return dict(one for row in self._session.rows.reported(nodeid) for one in properties(row, self._session.facts))
+        return dict(
+            one
+            for row in self._session.rows.reported(nodeid)
+            for one in properties(row, self._session.facts)
+        )
 
-    @pytest.hookimpl(wrapper=True)  # around that of pytest-benchmark, which was registered before: no file is written yet
+    @pytest.hookimpl(
+        wrapper=True
+    )  # around that of pytest-benchmark, which was registered before: no file is written yet
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         self.finish(session)
         return (yield)
@@ -423,7 +531,9 @@ class Session(Feature):
             gpu.rest()
             if self._repeats is not None:
                 failed = self._repeats.measure_again(session)
-            if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
+            if (
+                session.exitstatus in COMPLETE and not gpu.is_further
+            ):  # the main process has a further one's rows
                 gpu.check_controls()
         ignore_termination()
         if self._results is None:
@@ -434,18 +544,26 @@ class Session(Feature):
         terminal.end_progress()
         self._entries.complete(self._properties)
         self._expectations.write_selection()
-        if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
+        if (
+            not session.config.option.collectonly and not gpu.ranges.tool_attached()
+        ):  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
         open_ = gpu.drifted or open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
-        session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)
+        session.exitstatus = exit_code(
+            session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written
+        )
 
     @property
     def _leaves(self) -> bool:
         """True if the context was lost, and the process ends with the session. A program that called pytest goes on with its own."""
         gpu = self._session
-        return gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_part or _is_the_program())
+        return (
+            gpu.lost_in is not None
+            and not gpu.facts.simulated
+            and (gpu.is_part or _is_the_program())
+        )
 
     def hush_if_lost(self) -> None:
         """Have libraries print no traceback for each piece of memory of a lost context. Cython prints an error of a destructor by the one
@@ -475,18 +593,28 @@ class Session(Feature):
         machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_report_header(self, config: pytest.Config) -> Generator[None, list[object], list[object]]:
+    def pytest_report_header(
+        self, config: pytest.Config
+    ) -> Generator[None, list[object], list[object]]:
         """The session's lines below pytest-benchmark's, of whose defaults none holds for a measurement of a GPU; with -v it is there."""
         lines = yield
         # pytest prints them from the last one on.
         own = [] if self._results is None else [self._results[1].header(config)]
-        at = next((at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines))
+        at = next(
+            (at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines)
+        )
         return [*lines[:at], *own, *lines[at + (config.get_verbosity() <= 0) :]]
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-benchmark's table, and pytest's short summary: what to do comes last
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+    @pytest.hookimpl(
+        wrapper=True, tryfirst=True
+    )  # around pytest-benchmark's table, and pytest's short summary: what to do comes last
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
         try:
-            with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
+            with replay.without_table(
+                self._session.config, always=self._session.ranges.tool_attached()
+            ):
                 return (yield)
         finally:  # also if pytest-benchmark's own comparison ends in an error
             if self._results is not None:
@@ -496,16 +624,22 @@ class Session(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
-        self._left_out = replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
+        self._left_out = (
+            replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
+        )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
         found = {(row.range_name, row.label): figures(row, session.facts) for row in session.rows}
         for one in output_json.get("benchmarks", ()):  # a project may write its own JSON
-            if (fed := one.get("extra_info", {}).get("gpumem")) is not None:  # since then the row may have been judged again
+            if (
+                fed := one.get("extra_info", {}).get("gpumem")
+            ) is not None:  # since then the row may have been judged again
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
-        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
+        output_json["gpumem"] = document(
+            session.facts, list(session.rows), session.settings.to_json(), session.missing
+        )
 
 
 def check_ini_file(config: pytest.Config) -> None:
@@ -515,7 +649,10 @@ def check_ini_file(config: pytest.Config) -> None:
     if is_part(config):  # its controller has checked
         return
     if (config.rootpath / "pyproject.toml").exists():
-        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: it imports the reader of TOML
+        from pytest_gpumem.kernels.declared import (
+            BadDeclaration,
+            project,
+        )  # here: it imports the reader of TOML
 
         try:
             project(config.rootpath)
@@ -524,17 +661,26 @@ def check_ini_file(config: pytest.Config) -> None:
     if config.option.inifilename is not None:
         return
     tests = [str(given) for given in config.option.file_or_dir]
-    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    given = [
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *map(str, config.invocation_params.args),
+    ]
     away = astray(tests, given, config.invocation_params.dir, config.inipath)
     if away is not None:
         raise pytest.UsageError(f"gpumem: {away}")
 
 
-def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None) -> str | None:
+def astray(
+    tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None
+) -> str | None:
     """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
     `used`: the ini file in use; None if there is none.
     """
-    values = [one for one in arguments if not one.startswith("-") and one not in tests and (folder / one).exists()]
+    values = [
+        one
+        for one in arguments
+        if not one.startswith("-") and one not in tests and (folder / one).exists()
+    ]
     wanted = _ini_file(list(_folders(tests, folder)) or [folder])
     if not values or wanted is None or wanted == used:
         return None
@@ -558,6 +704,8 @@ def _ini_file(folders: Sequence[Path]) -> Path | None:
     for start in (Path(os.path.commonpath(folders)), *folders):
         for folder in (start, *start.parents):
             for name, section in _SECTIONS.items():
-                if (path := folder / name).is_file() and section.search(path.read_text(errors="replace")):
+                if (path := folder / name).is_file() and section.search(
+                    path.read_text(errors="replace")
+                ):
                     return path
     return None

@@ -128,8 +128,12 @@ class GpuSession:
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
         """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
-        self.further: list[ProcessRecord] = []  # the finished further processes of `--gpumem-processes`
-        self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(EXPERIMENT)
+        self.further: list[
+            ProcessRecord
+        ] = []  # the finished further processes of `--gpumem-processes`
+        self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
+            EXPERIMENT
+        )
         """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
         self.drifts: list[tuple[str, str]] = []
@@ -145,7 +149,8 @@ class GpuSession:
         """A descriptor that is open until the results are written, whatever ends this process."""
         self.timeout = settings.timeout  # of the test that runs; 0: no limit
         self._device: Device | None = None
-        self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
+        # when the last line about a wait was printed, on the monotonic clock
+        self._announced: float | None = None
         self._waits = True  # False once a wait for the GPU reached its limit
 
     def collected(self, items: Sequence[pytest.Item]) -> None:
@@ -185,7 +190,9 @@ class GpuSession:
     @property
     def decides(self) -> bool:
         """True if the session measures undecided rows again at its end: until then none of them fails."""
-        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ)
+        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(
+            os.environ
+        )
         return not decided_elsewhere and not self.ranges.tool_attached()
 
     @property
@@ -196,7 +203,11 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return not self.settings.no_what_ran and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
+        return (
+            not self.settings.no_what_ran
+            and EVIDENCE not in switched_off(os.environ)
+            and not self.ranges.tool_attached()
+        )
 
     @property
     def watches_streams(self) -> bool:
@@ -216,7 +227,15 @@ class GpuSession:
     def past(self, row: Row) -> list[SavedRow]:
         """The runs of the baseline that a row is compared with, oldest first."""
         measurement = row.measurement
-        return [] if measurement is None else [one for one in self.history(row).accepted if comparable(measurement, one.measurement)]
+        return (
+            []
+            if measurement is None
+            else [
+                one
+                for one in self.history(row).accepted
+                if comparable(measurement, one.measurement)
+            ]
+        )
 
     def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
         """The row with its verdict, counted in the family of compared rows.
@@ -238,7 +257,10 @@ class GpuSession:
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
-        return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
+        return next(
+            (why for process in self.further if (why := process.failure_of(nodeid)) is not None),
+            None,
+        )
 
     # Limits
 
@@ -252,7 +274,9 @@ class GpuSession:
         `names`: the limits that apply.
         Raises `SettingsError`: a keyword of the marker that cannot be used.
         """
-        own = merge_limits(None, marker_limits(marker_keywords(marks_of(item))), self.settings, names)
+        own = merge_limits(
+            None, marker_limits(marker_keywords(marks_of(item))), self.settings, names
+        )
         return self.held(item.nodeid, own, names)
 
     def held(self, nodeid: str, own: Limits, names: Iterable[str] = tuple(LIMITS)) -> Limits:
@@ -312,7 +336,9 @@ class GpuSession:
         `unless_free`: share of the device's memory that, if it is free besides, lets the kept memory stay.
         """
         if self._device is not None and self.lost_in is None:
-            with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
+            with suppress(
+                DeviceError
+            ):  # such as a capture that is still open; the next measurement tries again
                 self._device.memory.make_room(unless_free=unless_free)
 
     def shed(self) -> None:
@@ -347,7 +373,9 @@ class GpuSession:
                 # Where tests are packed, one that measures nothing has its share of the GPU already.
                 alone = not self.settings.pack or not self.is_part or may_measure(item)
                 for uuid in sorted(reserved(item, self.chosen)) if alone else ():
-                    stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid))
+                    stack.enter_context(
+                        self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid)
+                    )
             except GpuBusy:
                 self._waits = False
                 raise
@@ -364,8 +392,13 @@ class GpuSession:
         """Remember the test that lost the context. `error`: what the runtime said, or the call that did it."""
         file, line, _ = item.location
         named = re.search(r"cudaError([A-Z]\w+)", error)
-        what = re.sub(r"(?<!^)(?=[A-Z])", " ", named[1]).lower() if named else error.partition(". ")[0]
-        self.lost_in, self.lost_how = item.nodeid, f"{what}, {file}" + ("" if line is None else f":{line + 1}")
+        what = (
+            re.sub(r"(?<!^)(?=[A-Z])", " ", named[1]).lower() if named else error.partition(". ")[0]
+        )
+        self.lost_in, self.lost_how = (
+            item.nodeid,
+            f"{what}, {file}" + ("" if line is None else f":{line + 1}"),
+        )
 
     @property
     def why_unrun(self) -> str:
@@ -387,7 +420,9 @@ class GpuSession:
                     gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
                     self.watch = None
                     self._lost(item, "cudaDeviceReset")
-                    self.remark(f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                    self.remark(
+                        f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run"
+                    )
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
@@ -396,9 +431,13 @@ class GpuSession:
             except DeviceError:
                 if not self._device.streams.end_captures():
                     raise
-                self.remark(f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
+                self.remark(
+                    f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it"
+                )
                 self._device.streams.synchronize()
-                raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
+                raise DeviceError(
+                    "the test left the capture of a stream open; it was ended, and its graph dropped"
+                ) from None
             finally:
                 self.rest()
 
@@ -420,7 +459,9 @@ class GpuSession:
         `waits`: it waits for the device, and runs no code of others.
         """
         if self.guardian is not None:
-            self.guardian.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
+            self.guardian.limit(
+                self.timeout + more if self.timeout else math.inf, what, waits=waits
+            )
 
     def rest(self) -> None:
         """End the limit."""
@@ -437,7 +478,10 @@ class GpuSession:
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor, kernels = self.__dict__.pop("conductor", None), self.__dict__.pop("kernels", None)
+        conductor, kernels = (
+            self.__dict__.pop("conductor", None),
+            self.__dict__.pop("kernels", None),
+        )
         if device.was_reset():
             device.close()
             self._gone += [device, conductor, kernels]
@@ -488,18 +532,30 @@ class GpuSession:
             with self.device.current(), self.device.footprints.paused():
                 self.conductor.ready()
                 return read_controls(self.device, latency=latency)
-        except DeviceError:  # such as too little free memory; the measurements report any other cause
+        except (
+            DeviceError
+        ):  # such as too little free memory; the measurements report any other cause
             return None
 
     def check_controls(self) -> None:
         """Read the controls once more, and note which of them changed since the start."""
-        if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None or self.lost_in is not None:
+        if (
+            "provenance" not in self.__dict__
+            or self.provenance.controls is None
+            or self._device is None
+            or self.lost_in is not None
+        ):
             return
         try:
             with self._exclusive(None):
                 changes = self.changes()
         except LockUnusable as error:
-            self.drifts.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
+            self.drifts.append(
+                (
+                    "dram",
+                    f"UNDECIDED: whether the device changed while it was measured is not known: {error}",
+                )
+            )
             return
         for kind, log in changes.items():
             if (message := since_start(kind, log)) is not None:
@@ -525,7 +581,11 @@ class GpuSession:
     def settled(self, rows: Iterable[Row]) -> list[Row]:
         """Rows that follow no control that changed."""
         changed_kinds = {kind for kind, _ in self.drifts}
-        return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
+        return (
+            []
+            if "dram" in changed_kinds
+            else [row for row in rows if self._follows(row) not in changed_kinds]
+        )
 
     def _follows(self, row: Row) -> str | None:
         return control_of(row.measurement, self.facts) if row.measurement is not None else None
@@ -539,7 +599,9 @@ class GpuSession:
         budgets = [settings.budget] if settings.budget is not None else []
         if self.ledger is not None:
             budgets.append(self.ledger.share(nodeid, label))
-        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
+        return Plan(
+            settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets)
+        )
 
     def open_ledger(self, items: Iterable[pytest.Item]) -> None:
         """Divide a total budget among the tests that measure, by their cost in the baseline."""
@@ -556,11 +618,16 @@ class GpuSession:
             if not uses(item, BENCHMARK_FIXTURE):
                 continue
             try:
-                most = of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
+                most = (
+                    of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
+                )
             except SettingsError:  # in a worker: the test fails by it, and measures nothing
                 continue
             measured = known.get(item.nodeid, {})
-            expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
+            expected[item.nodeid] = {
+                label: need(measurement, self.facts, most)
+                for label, measurement in measured.items()
+            }
         # Each process of the run has its part.
         self.ledger = Ledger(total / (self.settings.processes or 1), expected)
 
@@ -583,7 +650,12 @@ class GpuTest:
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
         settings = session.settings
         cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
+        self.arena = Arena(
+            self.device,
+            zlib.crc32(item.nodeid.encode(errors="surrogatepass")),
+            cap,
+            oversubscribes=oversubscribes,
+        )
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
@@ -591,9 +663,12 @@ class GpuTest:
         self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.replay: Replay | None = None
-        self.subtest_failed = False  # a subtest has failed: the body continues, and pytest fails the test at its end
+        # a subtest has failed: the body continues, and pytest fails the test at its end
+        self.subtest_failed = False
         self.judged = False  # the body has ended: nothing more is measured
-        self.wrong: str | None = None  # the first result that was wrong, in words; the test fails by it even if it catches the error
+        # the first result that was wrong, in words; the test fails by it even if it catches the
+        # error
+        self.wrong: str | None = None
 
     @property
     def kernels(self) -> Kernels:
@@ -608,7 +683,9 @@ class GpuTest:
         """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
         plan = self.session.plan(self.settings, nodeid, label)
-        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True)
+        self.session.limit(
+            f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True
+        )
         try:
             yield plan
         finally:
@@ -636,8 +713,11 @@ class GpuTest:
                     self.session.limit("the test's teardown")
 
 
-SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()  # on `config.stash`; absent while the plugin is off
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
+"""On `config.stash`; absent while the plugin is off."""
 
-TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()  # on `item.stash`, once a fixture of ours was set up
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
+"""On `item.stash`, once a fixture of ours was set up."""
 
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()  # on `item.stash`: the test's rows, once it was judged
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+"""On `item.stash`: the test's rows, once it was judged."""

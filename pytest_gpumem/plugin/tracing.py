@@ -21,7 +21,13 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import memory_reasons, site_lines
 
 
-def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], item: pytest.Item, session: GpuSession) -> Footprint:
+def traced(
+    footprint: Footprint,
+    watch: MemoryWatch,
+    allowed: Sequence[str],
+    item: pytest.Item,
+    session: GpuSession,
+) -> Footprint:
     """A footprint with the lines that allocated; unchanged unless allocations are traced.
     `footprint`: as just read from `watch`.
     `watch`: of the test or of a part of it.
@@ -31,13 +37,21 @@ def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], ite
         return footprint
     accounts = watch.accounts()
     root = item.config.rootpath
-    kept = [one for one in accounts.kept if not is_allowed(one, allowed, root)] if footprint.ended and footprint.kept else ()
+    kept = (
+        [one for one in accounts.kept if not is_allowed(one, allowed, root)]
+        if footprint.ended and footprint.kept
+        else ()
+    )
     if not kept:
         return replace(footprint, sites=sites(accounts.at_peak, (), root))
-    return replace(footprint, sites=sites(accounts.at_peak, kept, root, session.device.footprints.referrers()))
+    return replace(
+        footprint, sites=sites(accounts.at_peak, kept, root, session.device.footprints.referrers())
+    )
 
 
-def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path) -> Footprint:
+def without_allowed(
+    footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path
+) -> Footprint:
     """A footprint whose kept memory leaves out what was allocated by lines that `allow_kept` names. Memory of an unknown line counts. A
     free that the log missed counts as a free of memory from a named line.
     `footprint`: as just read from `watch`.
@@ -51,7 +65,9 @@ def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence
     for use in footprint.uses:
         series = use.library, use.kind
         counting = max(use.kept - named[series], min(use.kept, others[series]))
-        uses.append(replace(use, kept=counting, allowed=use.kept - counting) if use.kept > 0 else use)
+        uses.append(
+            replace(use, kept=counting, allowed=use.kept - counting) if use.kept > 0 else use
+        )
     return replace(footprint, uses=tuple(uses))
 
 
@@ -60,7 +76,9 @@ WATCH = ("--gpumem-footprint=trace",)
 
 def by_memory(row: Row) -> bool:
     """True if a row fails by its memory."""
-    return row.footprint is not None and any(one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits)
+    return row.footprint is not None and any(
+        one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits
+    )
 
 
 def with_lines(row: Row, session: GpuSession) -> Row:

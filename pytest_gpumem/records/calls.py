@@ -34,8 +34,11 @@ class Calls(Record, frozen=True):
     kernels: Count = 0  # Launched kernels, those of graphs included
     copies: tuple[CopyUse, ...] = ()  # Copies by kind, without times
     memsets: Count = 0  # Memsets
-    default_stream: Count = 0  # Kernels, copies and memsets on the legacy default stream, which waits for other streams
-    waiting: tuple[WaitLine, ...] = ()  # Lines that wait or may wait, in the order of their first call
+    default_stream: Count = 0
+    """Kernels, copies and memsets on the legacy default stream, which waits for other streams."""
+    waiting: tuple[
+        WaitLine, ...
+    ] = ()  # Lines that wait or may wait, in the order of their first call
     strict: bool = False  # `strict_waits`: calls that may wait count as waits
     first_use: dict[str, Count] = field(default_factory=dict)
     """Calls inside a first use, by kind such as "modules", "kernels" and "waits": they depend on what ran before."""

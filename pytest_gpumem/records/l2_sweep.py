@@ -13,11 +13,17 @@ class Setting(NamedTuple):
     """One place of the map."""
 
     set_aside: int  # Bytes of L2 set aside; 0 without a set-aside and a window
-    hit_ratio: float  # Share of the window's accesses with the persisting property; 0 without a window
+    hit_ratio: (
+        float  # Share of the window's accesses with the persisting property; 0 without a window
+    )
 
     def options(self) -> dict[str, int | float | str]:
         """The arguments of `persisting_stream`."""
-        return {"set_aside": self.set_aside, "hit_ratio": self.hit_ratio} if self.set_aside else {"set_aside": "off"}
+        return (
+            {"set_aside": self.set_aside, "hit_ratio": self.hit_ratio}
+            if self.set_aside
+            else {"set_aside": "off"}
+        )
 
 
 OFF = Setting(0, 0.0)  # No set-aside and no window
@@ -28,7 +34,9 @@ class Point(Record, frozen=True):
 
     setting: Setting
     latency: LaunchTime  # Seconds of one launch
-    half_width: float | None  # Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown
+    half_width: (
+        float | None
+    )  # Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown
 
 
 class Change(Record, frozen=True):

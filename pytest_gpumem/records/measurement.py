@@ -65,7 +65,11 @@ def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
     modes = modes_of(medians)
     mode, count = Counter(modes).most_common(1)[0] if modes else (0, 0)
     most = MOST_OF_MANY if len(modes) >= MANY else MOST
-    return tuple(median for median, own in zip(medians, modes, strict=True) if own == mode or count < most * len(modes))
+    return tuple(
+        median
+        for median, own in zip(medians, modes, strict=True)
+        if own == mode or count < most * len(modes)
+    )
 
 
 class MovedBytes(Record, frozen=True):
@@ -74,7 +78,8 @@ class MovedBytes(Record, frozen=True):
     reads: Bytes  # Distinct bytes read
     writes: Bytes  # Distinct bytes written
     link: bool = False  # True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted
-    declared: Bytes | None = None  # Total bytes that the user declares, where reads and writes are not known apart
+    declared: Bytes | None = None
+    """Total bytes that the user declares, where reads and writes are not known apart."""
 
     @property
     def total(self) -> int:
@@ -89,13 +94,19 @@ class DramBytes(Record, frozen=True):
 
     reads: Bytes  # Bytes read from DRAM
     writes: Bytes  # Bytes written to DRAM, without those that are still dirty in L2 when the launch ends
-    l2_reads: Bytes | None  # Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted
-    l2_writes: Bytes | None  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted
+    l2_reads: (
+        Bytes | None
+    )  # Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted
+    l2_writes: (
+        Bytes | None
+    )  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted
     launches: Launches  # Launches that were counted
     source: str  # Source of the counts, such as "ncu"
     sectors_per_request: Sectors | None = None
     """Sectors of 32 bytes that one load of a warp from global memory touches, of the kernel with most; None where it was not counted."""
-    l2_hit_rate: float | None = None  # L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not counted
+    l2_hit_rate: float | None = None
+    """L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not
+    counted."""
 
     @property
     def total(self) -> int:
@@ -113,7 +124,8 @@ class Conditions(Record, frozen=True):
     throttle_reasons: tuple[str, ...] | None = ()
     """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks; None where the driver
     does not report them"""
-    other_processes: Count | None = None  # Other compute processes on the device; None where the driver does not report them
+    other_processes: Count | None = None
+    """Other compute processes on the device; None where the driver does not report them."""
 
 
 class Window(Record, frozen=True):
@@ -133,7 +145,9 @@ class Controls(Record, frozen=True):
 
     dram: LaunchTime | None = None  # Seconds of a read from DRAM; None where it was not measured
     l2: LaunchTime | None = None  # Seconds of a read from L2; None where it was not measured
-    launch: LaunchTime | None = None  # Seconds between two events with an idle launch between them; None where it was not measured
+    launch: LaunchTime | None = None
+    """Seconds between two events with an idle launch between them; None where it was not
+    measured."""
     latency: LaunchTime | None = None
     """Seconds of one of many dependent accesses to DRAM: cards of one model come with different memory; None where it was not measured."""
     source: str = ""  # Digest of the control kernels' source and of the arrays that they read; readings of different sources do not compare
@@ -144,15 +158,18 @@ class Provenance(Record, frozen=True):
 
     utc: str  # Start of the process's session, ISO 8601
     card: str | None = None  # UUID of the GPU; None where it has none
-    controls: Controls | None = None  # Readings of the control kernels at the session's start; None where they did not run
+    controls: Controls | None = None
+    """Readings of the control kernels at the session's start; None where they did not run."""
 
 
 class Repeat(Record, frozen=True):
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
 
     medians: LaunchTimes  # Seconds: median of each buffer placement
-    overhead: Seconds | None = None  # Seconds of launch overhead in that process, as `Measurement.overhead`
-    controls: Controls | None = None  # Readings of the control kernels in that process; None where they did not run
+    overhead: Seconds | None = None
+    """Seconds of launch overhead in that process, as `Measurement.overhead`."""
+    controls: Controls | None = None
+    """Readings of the control kernels in that process; None where they did not run."""
 
 
 class NoShare(str, Enum):
@@ -307,7 +324,9 @@ class Measurement(Record, frozen=True, dict=True):
         """The 95 % confidence interval of `latency_per_access` over placements: low and high, in seconds; None with fewer than two."""
         if not self.accesses_per_launch or self.half_width is None:
             return None
-        return (self.latency - self.half_width) / self.accesses_per_launch, (self.latency + self.half_width) / self.accesses_per_launch
+        return (self.latency - self.half_width) / self.accesses_per_launch, (
+            self.latency + self.half_width
+        ) / self.accesses_per_launch
 
     @property
     def bandwidth(self) -> float | None:
@@ -320,7 +339,11 @@ class Measurement(Record, frozen=True, dict=True):
 
         Caches and memory together supply them. `bandwidth` of such a launch counts every byte once, and looks slow.
         """
-        if self.requested is None or self.moved_bytes is None or self.requested < REPEATED * self.moved_bytes.total:
+        if (
+            self.requested is None
+            or self.moved_bytes is None
+            or self.requested < REPEATED * self.moved_bytes.total
+        ):
             return None
         return self.requested / self.latency
 
@@ -349,7 +372,11 @@ class Measurement(Record, frozen=True, dict=True):
     @property
     def placement_spread(self) -> float | None:
         """Standard deviation of all placements' medians over their mean."""
-        return statistics.stdev(self.medians) / statistics.fmean(self.medians) if len(self.placements) > 1 else None
+        return (
+            statistics.stdev(self.medians) / statistics.fmean(self.medians)
+            if len(self.placements) > 1
+            else None
+        )
 
     @property
     def noise(self) -> float | None:
@@ -364,25 +391,36 @@ class Limits(Record, frozen=True):
     max_latency: str | None = None  # Longest latency: "12 us"
     max_host_time: str | None = None  # Longest time of the host to queue one launch: "50 us"
     max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
-    max_migrated: str | None = None  # Most bytes of managed memory that move during one launch: "64 MiB"
+    max_migrated: str | None = None
+    """Most bytes of managed memory that move during one launch: "64 MiB"."""
     max_kernels: str | None = None  # Most kernels in one launch: "3"
     max_copies: str | None = None  # Most copies in one launch: "1"
     max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
     max_waits: str | None = None  # Most times that the host waits for the device in one launch: "0"
-    max_registers: str | None = None  # Most registers of a thread, over the kernels of one launch: "64"
-    max_spill: str | None = None  # Most bytes of local memory of a thread, over the kernels of one launch: "0 B"
-    same_kernels: str | None = None  # "true": the kernels of one launch and their shapes are those of the baseline
-    max_dram_bytes: str | None = None  # Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"
-    max_sectors_per_request: str | None = None  # Most sectors that a load of a warp touches, by the hardware's counters: "4"
+    max_registers: str | None = None
+    """Most registers of a thread, over the kernels of one launch: "64"."""
+    max_spill: str | None = None
+    """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
+    same_kernels: str | None = None
+    """ "true": the kernels of one launch and their shapes are those of the baseline."""
+    max_dram_bytes: str | None = None
+    """Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"."""
+    max_sectors_per_request: str | None = None
+    """Most sectors that a load of a warp touches, by the hardware's counters: "4"."""
     min_l2_hit_rate: str | None = None  # Least L2 hit rate, by the hardware's counters: "80%"
     min_overlap: str | None = None  # Least hidden share of the time that overlap can hide: "80%"
-    max_regression: str | None = None  # Largest slow-down against the baseline: "1%" or "1% + 0.2 us"
-    fail_if_faster: str | None = None  # Gain against the baseline from which on the baseline is stale: "5%"
-    faster_than: str | None = None  # Another measurement of the same test that must be slower: "faulting", or "20 x faulting"
+    max_regression: str | None = None
+    """Largest slow-down against the baseline: "1%" or "1% + 0.2 us"."""
+    fail_if_faster: str | None = None
+    """Gain against the baseline from which on the baseline is stale: "5%"."""
+    faster_than: str | None = None
+    """Another measurement of the same test that must be slower: "faulting", or "20 x faulting"."""
     max_peak: str | None = None  # Most bytes of device memory in use at once: "2 GiB"
     max_kept: str | None = None  # Most bytes still in use after the test: "0 B"
-    max_reserved: str | None = None  # Most bytes by which the unused memory of pools grows: "512 MiB"
+    max_reserved: str | None = None
+    """Most bytes by which the unused memory of pools grows: "512 MiB"."""
     max_allocations: str | None = None  # Most allocations: "100"
-    max_peak_regression: str | None = None  # Largest growth of the peak against the baseline: "0 B" or "5%"
+    max_peak_regression: str | None = None
+    """Largest growth of the peak against the baseline: "0 B" or "5%"."""
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

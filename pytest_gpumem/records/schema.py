@@ -28,7 +28,15 @@ PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
     Omission: ("key",),
-    Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread", "modes"),
+    Measurement: (
+        "latency",
+        "latency_per_access",
+        "latency_per_access_interval",
+        "bandwidth",
+        "noise",
+        "placement_spread",
+        "modes",
+    ),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
@@ -103,7 +111,12 @@ def device_from_json(value: object) -> DeviceFacts:
     return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
-def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Omission] = ()) -> dict[str, Any]:
+def document(
+    facts: DeviceFacts,
+    rows: Sequence[Row],
+    settings: Mapping[str, object],
+    missing: Sequence[Omission] = (),
+) -> dict[str, Any]:
     """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
     Raises `SchemaError`: a number that is not finite, or a setting that is no plain value.
     """
@@ -148,13 +161,18 @@ def other_schema(found: object, reads: int) -> str:
 
 def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
     """Profiles as plain values, with the version of their layout. Raises `SchemaError`: a number that is not finite."""
-    return {"schema": PROFILE_SCHEMA, "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)]}
+    return {
+        "schema": PROFILE_SCHEMA,
+        "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)],
+    }
 
 
 def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
     """The profiles that `profiles_to_json` wrote. Raises `SchemaError`: another version, or a value that does not fit, with its path."""
     if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
-        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem explain --keep` writes")
+        raise SchemaError(
+            "$.profiles: missing, or not a JSON list; accepted is what `gpumem explain --keep` writes"
+        )
     if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
         raise SchemaError(other_schema(schema, PROFILE_SCHEMA))
     return from_plain(value["profiles"], tuple[TestProfile, ...], "$.profiles")
@@ -178,7 +196,9 @@ def _without_derived(value: object, kind: type[Record]) -> object:
 
 def _refuse_other_label(row: Row, path: str) -> None:
     if row.measurement is not None and row.label != row.measurement.label:
-        raise SchemaError(f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}")
+        raise SchemaError(
+            f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}"
+        )
 
 
 def _refuse_unplain(value: object, path: str) -> None:
@@ -202,10 +222,14 @@ def _located(message: str, value: Any, path: str) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as "PATH.a[0]: 'x'; expected `int`, got `str`"."""
     problem, _, where = message.partition(" - at `$")
     where = where.rstrip("`")
-    if (unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)) is not None:
+    if (
+        unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)
+    ) is not None:
         return f"{path}{where}.{unknown[1]}: unknown"
     if problem.startswith("Object missing"):
         return f"{path}{where}: {problem}"
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", where):  # "[...]" stands for any key: the mapping is shown
+    for name, index in re.findall(
+        r"\.(\w+)|\[(\d+)\]", where
+    ):  # "[...]" stands for any key: the mapping is shown
         value = value[name or int(index)]
     return f"{path}{where}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"

@@ -16,18 +16,46 @@ def call_facts(calls: Calls) -> Iterator[tuple[str, str]]:
     """Terms and texts of one test."""
     if calls.not_counted is not None:
         yield "not counted", calls.not_counted
-    copies = ", ".join(f"{copy.count} {copy.kind} {copy.source} to {copy.destination} {short_bytes(copy.nbytes)}" for copy in calls.copies)
-    parts = [counted(calls.kernels, "kernel"), f"copies: {copies}" if copies else "no copy", counted(calls.memsets, "memset")]
-    yield "calls", ", ".join([*parts, *([f"{calls.default_stream} on the legacy default stream"] if calls.default_stream else [])])
+    copies = ", ".join(
+        f"{copy.count} {copy.kind} {copy.source} to {copy.destination} {short_bytes(copy.nbytes)}"
+        for copy in calls.copies
+    )
+    parts = [
+        counted(calls.kernels, "kernel"),
+        f"copies: {copies}" if copies else "no copy",
+        counted(calls.memsets, "memset"),
+    ]
+    yield (
+        "calls",
+        ", ".join(
+            [
+                *parts,
+                *(
+                    [f"{calls.default_stream} on the legacy default stream"]
+                    if calls.default_stream
+                    else []
+                ),
+            ]
+        ),
+    )
     for wait in calls.waiting:
-        yield ("waits" if wait.sure else "may wait"), f"{_place(wait)}{' (allowed)' if wait.allowed else ''}"
+        yield (
+            ("waits" if wait.sure else "may wait"),
+            f"{_place(wait)}{' (allowed)' if wait.allowed else ''}",
+        )
     if calls.first_use:
-        yield "first use", ", ".join(f"{count} {what}" for what, count in calls.first_use.items()) + "; counted apart"
+        yield (
+            "first use",
+            ", ".join(f"{count} {what}" for what, count in calls.first_use.items())
+            + "; counted apart",
+        )
 
 
 def _place(wait: WaitLine) -> str:
     time = f", {format_time(wait.seconds)}" if wait.seconds else ""
-    return f"{wait.place} {wait.count} x {wait.call} ({wait.of}{time})" + (f": {wait.code}" if wait.code else "")
+    return f"{wait.place} {wait.count} x {wait.call} ({wait.of}{time})" + (
+        f": {wait.code}" if wait.code else ""
+    )
 
 
 def call_totals(tests: Iterable[Calls]) -> Iterator[str]:

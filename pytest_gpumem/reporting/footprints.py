@@ -19,18 +19,30 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
     if footprint.watched:
         yield "peak memory", _of_uses(footprint.peak, footprint, "peak", "device")
         if (footprint.driver_peak or 0) > footprint.peak:
-            yield "from the driver", f"{short_bytes(footprint.needed)} at most: pools hold more than is in use"
+            yield (
+                "from the driver",
+                f"{short_bytes(footprint.needed)} at most: pools hold more than is in use",
+            )
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
         if footprint.ended:
             yield "kept", _of_uses(footprint.kept, footprint, "kept")
         if footprint.ended and footprint.reserved:
-            yield "reserved", f"{_of_uses(footprint.reserved, footprint, 'reserved')}; pools hold it and nobody uses it"
+            yield (
+                "reserved",
+                f"{_of_uses(footprint.reserved, footprint, 'reserved')}; pools hold it and nobody uses it",
+            )
         if footprint.allocations:
-            yield "allocations", f"{footprint.allocations}, the largest {short_bytes(footprint.largest)}"
+            yield (
+                "allocations",
+                f"{footprint.allocations}, the largest {short_bytes(footprint.largest)}",
+            )
     if footprint.bound:
-        yield "not told apart", f"up to {short_bytes(footprint.bound)} more were taken, by the free memory of the GPU"
+        yield (
+            "not told apart",
+            f"up to {short_bytes(footprint.bound)} more were taken, by the free memory of the GPU",
+        )
     for reason in footprint.not_watched:
         yield "not watched", reason
     if footprint.calls is not None:
@@ -43,15 +55,30 @@ def totals(rows: Sequence[Row]) -> list[str]:
     found = []
     for word, name in (("most memory", "peak"), ("kept", "kept")):
         taking = sorted(
-            ((getattr(footprint, name), row.nodeid) for row, footprint in watched if getattr(footprint, name) > 0), reverse=True
+            (
+                (getattr(footprint, name), row.nodeid)
+                for row, footprint in watched
+                if getattr(footprint, name) > 0
+            ),
+            reverse=True,
         )
         if taking:
-            shown = ", ".join(f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN])
+            shown = ", ".join(
+                f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN]
+            )
             of = f" ({counted(len(taking), 'test')} of {len(watched)})" if name == "kept" else ""
             found.append(f"{word}{of}: {shown}")
-    if needed := max((footprint.needed for _, footprint in watched if footprint.driver_peak is not None), default=0):
-        found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
-    return [*found, *call_totals(footprint.calls for _, footprint in watched if footprint.calls is not None)]
+    if needed := max(
+        (footprint.needed for _, footprint in watched if footprint.driver_peak is not None),
+        default=0,
+    ):
+        found.append(
+            f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)"
+        )
+    return [
+        *found,
+        *call_totals(footprint.calls for _, footprint in watched if footprint.calls is not None),
+    ]
 
 
 def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:
@@ -59,7 +86,10 @@ def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = Non
     uses = [use for use in footprint.uses if getattr(use, name) > 0 and kind in (None, use.kind)]
     if len(uses) == 1:
         return f"{short_bytes(total)} ({_library(uses[0])})"
-    parts = ", ".join(f"{_library(use)} {short_bytes(getattr(use, name))}" for use in sorted(uses, key=lambda use: -getattr(use, name)))
+    parts = ", ".join(
+        f"{_library(use)} {short_bytes(getattr(use, name))}"
+        for use in sorted(uses, key=lambda use: -getattr(use, name))
+    )
     return short_bytes(total) + (f" ({parts})" if parts else "")
 
 
@@ -96,7 +126,11 @@ def site_changes(base: Sequence[Site], head: Sequence[Site], name: str) -> tuple
     for key in after:
         if key in was:
             continue
-        alike = max((one for one in gone if one[0] == key[0] and one[2:] == key[2:]), key=lambda one: _similarity(one, key), default=None)
+        alike = max(
+            (one for one in gone if one[0] == key[0] and one[2:] == key[2:]),
+            key=lambda one: _similarity(one, key),
+            default=None,
+        )
         if alike is not None and _similarity(alike, key) >= ALIKE:
             was[key] = alike
             gone.remove(alike)
@@ -108,7 +142,11 @@ def site_changes(base: Sequence[Site], head: Sequence[Site], name: str) -> tuple
     for key, sites in after.items():
         old = was.get(key)
         text = old[1] if old is not None and old[1] != key[1] else ""
-        found.append(SiteChange(max(sites, key=of), 0 if old is None else total(before[old]), total(sites), text))
+        found.append(
+            SiteChange(
+                max(sites, key=of), 0 if old is None else total(before[old]), total(sites), text
+            )
+        )
     found += [SiteChange(max(before[key], key=of), total(before[key]), 0) for key in gone]
     return tuple(sorted((one for one in found if one.growth), key=lambda one: -one.growth))
 
@@ -126,7 +164,8 @@ def _similarity(one: _Key, other: _Key) -> float:
     return SequenceMatcher(None, one[1], other[1], autojunk=False).ratio()
 
 
-SHOWN = 3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
+SHOWN = 3
+"""Tests that the totals of a run name; lines, and changes, that a failed test's report shows."""
 _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
 
@@ -137,14 +176,24 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
     """
     lines: list[str] = []
     for title, name in (("in use at the peak", "at_peak"), ("kept", "kept")):
-        sites = sorted((site for site in footprint.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
+        sites = sorted(
+            (site for site in footprint.sites if getattr(site, name)),
+            key=lambda site: -getattr(site, name),
+        )
         if sites:
             lines.append(f"{title}, {_total(sites, name)}:")
             lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
         if sites and base is not None and base.sites:
             lines += _changes(site_changes(base.sites, footprint.sites, name))
-    if lines and base is not None and not base.sites and (footprint.peak > base.peak or footprint.kept > base.kept):
-        lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
+    if (
+        lines
+        and base is not None
+        and not base.sites
+        and (footprint.peak > base.peak or footprint.kept > base.kept)
+    ):
+        lines.append(
+            "the baseline was saved without --gpumem-footprint=trace: which line grew is not known"
+        )
     return lines
 
 
@@ -154,7 +203,9 @@ def growths(base: Footprint, head: Footprint) -> list[str]:
     for title, name in (("peak memory", "peak"), ("kept memory", "kept")):
         was, now = getattr(base, name), getattr(head, name)
         if was != now:
-            lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
+            lines.append(
+                f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})"
+            )
     return lines
 
 
@@ -175,14 +226,20 @@ def memory_reasons(base: Footprint | None, head: Footprint) -> list[str]:
     if any(line.startswith(" ") for line in lines):
         return lines
     name = "at_peak" if any(site.at_peak for site in head.sites) else "kept"
-    largest = sorted((site for site in head.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
+    largest = sorted(
+        (site for site in head.sites if getattr(site, name)), key=lambda site: -getattr(site, name)
+    )
     return [_site(site, name)[0] for site in largest[:SHOWN]]
 
 
 def peak_stack(footprint: Footprint) -> list[str]:
     """The lines of the user's code that led to the largest site at the peak, the outermost first."""
     largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)
-    return ["the way to the largest:", *(f"  {line}" for line in largest.stack)] if largest is not None and len(largest.stack) > 1 else []
+    return (
+        ["the way to the largest:", *(f"  {line}" for line in largest.stack)]
+        if largest is not None and len(largest.stack) > 1
+        else []
+    )
 
 
 def place(site: Site) -> str:
@@ -200,7 +257,9 @@ def _total(sites: Sequence[Site], name: str) -> str:
 def _site(site: Site, name: str) -> list[str]:
     number = getattr(site, f"{name}_count")
     kind = "" if site.kind == "device" else f" {site.kind}"
-    lines = [f"  {short_bytes(getattr(site, name))}  {place(site)}  ({site.library}{kind}, {counted(number, 'allocation')})"]
+    lines = [
+        f"  {short_bytes(getattr(site, name))}  {place(site)}  ({site.library}{kind}, {counted(number, 'allocation')})"
+    ]
     if name == "kept":
         lines += [f"    kept by {referrer}" for referrer in site.referrers]
     return lines

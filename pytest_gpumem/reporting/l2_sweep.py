@@ -12,7 +12,11 @@ from pytest_gpumem.units import MiB, format_bytes, format_share, format_shares, 
 
 def setting_text(setting: Setting) -> str:
     """Such as "9.375 MiB at hit ratio 0.8", or "off"."""
-    return f"{format_bytes(setting.set_aside)} at hit ratio {setting.hit_ratio:.3g}" if setting.set_aside else "off"
+    return (
+        f"{format_bytes(setting.set_aside)} at hit ratio {setting.hit_ratio:.3g}"
+        if setting.set_aside
+        else "off"
+    )
 
 
 def sweep_sentence(sweep: Sweep) -> str:
@@ -32,7 +36,10 @@ def sweep_sentence(sweep: Sweep) -> str:
 
 def sweep_sentences(sweep: Sweep) -> tuple[str, ...]:
     """The result, the loss of the textbook's settings, the size of the search, and notes."""
-    losses = (f"{book.name}, {setting_text(book.point.setting)}: {_loss(sweep, book)}" for book in sweep.textbook)
+    losses = (
+        f"{book.name}, {setting_text(book.point.setting)}: {_loss(sweep, book)}"
+        for book in sweep.textbook
+    )
     took = f"{len(sweep.points)} of {counted(sweep.grid, 'setting')} measured; the gains in words are from fresh samples"
     return (sweep_sentence(sweep), *losses, took, *sweep.notes)
 
@@ -65,7 +72,11 @@ class _Map:
 
     def row(self, setting: Setting) -> str:
         """The row of a setting: its hit ratio, or `FITTED`."""
-        return FITTED if self.sweep.fitted(setting) and setting.hit_ratio < 1 else f"{setting.hit_ratio:.3g}"
+        return (
+            FITTED
+            if self.sweep.fitted(setting) and setting.hit_ratio < 1
+            else f"{setting.hit_ratio:.3g}"
+        )
 
     def gain(self, point: Point) -> float:
         """Percent against off."""
@@ -86,8 +97,16 @@ def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
     best setting has a star."""
     grid = _Map(sweep)
     found = {(grid.row(point.setting), point.setting.set_aside): point for point in grid.points}
-    lines = [Line(row, [_cell(grid, found.get((row, set_aside)), width >= WIDE) for set_aside in grid.columns]) for row in grid.rows]
-    table = Columns("hit ratio", [f"{set_aside / MiB:.3g}" for set_aside in grid.columns], "", lines)
+    lines = [
+        Line(
+            row,
+            [_cell(grid, found.get((row, set_aside)), width >= WIDE) for set_aside in grid.columns],
+        )
+        for row in grid.rows
+    ]
+    table = Columns(
+        "hit ratio", [f"{set_aside / MiB:.3g}" for set_aside in grid.columns], "", lines
+    )
     heading = f"{name}: {grid.title}; gain in % against off ({format_time(grid.off)}) by set-aside in MiB, * the best"
     arguments = ", ".join(f"{name}={value!r}" for name, value in sweep.recommend().items())
     sentences = [*sweep_sentences(sweep), f"recommended: persisting_stream(buffer, {arguments})"]

@@ -16,7 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.judging.bisection import BAD, GOOD, STEP, STEP_AGAIN, Level, Levels, Search, of_proof, of_step, whole_of
+from pytest_gpumem.judging.bisection import (
+    BAD,
+    GOOD,
+    STEP,
+    STEP_AGAIN,
+    Level,
+    Levels,
+    Search,
+    of_proof,
+    of_step,
+    whole_of,
+)
 from pytest_gpumem.judging.judge import ran_the_same
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
 from pytest_gpumem.outcomes import Outcome
@@ -68,7 +79,9 @@ class Conclusion:
     @property
     def commit(self) -> int | None:
         """The commit that carries the change, beyond doubt; None if it is not known."""
-        proven = bool(self.values) or (self.proof is not None and self.proof.outcome is Outcome.FAIL)
+        proven = bool(self.values) or (
+            self.proof is not None and self.proof.outcome is Outcome.FAIL
+        )
         return self.high if proven and not self.nothing and self.high - self.low == 1 else None
 
 
@@ -81,7 +94,9 @@ OnStep = Callable[
 ]  # is called with a commit before it is measured, and after, with what is known then
 
 
-def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: OnStep) -> Conclusion:
+def bisect_times(
+    commits: int, start: Paired, look: Look, time: Time, on_step: OnStep
+) -> Conclusion:
     """Find the commit that made a test slower.
 
     Args:
@@ -123,7 +138,9 @@ class _Line:
     on_step: OnStep
     steps: list[CommitStep] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
-    known: dict[int, tuple[Measurement, Level]] = field(default_factory=dict)  # what commits ran whose level was measured
+    known: dict[int, tuple[Measurement, Level]] = field(
+        default_factory=dict
+    )  # what commits ran whose level was measured
 
     def narrow(self, error: float, *, evidence: bool) -> tuple[Search, bool]:
         """Search as far as possible; False if a commit is not decided.
@@ -132,7 +149,11 @@ class _Line:
         search = Search(0, self.commits, error)
         good, bad = (self.look(index) for index in (0, self.commits))
         # If both ran the same, what a commit runs does not tell its side.
-        self.known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not ran_the_same(good, bad) else {}
+        self.known = (
+            {0: (good, GOOD), self.commits: (bad, BAD)}
+            if evidence and not ran_the_same(good, bad)
+            else {}
+        )
         while (index := search.next(self.skipped)) is not None:
             self.on_step(search, index, None)
             step, found = self._step(search, index)
@@ -158,7 +179,9 @@ class _Line:
         found = Levels(self.whole, search.error).of(paired.log_ratios)
         if paired.outcome is not None and self.known:
             self.known[index] = ran, found
-        return CommitStep(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
+        return CommitStep(
+            index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired
+        ), found
 
 
 def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) -> Conclusion:
@@ -187,7 +210,9 @@ def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) ->
     return Conclusion(search.low, search.high, tuple(steps), values=values)
 
 
-def by_times(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], _same: Collection[str] = ()) -> dict[str, Paired]:
+def by_times(
+    pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], _same: Collection[str] = ()
+) -> dict[str, Paired]:
     """As `judge_pairs`, whatever ran: good and bad may differ by what nothing but the times shows, and no search finds a rare mode."""
     return judge_pairs(pairs, deltas, clean=1)
 
@@ -209,13 +234,18 @@ class Commits:
     """Measures commits in worktrees of their own. Processes that were run before come from the journals."""
 
     def __init__(
-        self, line: Sequence[Commit], asked: Question, progress: Callable[[], AbstractContextManager[Callable[[DuetProgress], None]]]
+        self,
+        line: Sequence[Commit],
+        asked: Question,
+        progress: Callable[[], AbstractContextManager[Callable[[DuetProgress], None]]],
     ) -> None:
         """Nothing is run yet.
         `line`: the commits from good to bad.
         `progress`: shows a duet while it runs.
         """
-        self.processes = self.resumed = 0  # that were measured, the resumed ones included; that come from journals
+        self.processes = self.resumed = (
+            0  # that were measured, the resumed ones included; that come from journals
+        )
         self.duets = 0
         self.tests = asked.tests  # node ids that a process runs
         self._line = line
@@ -260,7 +290,10 @@ class Commits:
 
     def _looked(self, index: int) -> ProcessRecord:
         turn = Turn(1, HEAD)
-        with self._journal(self._line[index].short) as journal, Experiment(self._processes({HEAD: index}, 0), [turn], journal) as alone:
+        with (
+            self._journal(self._line[index].short) as journal,
+            Experiment(self._processes({HEAD: index}, 0), [turn], journal) as alone,
+        ):
             try:
                 process = alone.measure(self.tests)
             except RunError as error:
@@ -274,7 +307,13 @@ class Commits:
     def _processes(self, indices: Mapping[str, int], ahead: int = AHEAD) -> Processes:
         asked = self._asked
         return Processes(
-            _LazySides(self, indices), asked.arguments, self._files, asked.environment, ahead=ahead, evidence=True, tree=self.tree
+            _LazySides(self, indices),
+            asked.arguments,
+            self._files,
+            asked.environment,
+            ahead=ahead,
+            evidence=True,
+            tree=self.tree,
         )
 
     @property
@@ -300,7 +339,14 @@ class Commits:
         """
         sides = {
             # A worktree of a commit does not change.
-            side: Side(f"commit {commit.short}", commit.id, self._asked.here, self._asked.here, sys.executable, partial(str, commit.id))
+            side: Side(
+                f"commit {commit.short}",
+                commit.id,
+                self._asked.here,
+                self._asked.here,
+                sys.executable,
+                partial(str, commit.id),
+            )
             for side, commit in ((BASE, self._line[base]), (HEAD, self._line[head]))
         }
         processes = self._processes({BASE: base, HEAD: head})
@@ -314,7 +360,9 @@ class Commits:
                     wanted,
                     max_regression=max_regression,
                     rounds_max=self._asked.rounds_max,
-                    seed=int(self._line[head].id[:6], 16),  # another order of base and head in every duet
+                    seed=int(
+                        self._line[head].id[:6], 16
+                    ),  # another order of base and head in every duet
                     on_progress=show,
                     judge=judge,
                 )

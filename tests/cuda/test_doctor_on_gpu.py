@@ -34,7 +34,9 @@ def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
 
 
 @pytest.mark.usefixtures("free_gpu")
-def test_a_gpu_of_a_data_centre_copies_near_its_datasheets_bandwidth_and_is_healthy(tmp_path: Path) -> None:
+def test_a_gpu_of_a_data_centre_copies_near_its_datasheets_bandwidth_and_is_healthy(
+    tmp_path: Path,
+) -> None:
     found = health.examine(Storage(tmp_path))
     peak = found.facts.dram_peak
     assert not peak or health.LEAST_SHARE * peak < found.measured.copy < peak

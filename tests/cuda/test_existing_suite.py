@@ -49,15 +49,31 @@ SPELLINGS = (
     Spelling("event_synchronize", CUPY, "event.synchronize()"),
     Spelling("malloc", CUPY, "cupy.cuda.runtime.malloc(1 << 20)", sure=False),
     Spelling("free", CUPY, "cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(64))"),
-    Spelling("pageable_copy", CUPY, "cupy.cuda.runtime.memcpy(host.ctypes.data, a.data.ptr, host.nbytes, 2)"),
+    Spelling(
+        "pageable_copy",
+        CUPY,
+        "cupy.cuda.runtime.memcpy(host.ctypes.data, a.data.ptr, host.nbytes, 2)",
+    ),
     Spelling("copy_to_host", NUMBA, "d.copy_to_host()"),
     Spelling("numba_synchronize", NUMBA, "cuda.synchronize()"),
     Spelling("bindings_synchronize", BINDINGS, "runtime.cudaDeviceSynchronize()"),
-    Spelling("bindings_memcpy", BINDINGS, "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)"),
-    Spelling("host_to_host", BINDINGS, "runtime.cudaMemcpy(host.ctypes.data, host.ctypes.data + 64, 64, on_host)"),
+    Spelling(
+        "bindings_memcpy",
+        BINDINGS,
+        "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)",
+    ),
+    Spelling(
+        "host_to_host",
+        BINDINGS,
+        "runtime.cudaMemcpy(host.ctypes.data, host.ctypes.data + 64, 64, on_host)",
+    ),
 )
 BEFORE = {
-    CUPY: ("a, host = cupy.ones(1024), numpy.ones(1024)", "event = cupy.cuda.Event()", "event.record()"),
+    CUPY: (
+        "a, host = cupy.ones(1024), numpy.ones(1024)",
+        "event = cupy.cuda.Event()",
+        "event.record()",
+    ),
     TORCH: ("t = torch.ones(1024, device='cuda')", "event = torch.cuda.Event()", "event.record()"),
     NUMBA: ("from numba import cuda", "d = cuda.to_device(numpy.ones(1024))"),
     BINDINGS: (
@@ -90,7 +106,12 @@ def rows(folder: Path) -> Mapping[str, Any]:
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(
-        "--gpumem", "--gpumem-device=cuda", "-p", "no:cacheprovider", "--benchmark-json=out.json", *options
+        "--gpumem",
+        "--gpumem-device=cuda",
+        "-p",
+        "no:cacheprovider",
+        "--benchmark-json=out.json",
+        *options,
     )
 
 
@@ -107,9 +128,17 @@ def test_each_spelling_of_a_wait_is_named_with_its_line(pytester: pytest.Pyteste
             continue
         calls = row["footprint"]["calls"]
         assert calls["not_counted"] is None, calls
-        there = [wait for wait in calls["waiting"] if wait["line"] == lines[f"test_{one.name}"] and wait["file"] == "test_waits.py"]
+        there = [
+            wait
+            for wait in calls["waiting"]
+            if wait["line"] == lines[f"test_{one.name}"] and wait["file"] == "test_waits.py"
+        ]
         seen = [(wait["call"], wait["count"], wait["sure"]) for wait in calls["waiting"]]
-        print(one.name, "named" if any(wait["sure"] for wait in there) else "may" if there else "MISSED", seen)
+        print(
+            one.name,
+            "named" if any(wait["sure"] for wait in there) else "may" if there else "MISSED",
+            seen,
+        )
         if not there or (one.sure and not any(wait["sure"] for wait in there)):
             wrong.append((one.name, seen))
     assert not wrong
@@ -136,7 +165,11 @@ def test_no_line_is_named_in_300_tests_that_do_not_wait(pytester: pytest.Pyteste
         found = rows(pytester.path)
         assert len(found) == 300
         calls = {name: row["footprint"]["calls"] for name, row in found.items()}
-        assert {name: one["waiting"] for name, one in calls.items() if any(wait["sure"] for wait in one["waiting"])} == {}
+        assert {
+            name: one["waiting"]
+            for name, one in calls.items()
+            if any(wait["sure"] for wait in one["waiting"])
+        } == {}
         counts[order] = {name: (one["kernels"], len(one["copies"])) for name, one in calls.items()}
     one, other = counts.values()
     assert one == other
@@ -231,12 +264,19 @@ def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:
             benchmark(sorted, [2, 1])
         """
     )
-    result = run(pytester, "--gpumem-existing=adopt", "--benchmark-max-time=0.05", "--benchmark-min-rounds=3")
+    result = run(
+        pytester, "--gpumem-existing=adopt", "--benchmark-max-time=0.05", "--benchmark-min-rounds=3"
+    )
     result.assert_outcomes(passed=14)
     found = rows(pytester.path)
     for name, row in found.items():
         measured = row["measurement"]
-        print(name, f"{measured['latency'] * 1e6:.1f} us", measured["sampler"], f"host {row['extra']['host s'] * 1e6:.1f} us")
+        print(
+            name,
+            f"{measured['latency'] * 1e6:.1f} us",
+            measured["sampler"],
+            f"host {row['extra']['host s'] * 1e6:.1f} us",
+        )
     shapes = {
         "current_stream",
         "own_stream",

@@ -54,16 +54,32 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(tmp_path: Path) -> Start:
     def run(culprit: str, *arguments: str) -> subprocess.Popen[str]:
         (tmp_path / "test_it.py").write_text(MODULE.replace("CULPRIT", culprit))
-        own = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "100 ms", "-rA", "-p", "no:cacheprovider", "--rootdir=.")
+        own = (
+            "--gpumem",
+            "--gpumem-device",
+            "cuda",
+            "--gpumem-budget",
+            "100 ms",
+            "-rA",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir=.",
+        )
         command = [sys.executable, "-m", "pytest", *own, *arguments, "test_it.py"]
-        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     return run
 
 
 def verdicts(output: str) -> dict[str, str]:
     """The outcome of each test in pytest's short summary."""
-    lines = [line.split() for line in output.splitlines() if line.startswith(("PASSED test_it", "FAILED test_it", "ERROR test_it"))]
+    lines = [
+        line.split()
+        for line in output.splitlines()
+        if line.startswith(("PASSED test_it", "FAILED test_it", "ERROR test_it"))
+    ]
     return {words[1].partition("::")[2]: words[0] for words in lines}
 
 
@@ -71,21 +87,37 @@ def test_a_crash_after_the_last_wait_is_its_tests(start: Start) -> None:
     session = start("crash()")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "ERROR", "test_4": "PASSED"}
-    assert re.search(r"did not run: test_it\.py::test_2 lost the context \(\w[\w ]+, test_it\.py:\d+\)", output)
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        "test_2": "FAILED",
+        "test_3": "ERROR",
+        "test_4": "PASSED",
+    }
+    assert re.search(
+        r"did not run: test_it\.py::test_2 lost the context \(\w[\w ]+, test_it\.py:\d+\)", output
+    )
     last = output.rstrip().splitlines()[-1]
     assert " in " in last
-    assert last.endswith("=")  # nothing follows the summary: no traceback of a library that frees its memory
+    assert last.endswith(
+        "="
+    )  # nothing follows the summary: no traceback of a library that frees its memory
 
 
 def test_a_worker_that_lost_the_context_is_replaced(start: Start) -> None:
     session = start("crash()", "--gpumem-isolate")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        "test_2": "FAILED",
+        "test_3": "PASSED",
+        "test_4": "PASSED",
+    }
 
 
-@pytest.mark.parametrize("culprit", ["gpu_benchmark(hang)", "hang()", "hang(); cupy.cuda.Device().synchronize()"])
+@pytest.mark.parametrize(
+    "culprit", ["gpu_benchmark(hang)", "hang()", "hang(); cupy.cuda.Device().synchronize()"]
+)
 def test_an_endless_kernel_ends_the_session(start: Start, culprit: str) -> None:
     session = start(culprit)
     output, _ = session.communicate(timeout=120)
@@ -101,7 +133,12 @@ def test_a_worker_with_an_endless_kernel_is_replaced(start: Start) -> None:
     session = start("gpu_benchmark(hang)", "--gpumem-isolate")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        "test_2": "FAILED",
+        "test_3": "PASSED",
+        "test_4": "PASSED",
+    }
 
 
 def test_an_interrupt_ends_an_endless_kernel(start: Start) -> None:

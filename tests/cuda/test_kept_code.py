@@ -21,7 +21,9 @@ def test_the_next_process_needs_no_compiler(
     out = device_buffer((1,), "i4")
 
     def answer() -> int:
-        fresh = compiler.Compiler(code_cache.CodeCache(gpu_device.facts.compute_capability, tmp_path))
+        fresh = compiler.Compiler(
+            code_cache.CodeCache(gpu_device.facts.compute_capability, tmp_path)
+        )
         out.write(np.zeros(1, "i4"))
         fresh.private(SOURCE, "answer")((1,), (1,), (np.uint64(out.address),))
         gpu_device.streams.synchronize()

@@ -28,15 +28,19 @@ extern "C" __global__ void shares(float* a) {
     a[0] = s[3];
 }
 """
-PLAIN = (
-    'extern "C" __global__ void plain(double* a, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) a[i] = a[i] / 3 + 1; }'
+PLAIN = 'extern "C" __global__ void plain(double* a, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) a[i] = a[i] / 3 + 1; }'
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(SPILLS, "spills"), (SHARES, "shares"), (PLAIN, "plain")]
 )
-
-
-@pytest.mark.parametrize(("source", "name"), [(SPILLS, "spills"), (SHARES, "shares"), (PLAIN, "plain")])
 def test_figures_are_those_of_the_driver(gpu_device: Device, source: str, name: str) -> None:
     major, minor = gpu_device.facts.compute_capability
     (code,) = from_source(source, "k.cu", f"sm_{major}{minor}")
     loaded = cupy.RawKernel(source, name)
-    assert (code.registers, code.spill, code.shared) == (loaded.num_regs, loaded.local_size_bytes, loaded.shared_size_bytes)
+    assert (code.registers, code.spill, code.shared) == (
+        loaded.num_regs,
+        loaded.local_size_bytes,
+        loaded.shared_size_bytes,
+    )
     assert (code.spill != 0, code.shared != 0) == (name == "spills", name == "shares")

@@ -57,10 +57,14 @@ def free_bytes() -> int:
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "-p", "no:cacheprovider", *arguments, timeout=240)
+    return pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "-p", "no:cacheprovider", *arguments, timeout=240
+    )
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")  # imported here, pytester would forget it
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason="needs PyTorch"
+)  # imported here, pytester would forget it
 def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest.Pytester) -> None:
     before = free_bytes()
     if before < 14 * GiB:
@@ -69,7 +73,11 @@ def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest
     run(pytester, "--gpumem-memory-limit=12GiB").assert_outcomes(passed=4)
     result = run(pytester, "--gpumem-memory-limit=10GiB")
     result.assert_outcomes(passed=3, failed=1)
-    (line,) = [line for line in result.outlines if "out of memory at a limit of 10 GiB" in line and "::" in line]
+    (line,) = [
+        line
+        for line in result.outlines
+        if "out of memory at a limit of 10 GiB" in line and "::" in line
+    ]
     assert "test_step[11]" in line
     found = re.search(r"a peak of ([0-9.]+) GiB", line)
     assert found is not None, line
@@ -78,12 +86,16 @@ def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest
 
 
 @pytest.mark.parametrize("library", ["cupy", "driver"])
-def test_any_library_is_refused_what_a_smaller_card_lacks(pytester: pytest.Pytester, library: str) -> None:
+def test_any_library_is_refused_what_a_smaller_card_lacks(
+    pytester: pytest.Pytester, library: str
+) -> None:
     allocate = {
         "cupy": "import cupy; kept = [cupy.zeros(2**30, dtype='u1') for _ in range({})]",
         "driver": "from cupy.cuda import runtime; kept = [runtime.malloc(2**30) for _ in range({})]",
     }[library]
-    pytester.makepyfile(f"def test_fits():\n    {allocate.format(2)}\ndef test_does_not():\n    {allocate.format(6)}\n")
+    pytester.makepyfile(
+        f"def test_fits():\n    {allocate.format(2)}\ndef test_does_not():\n    {allocate.format(6)}\n"
+    )
     result = run(pytester, "--gpumem-memory-limit=6GiB")
     result.assert_outcomes(passed=1, failed=1)
     assert any("out of memory at a limit of 6 GiB" in line for line in result.outlines)

@@ -33,7 +33,12 @@ def loses(request, gpu_device, monkeypatch):
     elif "[streaming-streaming]" in name:
         monkeypatch.setattr(l2, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
 """
-RED = ["on_a_launch_gains_too[graph]", "on_a_launch_gains_too[launch]", "asked_for[persisting-normal]", "asked_for[streaming-streaming]"]
+RED = [
+    "on_a_launch_gains_too[graph]",
+    "on_a_launch_gains_too[launch]",
+    "asked_for[persisting-normal]",
+    "asked_for[streaming-streaming]",
+]
 
 
 def failed_and_said(tmp_path: Path, plugin: str, *arguments: str) -> tuple[list[str], str]:
@@ -54,28 +59,46 @@ def failed_and_said(tmp_path: Path, plugin: str, *arguments: str) -> tuple[list[
     ]
     ran = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))
+            ),
+        },
         cwd=SUITE.parents[1],
         capture_output=True,
         text=True,
         check=False,
     )
-    failed = [line.split()[1].partition("::test_")[2] for line in ran.stdout.splitlines() if line.startswith("FAILED ")]
+    failed = [
+        line.split()[1].partition("::test_")[2]
+        for line in ran.stdout.splitlines()
+        if line.startswith("FAILED ")
+    ]
     return failed, ran.stdout
 
 
 def test_windows_that_are_lost_turn_the_suite_red(tmp_path: Path) -> None:
     chosen = "on_a_launch_gains_too or asked_for or sliding_window and not never_slower"
-    failed, output = failed_and_said(tmp_path, WINDOWS, str(SUITE / "test_l2_persistence.py"), "-k", chosen)
+    failed, output = failed_and_said(
+        tmp_path, WINDOWS, str(SUITE / "test_l2_persistence.py"), "-k", chosen
+    )
     prefixes = ("a_window_on_a_graph_or_", "the_driver_holds_the_window_that_was_")
-    assert sorted(name.removeprefix(prefixes[0]).removeprefix(prefixes[1]) for name in failed) == sorted(RED), output
+    assert sorted(
+        name.removeprefix(prefixes[0]).removeprefix(prefixes[1]) for name in failed
+    ) == sorted(RED), output
     assert "1 passed" in output, output
 
 
 LOST = {
     "windows": (
         'monkeypatch.setattr(gpu_device.l2, "set_window", lambda stream, window: None)',
-        ["lookup_table_stays_in_l2", "lookup_table_stays_in_l2_of_a_busy_gpu", "sliding_window", "persisting_data_serves_two_kernels"],
+        [
+            "lookup_table_stays_in_l2",
+            "lookup_table_stays_in_l2_of_a_busy_gpu",
+            "sliding_window",
+            "persisting_data_serves_two_kernels",
+        ],
     ),
     "a set-aside": (
         'request = gpu_device.l2.request_set_aside; monkeypatch.setattr(gpu_device.l2, "request_set_aside", lambda n: request(0) or n)',
@@ -108,7 +131,12 @@ def test_what_only_a_gpu_shows_turns_the_suite_red(tmp_path: Path, lost: str) ->
     taken_out, red = LOST[lost]
     plugin = PLUGIN.format(taken_out)
     modules = [SUITE / "test_l2_persistence.py", SUITE / "test_l2_seeds.py"]
-    ids = [f"{module}::test_{name}" for module in modules for name in red if f"def test_{name.partition('[')[0]}(" in module.read_text()]
+    ids = [
+        f"{module}::test_{name}"
+        for module in modules
+        for name in red
+        if f"def test_{name.partition('[')[0]}(" in module.read_text()
+    ]
     assert len(ids) == len(red)
     failed, output = failed_and_said(tmp_path, plugin, *ids)
     assert sorted(failed) == sorted(red), output

@@ -11,7 +11,12 @@ WIDTH = 4096
 @pytest.fixture
 def matrices(device_buffer, streamed_bytes):
     """Target, source, width and height."""
-    return (device_buffer(streamed_bytes, "f4"), device_buffer(streamed_bytes, "f4"), WIDTH, streamed_bytes // 4 // WIDTH)
+    return (
+        device_buffer(streamed_bytes, "f4"),
+        device_buffer(streamed_bytes, "f4"),
+        WIDTH,
+        streamed_bytes // 4 // WIDTH,
+    )
 
 
 @pytest.mark.usefixtures("needs_gpu")  # what a sector costs that is written in parts

@@ -65,7 +65,10 @@ def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
     if not STORED:
         for _ in range(3):
             assert quick("--gpumem-save", "--gpumem-processes=1").ret == 0
-        STORED.update((str(path.relative_to(pytester.path)), path.read_bytes()) for path in pytester.path.glob(".benchmarks/*/gpumem/*"))
+        STORED.update(
+            (str(path.relative_to(pytester.path)), path.read_bytes())
+            for path in pytester.path.glob(".benchmarks/*/gpumem/*")
+        )
         (pytester.path / "processes.txt").unlink()
     for name, content in STORED.items():
         (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,11 @@ def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
 def verdict(folder: Path, test: str = "test_copy") -> tuple[str, str | None, int]:
     """Outcome and code of a test's row, and the processes of this run behind it."""
     (row,) = (row for row in rows_in(folder) if row["nodeid"].endswith(test))
-    return row["verdict"]["outcome"], row["verdict"]["code"], row["verdict"]["comparison"]["measured"]
+    return (
+        row["verdict"]["outcome"],
+        row["verdict"]["code"],
+        row["verdict"]["comparison"]["measured"],
+    )
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -93,25 +100,45 @@ def times(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
-def test_an_undecided_row_passes_by_further_processes(pytester: pytest.Pytester, run: Run, how: tuple[str, ...]) -> None:
+def test_an_undecided_row_passes_by_further_processes(
+    pytester: pytest.Pytester, run: Run, how: tuple[str, ...]
+) -> None:
     result = run("--gpumem-strict", "--gpumem-save", *how, LIMIT="0.8%")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
-    assert (verdict(pytester.path), verdict(pytester.path, "test_other")) == (("PASS", None, 3), ("PASS", None, 1))
+    assert (verdict(pytester.path), verdict(pytester.path, "test_other")) == (
+        ("PASS", None, 3),
+        ("PASS", None, 1),
+    )
     assert times(pytester.path) == {"copy": 3, "other": 1}
     # The baseline holds the processes that the verdict used.
-    (new,) = (path for path in pytester.path.glob(".benchmarks/*/gpumem/*") if str(path.relative_to(pytester.path)) not in STORED)
-    stored = {row["nodeid"]: row["measurement"] for row in json.loads(new.read_text())["content"]["rows"]}
-    assert {name: len(one.get("further", ())) for name, one in stored.items()} == {"test_a.py::test_copy": 2, "test_a.py::test_other": 0}
+    (new,) = (
+        path
+        for path in pytester.path.glob(".benchmarks/*/gpumem/*")
+        if str(path.relative_to(pytester.path)) not in STORED
+    )
+    stored = {
+        row["nodeid"]: row["measurement"] for row in json.loads(new.read_text())["content"]["rows"]
+    }
+    assert {name: len(one.get("further", ())) for name, one in stored.items()} == {
+        "test_a.py::test_copy": 2,
+        "test_a.py::test_other": 0,
+    }
 
 
 @pytest.mark.parametrize("named", [(), ("test_a.py", "test_b.py")], ids=["collected", "named"])
-def test_further_processes_import_no_other_files(pytester: pytest.Pytester, run: Run, named: tuple[str, ...]) -> None:
-    (pytester.path / "test_b.py").write_text("open('imports.txt', 'a').write('b')\n\ndef test_nothing(): pass\n")
+def test_further_processes_import_no_other_files(
+    pytester: pytest.Pytester, run: Run, named: tuple[str, ...]
+) -> None:
+    (pytester.path / "test_b.py").write_text(
+        "open('imports.txt', 'a').write('b')\n\ndef test_nothing(): pass\n"
+    )
     run(*named, LIMIT="0.8%").assert_outcomes(passed=3)
     assert times(pytester.path) == {"copy": 3, "other": 1}
     # Two further processes decide the row; the next ones may be ready by then.
-    assert (pytester.path / "imports.txt").read_text() in (("bbb", "bbbb", "bbbbb") if named else ("b",))
+    assert (pytester.path / "imports.txt").read_text() in (
+        ("bbb", "bbbb", "bbbbb") if named else ("b",)
+    )
 
 
 WAITS = """
@@ -129,7 +156,9 @@ def test_last(gpu_benchmark):
 
 
 @pytest.mark.skipif(not AHEAD, reason="one core measures, and is not shared")
-def test_a_process_gets_ready_while_the_session_measures(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_process_gets_ready_while_the_session_measures(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     os.mkfifo(pytester.path / "ready")
     (pytester.path / "test_b.py").write_text(WAITS)
     run(LIMIT="0.8%").assert_outcomes(passed=3)
@@ -152,26 +181,43 @@ def test_a_slow_down_that_one_process_only_suspects_fails(
 ) -> None:
     read: list[str] = []
     if how:
-        monkeypatch.setattr(session_module, "read_controls", lambda *_, **__: read.append("in the controller"))
+        monkeypatch.setattr(
+            session_module, "read_controls", lambda *_, **__: read.append("in the controller")
+        )
     result = run("--junitxml=junit.xml", "--benchmark-autosave", *how, SLOW="1.06")
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert (verdict(pytester.path), times(pytester.path)) == (("FAIL", "slower", 3), {"copy": 3, "other": 1})
+    assert (verdict(pytester.path), times(pytester.path)) == (
+        ("FAIL", "slower", 3),
+        {"copy": 3, "other": 1},
+    )
     assert [row["failed"] for row in rows_in(pytester.path)] == [True, False]
     (suite,) = ElementTree.parse(pytester.path / "junit.xml").iter("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "1", "0"]
     cases = {case.get("name"): case for case in suite.iter("testcase")}
-    assert {name: len(case.findall("failure")) for name, case in cases.items()} == {"test_copy": 1, "test_other": 0}
+    assert {name: len(case.findall("failure")) for name, case in cases.items()} == {
+        "test_copy": 1,
+        "test_other": 0,
+    }
     assert len(suite.findall("testcase")) == 2
     properties = {one.get("name"): one.get("value") for one in cases["test_copy"].iter("property")}
-    assert (properties["gpumem_verdict"], json.loads(properties["gpumem"] or "")["verdict"]) == ("FAIL", "FAIL")
+    assert (properties["gpumem_verdict"], json.loads(properties["gpumem"] or "")["verdict"]) == (
+        "FAIL",
+        "FAIL",
+    )
     assert read == []
     # pytest-benchmark stores what passed alone; under xdist it stores nothing.
-    saved = [one["name"] for path in pytester.path.glob(".benchmarks/*/0*.json") for one in json.loads(path.read_text())["benchmarks"]]
+    saved = [
+        one["name"]
+        for path in pytester.path.glob(".benchmarks/*/0*.json")
+        for one in json.loads(path.read_text())["benchmarks"]
+    ]
     assert saved == ([] if how else ["test_other"])
 
 
-def test_a_launch_that_moves_more_bytes_is_measured_again_until_it_fails(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_launch_that_moves_more_bytes_is_measured_again_until_it_fails(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     assert run("-k", "copy", BYTES=str(round(1.084 * (32 << 20)) // 1024 * 1024)).ret == 1
     outcome, code, measured = verdict(pytester.path)
     assert (outcome, code, measured >= 3) == ("FAIL", "slower", True)
@@ -181,12 +227,20 @@ def test_a_launch_that_moves_more_bytes_is_measured_again_until_it_fails(pyteste
     ("arguments", "variables", "code"),
     [
         (("--gpumem-processes=1",), {"SLOW": "1.06"}, "looks slower"),
-        ((), {"LIMIT": "0.2%"}, "noisy"),  # as close to the limit, more processes would not decide it
+        (
+            (),
+            {"LIMIT": "0.2%"},
+            "noisy",
+        ),  # as close to the limit, more processes would not decide it
     ],
     ids=["a number", "too close"],
 )
 def test_what_further_processes_cannot_decide_is_not_measured_again(
-    pytester: pytest.Pytester, run: Run, arguments: tuple[str, ...], variables: dict[str, str], code: str
+    pytester: pytest.Pytester,
+    run: Run,
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    code: str,
 ) -> None:
     assert run(*arguments, **variables).ret == pytest.ExitCode.OK
     assert verdict(pytester.path) == ("UNDECIDED", code, 1)
@@ -194,9 +248,17 @@ def test_what_further_processes_cannot_decide_is_not_measured_again(
     assert run("--gpumem-strict", *arguments, **variables).ret == pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.mark.parametrize(("how", "ended"), [((), {"passed": 1}), (("--gpumem-strict",), {"failed": 1})], ids=["plain", "strict"])
+@pytest.mark.parametrize(
+    ("how", "ended"),
+    [((), {"passed": 1}), (("--gpumem-strict",), {"failed": 1})],
+    ids=["plain", "strict"],
+)
 def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], ended: dict[str, int]
+    pytester: pytest.Pytester,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    how: tuple[str, ...],
+    ended: dict[str, int],
 ) -> None:
     """The first process alone is slow, so that nothing is beyond doubt."""
     pytester.makeconftest(slower('1 if "_GPUMEM_FURTHER_PROCESS" in os.environ else 1.06'))
@@ -219,7 +281,11 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
     ids=["exit", "SIGTERM", "error"],
 )
 def test_whatever_ends_the_further_processes_the_results_are_written(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+    pytester: pytest.Pytester,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
@@ -229,7 +295,10 @@ def test_whatever_ends_the_further_processes_the_results_are_written(
     result = run("--junitxml=junit.xml", "--gpumem-save", LIMIT="0.8%")
     assert result.ret == code
     assert verdict(pytester.path) == ("UNDECIDED", "noisy", 1)
-    properties = {one.get("name"): one.get("value") for one in ElementTree.parse(pytester.path / "junit.xml").iter("property")}
+    properties = {
+        one.get("name"): one.get("value")
+        for one in ElementTree.parse(pytester.path / "junit.xml").iter("property")
+    }
     assert "gpumem_verdict" in properties
     result.stdout.fnmatch_lines(["--gpumem-save: the session was interrupted, nothing is stored"])
 
@@ -248,7 +317,9 @@ def test_a_test_that_skipped_is_not_measured_again(pytester: pytest.Pytester, ru
     assert times(pytester.path) == ONCE
 
 
-def test_nothing_is_measured_again_where_the_run_was_cut_short(pytester: pytest.Pytester, run: Run) -> None:
+def test_nothing_is_measured_again_where_the_run_was_cut_short(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     (pytester.path / "test_b.py").write_text("def test_fails():\n    assert False\n")
     run("-x", LIMIT="0.8%").assert_outcomes(passed=2, failed=1)
     assert times(pytester.path) == ONCE
@@ -262,8 +333,12 @@ def test_a_process_of_a_duet_measures_once(pytester: pytest.Pytester, run: Run) 
     assert (verdict(pytester.path), times(pytester.path)) == (("UNDECIDED", "noisy", 1), ONCE)
 
 
-@pytest.mark.parametrize("chosen", [(), ("-k", "copy"), ("-n1",), ("-n1", "-k", "copy")], ids=" ".join)
-def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "chosen", [(), ("-k", "copy"), ("-n1",), ("-n1", "-k", "copy")], ids=" ".join
+)
+def test_rows_are_judged_among_all_of_the_baseline(
+    run: Run, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]
+) -> None:
     """Whatever the session runs, and in which process: other runners may judge the rest."""
     if "-n1" in chosen:
         pytest.importorskip("xdist")
@@ -280,15 +355,22 @@ def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest
     assert set(sizes) == {2}
 
 
-def test_the_first_three_saves_take_three_processes_by_themselves(pytester: pytest.Pytester, run: Run) -> None:
+def test_the_first_three_saves_take_three_processes_by_themselves(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     for name in STORED:
         (pytester.path / name).unlink()
     result = run("--gpumem-save")
     result.assert_outcomes(passed=2)
     assert times(pytester.path) == {"copy": 3, "other": 3}
-    result.stdout.fnmatch_lines(["gpumem: 2 rows whose baseline begins, measured again in fresh processes, * at most"])
+    result.stdout.fnmatch_lines(
+        ["gpumem: 2 rows whose baseline begins, measured again in fresh processes, * at most"]
+    )
     (new,) = pytester.path.glob(".benchmarks/*/gpumem/*")
-    assert [1 + len(row["measurement"].get("further", ())) for row in json.loads(new.read_text())["content"]["rows"]] == [3, 3]
+    assert [
+        1 + len(row["measurement"].get("further", ()))
+        for row in json.loads(new.read_text())["content"]["rows"]
+    ] == [3, 3]
     for _ in range(2):
         run("--gpumem-save", LIMIT="50%")
         assert times(pytester.path) == {"copy": 3, "other": 3}

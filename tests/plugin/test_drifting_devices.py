@@ -32,7 +32,9 @@ def verdict(folder: Path) -> tuple[str, str]:
     return found["outcome"], found["code"]
 
 
-def test_controls_are_read_where_something_is_compared_or_stored(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_controls_are_read_where_something_is_compared_or_stored(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(COPY)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
     assert taken(pytester.path)["controls"] is None
@@ -76,7 +78,9 @@ def test_a_device_that_changes_meanwhile_is_said_and_nothing_stored(
     assert not stored_in(pytester.path)
 
 
-def test_strict_fails_a_session_whose_device_changed(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_fails_a_session_whose_device_changed(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(COPY.replace(', max_regression="2%"', ""))
     monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.0, 1.0, 0.95))
     assert gpumem("--gpumem-save", "--gpumem-strict").ret == pytest.ExitCode.OK
@@ -96,7 +100,9 @@ def test_a_device_that_is_not_that_of_the_baseline_is_undecided(
     assert verdict(pytester.path) == ("UNDECIDED", "conditions")
 
 
-def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controls_that_cannot_be_read_are_left_out(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pytest_gpumem.devices.protocol import OutOfMemory
 
     def full(device: object, **_: object) -> Controls:
@@ -108,7 +114,9 @@ def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gp
     assert taken(pytester.path)["controls"] is None
 
 
-def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_tells_the_controller(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In processes of their own, whose readings differ from the third on."""
     # The controller, which is this process, reads the conftest too: what that replaces is put back with the patch.
     monkeypatch.setattr(session_module, "read_controls", session_module.read_controls)
@@ -124,7 +132,9 @@ def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, m
     pytester.makepyfile(COPY)
     result = gpumem("--gpumem-save", "-n", "1")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["UNDECIDED: the device changed while it was measured: *", "*nothing is stored"])
+    result.stdout.fnmatch_lines(
+        ["UNDECIDED: the device changed while it was measured: *", "*nothing is stored"]
+    )
 
 
 class DriftingL2(Drifting):
@@ -150,7 +160,9 @@ def test_a_change_of_l2_concerns_the_rows_that_l2_serves(
     assert sum(len(json.loads(path.read_text())["content"]["rows"]) for path in files) == stored
 
 
-def test_a_card_of_another_variant_can_join_a_baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_of_another_variant_can_join_a_baseline(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the verdict advises: until then it is compared with nothing."""
     pytester.makepyfile(COPY)
 
@@ -163,7 +175,11 @@ def test_a_card_of_another_variant_can_join_a_baseline(pytester: pytest.Pytester
 
     measured(340e-9, "--gpumem-save")
     first = measured(353e-9, "--gpumem-save")
-    assert (first["outcome"], first["code"], first["comparison"]) == ("UNDECIDED", "other card variant", None)
+    assert (first["outcome"], first["code"], first["comparison"]) == (
+        "UNDECIDED",
+        "other card variant",
+        None,
+    )
     for latency in (353e-9, 340e-9):
         assert measured(latency)["comparison"]["processes"] == 1
 
@@ -180,7 +196,9 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels, slower):
 
 
 @pytest.fixture
-def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def half_way(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
     """A baseline, and a run with another device, or other code alone, from its second test on. Gives the outcomes."""
     reading = False
     kernel, read_controls = Roofline.kernel, session_module.read_controls
@@ -218,14 +236,26 @@ def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyP
 
 def test_a_device_that_slows_down_half_way_fails_no_row(half_way: Callable[..., list[str]]) -> None:
     assert half_way(1.3, "device") == ["PASS", "UNDECIDED conditions", "OK"]
-    assert half_way(1.3, "device", "--gpumem-strict") == ["PASS", "UNDECIDED conditions", "TESTS_FAILED"]
+    assert half_way(1.3, "device", "--gpumem-strict") == [
+        "PASS",
+        "UNDECIDED conditions",
+        "TESTS_FAILED",
+    ]
 
 
-def test_code_that_gets_slower_fails_on_a_device_that_does_not(half_way: Callable[..., list[str]]) -> None:
+def test_code_that_gets_slower_fails_on_a_device_that_does_not(
+    half_way: Callable[..., list[str]],
+) -> None:
     assert half_way(1.3, "code") == ["PASS", "FAIL slower", "TESTS_FAILED"]
 
 
-def test_a_device_that_gets_faster_explains_no_slow_down(half_way: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_gets_faster_explains_no_slow_down(
+    half_way: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     controls = iter([1.0, 0.9, 0.9])
-    monkeypatch.setattr(session_module, "read_controls", lambda device, **_: Controls(dram=60e-6 * next(controls), source="1"))
+    monkeypatch.setattr(
+        session_module,
+        "read_controls",
+        lambda device, **_: Controls(dram=60e-6 * next(controls), source="1"),
+    )
     assert half_way(1.3, "code") == ["PASS", "FAIL slower", "TESTS_FAILED"]

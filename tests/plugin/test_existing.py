@@ -49,7 +49,9 @@ def _suite(pytester: pytest.Pytester) -> None:
 # Without the option
 
 
-def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_benchmark_that_returns_early_is_named_once_at_the_end(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -75,7 +77,10 @@ def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytes
     result.assert_outcomes(passed=5)
     said = [line for line in result.outlines if "return before the GPU is done" in line]
     assert len(said) == 1
-    assert "2 benchmarks return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt: " in said[0]
+    assert (
+        "2 benchmarks return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt: "
+        in said[0]
+    )
     assert "::test_early" in said[0]
     assert "::test_pedantic" in said[0]
 
@@ -83,7 +88,9 @@ def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytes
 # adopt
 
 
-def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_current_stream(benchmark, gpu):
@@ -123,25 +130,43 @@ def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(pytester: pyte
     result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json")
     result.assert_outcomes(passed=5)
     rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(pytester.path)}
-    assert set(rows) == {"test_current_stream", "test_own_stream", "test_waits", "test_setup_and_teardown"}
+    assert set(rows) == {
+        "test_current_stream",
+        "test_own_stream",
+        "test_waits",
+        "test_setup_and_teardown",
+    }
     for row in rows.values():
         assert row["measurement"]["mode"] == "hot"
         assert row["extra"]["host s"] > 0
     assert rows["test_current_stream"]["measurement"]["sampler"] in ("batched", "blocked")
     assert rows["test_own_stream"]["measurement"]["sampler"] == "host"
-    assert any("wall time" in note and "GPU time" in note for note in rows["test_waits"]["measurement"]["notes"])
-    assert rows["test_setup_and_teardown"]["measurement"]["latency"] > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
-    stored = {one["name"]: one for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    assert any(
+        "wall time" in note and "GPU time" in note
+        for note in rows["test_waits"]["measurement"]["notes"]
+    )
+    assert (
+        rows["test_setup_and_teardown"]["measurement"]["latency"]
+        > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
+    )
+    stored = {
+        one["name"]: one
+        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    }
     assert len(stored) == 5
     adopted = stored["renamed"]
     assert adopted["group"] == "mine, simulated"
     assert adopted["options"]["timer"] == "gpumem_device_time"
-    assert adopted["stats"]["median"] == pytest.approx(rows["test_current_stream"]["measurement"]["latency"], rel=0.01)
+    assert adopted["stats"]["median"] == pytest.approx(
+        rows["test_current_stream"]["measurement"]["latency"], rel=0.01
+    )
     assert stored["test_host"]["options"]["timer"] == "perf_counter"
     assert stored["test_host"]["extra_info"] == {}
 
 
-def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_grows(benchmark, gpu):
@@ -183,26 +208,38 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest
     result.assert_outcomes(passed=4)
     assert not rows_in(pytester.path)
     text = result.stdout.str()
-    assert "left to the host's clock: not repeatable: calls that follow each other run other work: " in text
+    assert (
+        "left to the host's clock: not repeatable: calls that follow each other run other work: "
+        in text
+    )
     assert "left to the host's clock: ValueError: too often: " in text
     assert "left to the host's clock: AssertionError: : " in text
     assert "left to the host's clock: RuntimeError: no more: " in text
-    clocks = {one["name"]: one["options"]["timer"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    clocks = {
+        one["name"]: one["options"]["timer"]
+        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    }
     assert set(clocks.values()) == {"perf_counter"}
 
 
-def test_a_row_says_if_calls_may_run_other_work(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_says_if_calls_may_run_other_work(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without CUPTI a function that returns early is measured, and nothing tells whether its calls run the same."""
     from pytest_gpumem.devices import calls
 
     monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
-    pytester.makepyfile("def test_early(benchmark, gpu):\n    benchmark.pedantic(gpu.launch, rounds=2)\n")
+    pytester.makepyfile(
+        "def test_early(benchmark, gpu):\n    benchmark.pedantic(gpu.launch, rounds=2)\n"
+    )
     gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=1)
     notes = row_in(pytester.path)["measurement"]["notes"]
     assert "not known whether calls run the same work: CUPTI is held by another tool" in notes
 
 
-def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_exit_while_the_gpu_is_measured_ends_the_session(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -225,7 +262,9 @@ def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pyt
     result.assert_outcomes()
 
 
-def test_a_function_is_called_until_it_loads_no_module(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_function_is_called_until_it_loads_no_module(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """As a function of torch.compile, which compiles in its first calls."""
     pytester.makepyfile(
         """
@@ -250,9 +289,14 @@ def test_a_function_is_called_until_it_loads_no_module(pytester: pytest.Pytester
     )
     result = gpumem(ADOPT, "--benchmark-json=out.json")
     result.assert_outcomes(passed=3)
-    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {"test_compiled[0]", "test_compiled[5]"}
+    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {
+        "test_compiled[0]",
+        "test_compiled[5]",
+    }
     result.stdout.fnmatch_lines(
-        ["1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"]
+        [
+            "1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"
+        ]
     )
 
 
@@ -275,10 +319,14 @@ def test_a_call_that_changes_its_arguments_says_so(pytester: pytest.Pytester, gp
     result = gpumem(ADOPT, "--benchmark-json=out.json")
     result.assert_outcomes(passed=1)
     assert any("not repeatable" in note for note in row_in(pytester.path)["measurement"]["notes"])
-    result.stdout.fnmatch_lines(["1 benchmark changes its own arguments*not repeatable*test_drifts*"])
+    result.stdout.fnmatch_lines(
+        ["1 benchmark changes its own arguments*not repeatable*test_drifts*"]
+    )
 
 
-def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import itertools
@@ -328,10 +376,18 @@ def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(pytester: p
     )
     gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=5)
     drifts = {
-        row["nodeid"].partition("::")[2]: any("not repeatable" in note for note in row["measurement"]["notes"])
+        row["nodeid"].partition("::")[2]: any(
+            "not repeatable" in note for note in row["measurement"]["notes"]
+        )
         for row in rows_in(pytester.path)
     }
-    assert drifts == {"test_object": True, "test_module": True, "test_closure": True, "test_setup": False, "test_unchanged": False}
+    assert drifts == {
+        "test_object": True,
+        "test_module": True,
+        "test_closure": True,
+        "test_setup": False,
+        "test_unchanged": False,
+    }
 
 
 def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -339,15 +395,23 @@ def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpume
     gpumem(*QUICK, "--benchmark-save=host").assert_outcomes(passed=1)
     result = gpumem(ADOPT, *QUICK, "--benchmark-compare", "--benchmark-compare-fail=mean:5%")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has times of the host for this benchmark (timer perf_counter), this run has times of the GPU: they do*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*has times of the host for this benchmark (timer perf_counter), this run has times of the GPU: they do*"
+        ]
+    )
     gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
     gpumem(ADOPT, *QUICK, "--benchmark-compare").assert_outcomes(passed=1)
     back = gpumem(*QUICK, "--benchmark-compare")
     back.assert_outcomes(failed=1)
-    back.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time)*"])
+    back.stdout.fnmatch_lines(
+        ["*has times of the GPU for this benchmark (timer gpumem_device_time)*"]
+    )
 
 
-def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import os
@@ -361,10 +425,16 @@ def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(pytester: p
         gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
     result = gpumem(ADOPT, *QUICK, "--benchmark-compare")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"
+        ]
+    )
 
 
-def test_an_adopted_benchmark_is_gated_by_the_baseline(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_adopted_benchmark_is_gated_by_the_baseline(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import os
@@ -412,8 +482,17 @@ def test_no_benchmark(gpu):
     ("options", "passed", "skipped", "rows", "said"),
     [
         pytest.param((), 3, 0, 2, "", id="unittest"),
-        pytest.param(("-n2",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="xdist"),
-        pytest.param(("--benchmark-disable",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="disable"),
+        pytest.param(
+            ("-n2",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="xdist"
+        ),
+        pytest.param(
+            ("--benchmark-disable",),
+            3,
+            0,
+            0,
+            "2 benchmarks NOT RUN: pytest-benchmark is disabled",
+            id="disable",
+        ),
         pytest.param(("--benchmark-only",), 2, 1, 2, "", id="only"),
         pytest.param(("--benchmark-skip",), 1, 2, 0, "", id="skip"),
         pytest.param(("--timeout=60",), 3, 0, 2, "", id="timeout"),
@@ -421,22 +500,36 @@ def test_no_benchmark(gpu):
         pytest.param(
             *(("--randomly-seed=7",), 3, 0, 2, "Using --randomly-seed=7"),
             id="randomly",
-            marks=pytest.mark.skipif(find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"),
+            marks=pytest.mark.skipif(
+                find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"
+            ),
         ),
     ],
 )
 def test_neighbours(
-    pytester: pytest.Pytester, gpumem: Run, options: tuple[str, ...], passed: int, skipped: int, rows: int, said: str
+    pytester: pytest.Pytester,
+    gpumem: Run,
+    options: tuple[str, ...],
+    passed: int,
+    skipped: int,
+    rows: int,
+    said: str,
 ) -> None:
     pytester.makepyfile(NEIGHBOURS)
     result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json", *options)
     result.assert_outcomes(passed=passed, skipped=skipped)
-    document = json.loads((pytester.path / "out.json").read_text()) if (pytester.path / "out.json").exists() else {}
+    document = (
+        json.loads((pytester.path / "out.json").read_text())
+        if (pytester.path / "out.json").exists()
+        else {}
+    )
     assert len(document.get("gpumem", {}).get("rows", [])) == rows
     assert said in result.stdout.str()
 
 
-def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(pytester: pytest.Pytester) -> None:
+def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         """
         import threading
@@ -458,7 +551,9 @@ def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(pytester: py
             benchmark(gpu.launch)
         """
     )
-    result = pytester.runpytest_subprocess(ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60)
+    result = pytester.runpytest_subprocess(
+        ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60
+    )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*Timeout*", "measured"], consecutive=False)
     assert row_in(pytester.path)["nodeid"].endswith("::test_next")
@@ -484,7 +579,10 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
     assert outcomes["passed"] >= 2
     assert outcomes.get("failed") is None
     stored = json.loads((pytester.path / "out.json").read_text())
-    assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == ["test_flaky", "test_sub"]
+    assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == [
+        "test_flaky",
+        "test_sub",
+    ]
     assert {one["options"]["timer"] for one in stored["benchmarks"]} == {"gpumem_device_time"}
 
 
@@ -493,7 +591,11 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
 WATCH = "--gpumem-existing=watch"
 
 
-@pytest.mark.parametrize("options", [(WATCH,), (WATCH, "--gpumem-footprint=auto"), ("--gpumem-footprint=on",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [(WATCH,), (WATCH, "--gpumem-footprint=auto"), ("--gpumem-footprint=on",)],
+    ids=" ".join,
+)
 def test_the_watch_begins_before_the_first_test_whose_time_it_would_be(
     pytester: pytest.Pytester, gpumem: Run, options: tuple[str, ...]
 ) -> None:
@@ -521,7 +623,9 @@ def test_the_watch_begins_before_the_first_test_whose_time_it_would_be(
     gpumem(*options).assert_outcomes(passed=2)
 
 
-def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_quiet(gpu):
@@ -554,9 +658,15 @@ def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(pytester: p
     ]
     assert waits["waiting"][0]["file"].startswith("test_the_calls_of_each_test")
     assert waits["waiting"][0]["code"] == "gpu.device.streams.synchronize()  # line 8"
-    assert [(one["kind"], one["destination"], one["count"], one["nbytes"]) for one in waits["copies"]] == [("D2H", "pageable", 1, 1 << 20)]
+    assert [
+        (one["kind"], one["destination"], one["count"], one["nbytes"]) for one in waits["copies"]
+    ] == [("D2H", "pageable", 1, 1 << 20)]
     assert rows["test_measured"]["footprint"]["calls"] is None
-    result.stdout.fnmatch_lines(["calls of 2 tests: 3 kernels, 1 copy of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"])
+    result.stdout.fnmatch_lines(
+        [
+            "calls of 2 tests: 3 kernels, 1 copy of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"
+        ]
+    )
 
 
 def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -591,16 +701,26 @@ def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpume
     result = gpumem(WATCH, "--benchmark-json=out.json")
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
-        ["*the host waits 1 time: conftest.py:23 1 x cudaStreamSynchronize, above max_waits 0 (marker)*", "*::test_block_waits*"],
+        [
+            "*the host waits 1 time: conftest.py:23 1 x cudaStreamSynchronize, above max_waits 0 (marker)*",
+            "*::test_block_waits*",
+        ],
         consecutive=False,
     )
-    outcomes = {(row["nodeid"].partition("::")[2], row["label"]): row["verdict"]["outcome"] for row in rows_in(pytester.path)}
+    outcomes = {
+        (row["nodeid"].partition("::")[2], row["label"]): row["verdict"]["outcome"]
+        for row in rows_in(pytester.path)
+    }
     assert outcomes["test_holds", ""] == outcomes["test_block", "inside"] == "PASS"
-    assert outcomes["test_nothing", ""] == "UNDECIDED"  # a simulated device sees no calls of a test without its fixtures
+    assert (
+        outcomes["test_nothing", ""] == "UNDECIDED"
+    )  # a simulated device sees no calls of a test without its fixtures
     assert outcomes["test_waits", ""] == outcomes["test_block_waits", "inside"] == "FAIL"
     # A limit on calls by a marker counts the calls of its test, whatever the session does.
     gpumem("-k", "test_holds or test_waits").assert_outcomes(passed=1, failed=1)
-    gpumem(WATCH, "--gpumem-max-waits=0", "-k", "test_block and not test_block_waits").assert_outcomes(failed=1)
+    gpumem(
+        WATCH, "--gpumem-max-waits=0", "-k", "test_block and not test_block_waits"
+    ).assert_outcomes(failed=1)
 
 
 def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -621,18 +741,27 @@ def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpum
         patch.setenv("TIMES", "4")
         more = gpumem(*limited)
         more.assert_outcomes(failed=1)
-        more.stdout.fnmatch_lines(["*the host waits 4 times: conftest.py:23 4 x*the host waits 3 times in the baseline, above max_waits*"])
-        allowed = gpumem(*limited, "-o", "gpumem_allow_waits=conftest.py:*", "--benchmark-json=out.json")
+        more.stdout.fnmatch_lines(
+            [
+                "*the host waits 4 times: conftest.py:23 4 x*the host waits 3 times in the baseline, above max_waits*"
+            ]
+        )
+        allowed = gpumem(
+            *limited, "-o", "gpumem_allow_waits=conftest.py:*", "--benchmark-json=out.json"
+        )
         allowed.assert_outcomes(passed=1)
         (wait,) = row_in(pytester.path)["footprint"]["calls"]["waiting"]
         assert wait["allowed"] is True
 
 
-def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     names = [f"test_{number}" for number in range(6)]
     pytester.makepyfile(
         "".join(
-            f"def {name}(gpu):\n    for _ in range({at + 1}):\n        gpu.launch()\n    gpu.waits()\n" for at, name in enumerate(names)
+            f"def {name}(gpu):\n    for _ in range({at + 1}):\n        gpu.launch()\n    gpu.waits()\n"
+            for at, name in enumerate(names)
         )
     )
 
@@ -640,7 +769,10 @@ def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(pytester: 
         gpumem(WATCH, "--benchmark-json=out.json", *options)
         rows = rows_in(pytester.path)
         calls = {row["nodeid"].partition("::")[2]: row["footprint"]["calls"] for row in rows}
-        return {name: (one["kernels"], sum(wait["count"] for wait in one["waiting"])) for name, one in calls.items()}
+        return {
+            name: (one["kernels"], sum(wait["count"] for wait in one["waiting"]))
+            for name, one in calls.items()
+        }
 
     expected = {name: (at + 2, 1) for at, name in enumerate(names)}
     assert counts() == expected
@@ -650,7 +782,9 @@ def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(pytester: 
     assert counts(f"{file}::test_3") == {"test_3": expected["test_3"]}
 
 
-def test_a_body_with_an_adopted_benchmark_is_not_counted(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_body_with_an_adopted_benchmark_is_not_counted(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """Its rounds are not counted, and there are as many as time allows."""
     pytester.makepyfile(
         """
@@ -661,13 +795,17 @@ def test_a_body_with_an_adopted_benchmark_is_not_counted(pytester: pytest.Pytest
             request.getfixturevalue("benchmark")(gpu.launch)
         """
     )
-    gpumem("--gpumem-existing=adopt,watch", *QUICK, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    gpumem("--gpumem-existing=adopt,watch", *QUICK, "--benchmark-json=out.json").assert_outcomes(
+        passed=1
+    )
     row = row_in(pytester.path)
     assert row["footprint"]["calls"]["not_counted"] is not None
     assert row["verdict"]["outcome"] == "UNDECIDED"
 
 
-def test_what_cannot_be_counted_is_undecided(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_is_undecided(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pytest_gpumem.devices import calls
 
     monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")

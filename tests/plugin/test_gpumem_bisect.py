@@ -43,7 +43,9 @@ class Project(Repository):
 
     def left(self) -> list[str]:
         """What a search left behind, in git and in the temporary folder."""
-        return ["worktree"] * (self.worktrees - 1) + [path.name for path in self.temporary.iterdir() if path.name.startswith("gpumem-")]
+        return ["worktree"] * (self.worktrees - 1) + [
+            path.name for path in self.temporary.iterdir() if path.name.startswith("gpumem-")
+        ]
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.temporary / "out.json").read_text())
@@ -55,11 +57,16 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def ended_by(number: signal.Signals, project: Project, arguments: tuple[str, ...], processes: int) -> tuple[int, str]:
+def ended_by(
+    number: signal.Signals, project: Project, arguments: tuple[str, ...], processes: int
+) -> tuple[int, str]:
     """The exit code and the errors of a search that a signal ends once its journal holds so many processes."""
     journal = Path(arguments[arguments.index("--journal") + 1])
     search = project.start("bisect", *arguments, "--", *PROCESSES, stdout=subprocess.DEVNULL)
-    while sum(path.read_bytes().count(b"\n") - 1 for path in journal.glob("*.jsonl")) < processes and search.poll() is None:
+    while (
+        sum(path.read_bytes().count(b"\n") - 1 for path in journal.glob("*.jsonl")) < processes
+        and search.poll() is None
+    ):
         time.sleep(0.01)
     search.send_signal(number)
     _, errors = search.communicate(timeout=60)
@@ -80,7 +87,15 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     project.add("comment 3", 64, LABELLED)
     project.add("a little slower", 80, LABELLED)
     (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")
-    asked = ("--good", commits[0], row, "--journal", str(project.temporary / "journal"), "--json", str(project.temporary / "out.json"))
+    asked = (
+        "--good",
+        commits[0],
+        row,
+        "--journal",
+        str(project.temporary / "journal"),
+        "--json",
+        str(project.temporary / "out.json"),
+    )
     code, errors = ended_by(signal.SIGINT, project, asked, 4)  # in the first duet
     assert (code, project.left()) == (130, [])
     assert "the same command goes on from there" in errors
@@ -93,11 +108,15 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     assert (found["commit"], found["author"], found["parent"]) == (merge, "Ada", commits[1])
     assert found["paired"]["low"] <= found["paired"]["change"] <= found["paired"]["high"]
     assert 0.5 < found["share"] < 0.95
-    assert found["another"].startswith(f"gpumem bisect --good {merge[:10]} --bad HEAD 'test_it.py::test_mine[changes][other]' --")
+    assert found["another"].startswith(
+        f"gpumem bisect --good {merge[:10]} --bad HEAD 'test_it.py::test_mine[changes][other]' --"
+    )
     assert "uncommitted changes take no part" in done.stderr
     assert f"git merge-base {merge[:10]}^1 {merge[:10]}^2" in done.stdout
     assert "ran differently: kernel copy" in done.stdout
-    assert document["duets"] <= 3  # bad against good, a commit that runs other code than both, and the proof
+    assert (
+        document["duets"] <= 3
+    )  # bad against good, a commit that runs other code than both, and the proof
     assert document["key"] == row
     assert document["simulated"] is True
 
@@ -109,7 +128,17 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
     commits.append(project.add("commit 4 does not build", "no_such_name"))
     commits += [project.add(f"commit {number}", mib) for number, mib in ((5, 17), (6, 20))]
     common = ("--json", str(project.temporary / "out.json"), "--no-explain", TEST)
-    first = ("--good", commits[0], "--bad", commits[5], *common, "--figure", "peak", "--journal", str(project.temporary / "journal"))
+    first = (
+        "--good",
+        commits[0],
+        "--bad",
+        commits[5],
+        *common,
+        "--figure",
+        "peak",
+        "--journal",
+        str(project.temporary / "journal"),
+    )
     assert ended_by(signal.SIGKILL, project, first, 2)[0] == -signal.SIGKILL
     for _ in range(2):  # the second time, every process is there already
         done = project.bisect(*first)
@@ -117,7 +146,11 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
         assert project.left() == []
         document = project.document()
         assert (document["left"], document["found"], document["duets"]) == (commits[3:6], None, 0)
-        skipped = {step["commit"]: step["skipped"] for step in document["steps"] if step["skipped"] is not None}
+        skipped = {
+            step["commit"]: step["skipped"]
+            for step in document["steps"]
+            if step["skipped"] is not None
+        }
         assert sorted(skipped) == sorted(commits[3:5])
         assert "there is no such test" in skipped[commits[3]]
         assert "no_such_name" in skipped[commits[4]]
@@ -137,7 +170,9 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
 
 def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
     first = project.add("first", 16)
-    (project.folder / "conftest.py").write_text(f"import sys; sys.path.insert(0, {str(project.folder)!r}); import kern\n")
+    (project.folder / "conftest.py").write_text(
+        f"import sys; sys.path.insert(0, {str(project.folder)!r}); import kern\n"
+    )
     imports = project.add("takes a module of the working tree", 16)
     (project.folder / "conftest.py").write_text("")
     last = project.add("last", 16, "def test_other(): pass\n")
@@ -145,11 +180,20 @@ def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
         (("--good", last, "--bad", first, TEST), f"'{last}' is no ancestor of '{first}'"),
         (("--good", "v9", TEST), "'v9' is no commit of"),
         (("--good", "HEAD", TEST), "are the same commit"),
-        (("--good", first, TEST, "--figure", "peak", "--max-regression", "2%"), "--max-regression and --figure exclude each other"),
+        (
+            ("--good", first, TEST, "--figure", "peak", "--max-regression", "2%"),
+            "--max-regression and --figure exclude each other",
+        ),
         (("--good", first, TEST, "--max-regression", "2 apples"), "--max-regression: '2 apples'"),
-        (("--good", first, TEST), f"--bad HEAD: {TEST} measures nothing there: there is no such test"),
+        (
+            ("--good", first, TEST),
+            f"--bad HEAD: {TEST} measures nothing there: there is no such test",
+        ),
         (("--good", first, "--bad", imports, TEST), "did not run its own code: kern from"),
-        (("--good", first, "test_no.py::test_no"), f"--good {first}: test_no.py::test_no measures nothing there: there is no test_no.py"),
+        (
+            ("--good", first, "test_no.py::test_no"),
+            f"--good {first}: test_no.py::test_no measures nothing there: there is no test_no.py",
+        ),
     ):
         done = project.bisect(*arguments)
         assert done.returncode == 4, (arguments, done.stdout, done.stderr)

@@ -43,18 +43,27 @@ def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def swept(pytester: pytest.Pytester, *arguments: str) -> Result:
     pytester.makepyfile(test_suite=TESTS)
-    return CliRunner().invoke(main, ["l2-sweep", *arguments, *(() if "--" in arguments else ("--",)), *SIMULATED[1:]])
+    return CliRunner().invoke(
+        main, ["l2-sweep", *arguments, *(() if "--" in arguments else ("--",)), *SIMULATED[1:]]
+    )
 
 
-def test_each_measurement_under_a_window_gets_its_map_and_nothing_is_saved(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\naddopts = --gpumem-save --benchmark-save=here\ngpumem_report = page.html\n")
+def test_each_measurement_under_a_window_gets_its_map_and_nothing_is_saved(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeini(
+        "[pytest]\naddopts = --gpumem-save --benchmark-save=here\ngpumem_report = page.html\n"
+    )
     done = swept(pytester, "test_suite.py::test_table", "--json", "l2.json")
     assert done.exit_code == 0, done.stdout + done.stderr
     assert done.stdout.count("recommended: persisting_stream(") == 2
     assert "test_suite.py::test_table[on]: reset_data on " in done.stdout
     assert "(simulated), window 8 MiB" in done.stdout
     on, case = json.loads(Path(pytester.path, "l2.json").read_text())
-    assert (on["row"], case["row"]) == ("test_suite.py::test_table[on]", "test_suite.py::test_table[case]")
+    assert (on["row"], case["row"]) == (
+        "test_suite.py::test_table[on]",
+        "test_suite.py::test_table[case]",
+    )
     for one in (on, case):
         assert one["simulated"]
         assert one["window_bytes"] == 8 << 20

@@ -56,22 +56,43 @@ Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def traffic(
+    pytester: pytest.Pytester,
+    nvtx_trace: Trace,
+    tmp_path: Path,
+    programs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
     """Runs `gpumem profile ncu --traffic` on the suite with the stand-in; the tests alone run in a process of their own."""
     pytester.makepyfile(test_suite=SUITE)
     ncu = tmp_path / "bin" / "ncu"
     ncu.parent.mkdir()
-    ncu.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_ncu.py"} "$@"\n')
+    ncu.write_text(
+        f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_ncu.py"} "$@"\n'
+    )
     ncu.chmod(0o755)
 
     def run(*arguments: str, **told: Any) -> subprocess.CompletedProcess[str]:
         nvtx = nvtx_trace.environment
-        told = {"figures": RIGHT, "nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"], **told}
-        for name, value in {"GPUMEM_NCU": str(ncu), "FAKE_NCU": json.dumps(told), "COLUMNS": "160"}.items():
+        told = {
+            "figures": RIGHT,
+            "nvtx_library": nvtx["NVTX_INJECTION64_PATH"],
+            "nvtx_log": nvtx["NVTX_LOG"],
+            **told,
+        }
+        for name, value in {
+            "GPUMEM_NCU": str(ncu),
+            "FAKE_NCU": json.dumps(told),
+            "COLUMNS": "160",
+        }.items():
             monkeypatch.setenv(name, value)
         result = CliRunner().invoke(main, ["profile", "ncu", "--traffic", *arguments])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
+        return subprocess.CompletedProcess(
+            arguments, result.exit_code, result.stdout, result.stderr
+        )
 
     return run
 
@@ -83,7 +104,9 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.splitlines()[-1]
 
 
-def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pytest.Pytester) -> None:
+def test_figures_are_joined_with_their_measurements(
+    traffic: Run, pytester: pytest.Pytester
+) -> None:
     done = traffic("--json", "traffic.json")
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
@@ -94,7 +117,10 @@ def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pyte
     assert rows["test_pair[again]"].endswith("moves more")
     assert rows["test_link"].endswith("not counted")
     assert "tests of 2 of 4 rows failed in this run" in done.stdout
-    assert "moves more test_suite.py::test_pair[again]: declared 2 MiB, counted 4 MiB by ncu on 20" in done.stdout
+    assert (
+        "moves more test_suite.py::test_pair[again]: declared 2 MiB, counted 4 MiB by ncu on 20"
+        in done.stdout
+    )
     written = json.loads((pytester.path / "traffic.json").read_text())
     by_key = {row["key"]: row for row in written["rows"]}
     triad = by_key["test_suite.py::test_triad"]
@@ -118,7 +144,10 @@ def test_a_window_is_counted_beside_off(traffic: Run, pytester: pytest.Pytester)
                 gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="fitted")
         """
     )
-    told = {labelled("test_lookup", "off"): figures(3 * MIB, 4 * MIB), labelled("test_lookup", "fitted"): figures(MIB, 4 * MIB)}
+    told = {
+        labelled("test_lookup", "off"): figures(3 * MIB, 4 * MIB),
+        labelled("test_lookup", "fitted"): figures(MIB, 4 * MIB),
+    }
     done = traffic("--test", "test_table.py", "--json", "traffic.json", figures=told)
     assert done.returncode == 0, done.stderr
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
@@ -131,7 +160,9 @@ def test_a_window_is_counted_beside_off(traffic: Run, pytester: pytest.Pytester)
 def test_a_wrong_declaration_exits_with_1_and_one_test_can_be_chosen(traffic: Run) -> None:
     assert 4 * L2_BYTES <= 3 * MIB  # the caches account for nothing here
     # A folder among pytest's arguments adds nothing to the test that was asked for.
-    done = traffic("--test", "test_suite.py::test_triad", "--", ".", figures={"test_triad": figures(MIB, MIB)})
+    done = traffic(
+        "--test", "test_suite.py::test_triad", "--", ".", figures={"test_triad": figures(MIB, MIB)}
+    )
     assert done.returncode == 1, done.stderr
     assert "declared too much test_suite.py::test_triad" in done.stdout
     assert "1 MiB of the 2 MiB declared as read" in " ".join(done.stdout.split())
@@ -158,13 +189,20 @@ def test_arguments_reach_pytest(traffic: Run) -> None:
         ([], {"simulated": True}, 6, "is a simulated device: it has no counters"),
         (["--", "-k", "nothing"], {}, 6, "pytest measured nothing"),
         ([], {"figures": {}}, 6, "ncu matched no kernel"),
-        ([], {"says": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n"}, 6, "--cap-add=SYS_ADMIN"),
+        (
+            [],
+            {"says": "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n"},
+            6,
+            "--cap-add=SYS_ADMIN",
+        ),
         ([], {"says": "==ERROR== Failed to find metric x\n"}, 6, "ncu: Failed to find metric x"),
         ([], {"attach": False, "says": "==WARNING== No kernels were profiled.\n"}, 6, "nvtx"),
         ([], {"says": '"ID","Kernel Name"\n'}, 6, "ncu's CSV has no"),
     ],
 )
-def test_what_cannot_be_counted_is_one_line(traffic: Run, arguments: list[str], told: dict[str, Any], code: int, named: str) -> None:
+def test_what_cannot_be_counted_is_one_line(
+    traffic: Run, arguments: list[str], told: dict[str, Any], code: int, named: str
+) -> None:
     done = traffic(*arguments, **told)
     assert done.returncode == code, done.stderr
     line = complaint(done)
@@ -175,6 +213,8 @@ def test_what_cannot_be_counted_is_one_line(traffic: Run, arguments: list[str], 
 def test_without_ncu(pytester: pytest.Pytester) -> None:
     command = [sys.executable, "-c", COMMAND, "profile", "ncu", "--traffic"]
     environment = {**os.environ, "GPUMEM_NCU": str(pytester.path / "nowhere")}
-    done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=pytester.path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 6
     assert "nowhere' is no program" in complaint(done)

@@ -81,7 +81,9 @@ def timed_out(culprit: str, what: str, *arguments: str) -> Hang:
     return Hang(culprit, 1, f"{what} did not end within 1", arguments=arguments, stacks=True)
 
 
-def signalled(culprit: str, *signals: int, arguments: Sequence[str] = (), text: str = "KeyboardInterrupt") -> Hang:
+def signalled(
+    culprit: str, *signals: int, arguments: Sequence[str] = (), text: str = "KeyboardInterrupt"
+) -> Hang:
     """Signals end the session."""
     code, text = (143, "Exit: gpumem: ") if TERM in signals else (2, text)
     return Hang(culprit, code, text, signals, arguments, failed=False)
@@ -94,7 +96,9 @@ def hang(template: str, lock: str, timeout: str = "1 s") -> str:
 
 TABLE = {
     # Time-outs: exit code 1, and the test fails with its stacks.
-    "measurement, released": timed_out(hang(MEASURED, "released"), "the measurement of triad", "--dist=load"),  # without -n it is nothing
+    "measurement, released": timed_out(
+        hang(MEASURED, "released"), "the measurement of triad", "--dist=load"
+    ),  # without -n it is nothing
     "measurement, held": timed_out(hang(MEASURED, "held"), "the measurement of triad"),
     "body, released": timed_out(hang(IN_BODY, "released"), "the test's body"),
     "body, held": timed_out(hang(IN_BODY, "held"), "the test's body"),
@@ -104,9 +108,15 @@ TABLE = {
         "@pytest.mark.gpumem(timeout='1 s')\ndef test_culprit(gpu_device): gpu_device.streams.synchronize = lambda *_: released()",
         "waiting for the test's work",
     ),
-    "measurement, in a worker": timed_out(hang(MEASURED, "held"), "", *WORKERS),  # or the controls ahead of it
-    "measurement, isolated": timed_out(hang(MEASURED, "released"), "the measurement of triad", *ISOLATED),
-    "measurement, one worker by files": timed_out(hang(MEASURED, "released"), "the measurement of triad", "-n", "1", "--dist=loadfile"),
+    "measurement, in a worker": timed_out(
+        hang(MEASURED, "held"), "", *WORKERS
+    ),  # or the controls ahead of it
+    "measurement, isolated": timed_out(
+        hang(MEASURED, "released"), "the measurement of triad", *ISOLATED
+    ),
+    "measurement, one worker by files": timed_out(
+        hang(MEASURED, "released"), "the measurement of triad", "-n", "1", "--dist=loadfile"
+    ),
     # Ctrl-C and SIGTERM: exit codes 2 and 143, also where Python does not react.
     "Ctrl-C, measurement, released": signalled(hang(MEASURED, "released", "none"), INT),
     "Ctrl-C, measurement, held": signalled(hang(MEASURED, "held", "none"), INT),
@@ -120,10 +130,19 @@ TABLE = {
     # Ends by the test itself.
     "os._exit(0)": Hang(ALONE.format("os._exit(0)"), 1, "by os._exit(0)", stacks=True),
     "os._exit(0) of a thread": Hang(
-        ALONE.format("import threading; threading.Thread(target=os._exit, args=[0]).start(); held()"), 1, "by os._exit(0)", stacks=True
+        ALONE.format(
+            "import threading; threading.Thread(target=os._exit, args=[0]).start(); held()"
+        ),
+        1,
+        "by os._exit(0)",
+        stacks=True,
     ),
-    "os._exit(0), isolated": Hang(ALONE.format("os._exit(0)"), 1, "by os._exit(0)", arguments=ISOLATED),
-    "pytest.exit with code 0": Hang(ALONE.format("pytest.exit('enough', returncode=0)"), 2, "Exit: enough", failed=False),
+    "os._exit(0), isolated": Hang(
+        ALONE.format("os._exit(0)"), 1, "by os._exit(0)", arguments=ISOLATED
+    ),
+    "pytest.exit with code 0": Hang(
+        ALONE.format("pytest.exit('enough', returncode=0)"), 2, "Exit: enough", failed=False
+    ),
     "crash": Hang(ALONE.format(SEGFAULT), -signal.SIGSEGV, "by a crash", late=True),
     "SIGKILL": Hang(ALONE.format(KILL), -signal.SIGKILL, "by a crash, a signal", late=True),
     "_exit(0) of C": Hang(ALONE.format(C_EXIT), 0, "or _exit of C", late=True),
@@ -138,11 +157,21 @@ TABLE = {
         stacks=True,
     ),
     "pytest-timeout, by a signal": timed_out(
-        "@pytest.mark.timeout(0.5)\n" + hang(IN_BODY, "held"), "the test's body", "-o", "timeout_method=signal"
+        "@pytest.mark.timeout(0.5)\n" + hang(IN_BODY, "held"),
+        "the test's body",
+        "-o",
+        "timeout_method=signal",
     ),
     # Python reads the stacks of a thread that runs at its own risk: not before this one hangs.
-    "faulthandler_timeout": timed_out(hang(MEASURED, "released", "1.9 s"), "the measurement of triad", "-o", "faulthandler_timeout=1.5"),
-    "asyncio before, time-out": timed_out(ASYNC + hang(MEASURED, "held"), "the measurement of triad"),
+    "faulthandler_timeout": timed_out(
+        hang(MEASURED, "released", "1.9 s"),
+        "the measurement of triad",
+        "-o",
+        "faulthandler_timeout=1.5",
+    ),
+    "asyncio before, time-out": timed_out(
+        ASYNC + hang(MEASURED, "held"), "the measurement of triad"
+    ),
     "asyncio before, Ctrl-C": signalled(ASYNC + hang(MEASURED, "held", "none"), INT),
 }
 USUAL = (
@@ -191,11 +220,15 @@ class Session:
     def send(self, signals: Sequence[int]) -> None:
         """Send signals once the test is about to hang."""
         assert self._hangs.wait(60)
-        while self._status().get("State", "S (sleeping)")[0] == "R":  # not yet in what it hangs in, where Python would take the signals
+        while (
+            self._status().get("State", "S (sleeping)")[0] == "R"
+        ):  # not yet in what it hangs in, where Python would take the signals
             os.sched_yield()
         for number in signals:
             self._process.send_signal(number)
-            while self._pending() >> (number - 1) & 1:  # a second signal of a number would be none while the first one waits
+            while (
+                self._pending() >> (number - 1) & 1
+            ):  # a second signal of a number would be none while the first one waits
                 os.sched_yield()
 
     def _pending(self) -> int:
@@ -233,8 +266,15 @@ class Session:
     @property
     def failed(self) -> dict[str, bool]:
         """Each test in the JUnit file, and whether it failed; pytest gives one that was interrupted no name."""
-        cases = (case for case in ElementTree.parse("out.xml").getroot().iter("testcase") if case.get("name"))
-        return {case.get("name", ""): any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases}
+        cases = (
+            case
+            for case in ElementTree.parse("out.xml").getroot().iter("testcase")
+            if case.get("name")
+        )
+        return {
+            case.get("name", ""): any(case.find(tag) is not None for tag in ("failure", "error"))
+            for case in cases
+        }
 
 
 Start = Callable[..., Session]
@@ -244,9 +284,17 @@ Start = Callable[..., Session]
 def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Start:
     def run(culprit: str, *arguments: str) -> Session:
         pytester.makepyfile(test_it=MODULE.format(culprit=culprit))
-        own = (*(f"{option}={name}" for option, name in OUTPUTS.items()), "--gpumem-save", "--gpumem-baseline=baseline")
+        own = (
+            *(f"{option}={name}" for option, name in OUTPUTS.items()),
+            "--gpumem-save",
+            "--gpumem-baseline=baseline",
+        )
         command = [sys.executable, "-m", "pytest", *SIMULATED, *own, *arguments]
-        session = Session(pytester.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        session = Session(
+            pytester.popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
         request.addfinalizer(session.end)
         return session
 
@@ -266,19 +314,26 @@ def test_whatever_ends_a_session(start: Start, expected: Hang) -> None:
     output = session.output()
     assert expected.text in output
     assert not expected.stacks or f'File "{Path("test_it.py").absolute()}"' in output
-    ended = {"test_triad": False, "test_cpu": False} | ({"test_culprit": True} if expected.failed else {})
+    ended = {"test_triad": False, "test_cpu": False} | (
+        {"test_culprit": True} if expected.failed else {}
+    )
     if "test_loop" in expected.culprit:
         ended["test_loop"] = False
     if expected.arguments[:1] in (WORKERS[:1], ISOLATED) and not expected.signals:
         assert failed == ended | {"test_later": False, "test_last": False}
-        assert {name for name, row in rows.items() if not row["failed"]} == {"test_triad", "test_last"}
+        assert {name for name, row in rows.items() if not row["failed"]} == {
+            "test_triad",
+            "test_last",
+        }
         return
     assert not Path("baseline").exists()
     assert failed == ended
     assert {name for name, row in rows.items() if not row["failed"]} == {"test_triad"}
     if expected.failed:
         assert "test_it.py::test_culprit; 2 tests not run" in output
-        assert {name for name, row in rows.items() if row["failed"]} == ({"test_culprit"} if "of triad" in expected.text else set())
+        assert {name for name, row in rows.items() if row["failed"]} == (
+            {"test_culprit"} if "of triad" in expected.text else set()
+        )
 
 
 def test_a_hung_measurement_names_its_range_and_has_a_row(start: Start) -> None:
@@ -286,7 +341,10 @@ def test_a_hung_measurement_names_its_range_and_has_a_row(start: Start) -> None:
     session.wait()
     text = "did not end within 1.005 s (--gpumem-timeout), and the process was ended; last NVTX range: test_culprit.check"
     assert text in session.output()
-    assert {name: row["verdict"]["outcome"] for name, row in session.rows.items()} == {"test_triad": "MEASURED", "test_culprit": "FAIL"}
+    assert {name: row["verdict"]["outcome"] for name, row in session.rows.items()} == {
+        "test_triad": "MEASURED",
+        "test_culprit": "FAIL",
+    }
 
 
 def test_a_crash_keeps_what_was_told_of_the_others(start: Start, pytester: pytest.Pytester) -> None:
@@ -295,51 +353,80 @@ def test_a_crash_keeps_what_was_told_of_the_others(start: Start, pytester: pytes
     session = start(skipped + ALONE.format(SEGFAULT), "-k", "not last", "test_a.py", "test_it.py")
     assert session.wait() == -signal.SIGSEGV
     assert "1 failed, 2 passed, 2 skipped, 1 deselected" in session.output()
-    assert session.rows["test_triad"]["footprint"]["ended"]  # the footprint has what the test keeps, which its teardown tells
+    assert session.rows["test_triad"]["footprint"][
+        "ended"
+    ]  # the footprint has what the test keeps, which its teardown tells
 
 
 def test_no_exit_code_0_after_a_failure(start: Start) -> None:
     session = start("def test_culprit(): assert 0\ndef test_leaves(): os._exit(0)")
     assert session.wait() == pytest.ExitCode.TESTS_FAILED
-    assert session.failed == {"test_triad": False, "test_cpu": False, "test_culprit": True, "test_leaves": True}
+    assert session.failed == {
+        "test_triad": False,
+        "test_cpu": False,
+        "test_culprit": True,
+        "test_leaves": True,
+    }
     assert "assert 0" in session.output()
 
 
 def test_an_exit_fails_its_test_and_keeps_its_rows(start: Start) -> None:
     measured = "test_triad(gpu_benchmark, device_buffer, gpu_kernels)"
-    session = start(f"def test_culprit(gpu_benchmark, device_buffer, gpu_kernels):\n    {measured}\n    sys.exit(0)")
+    session = start(
+        f"def test_culprit(gpu_benchmark, device_buffer, gpu_kernels):\n    {measured}\n    sys.exit(0)"
+    )
     session.wait()
-    assert session.failed == {"test_triad": False, "test_cpu": False, "test_culprit": True, "test_later": False, "test_last": False}
+    assert session.failed == {
+        "test_triad": False,
+        "test_cpu": False,
+        "test_culprit": True,
+        "test_later": False,
+        "test_last": False,
+    }
     assert session.rows["test_culprit"]["measurement"] is not None
     assert session.rows["test_culprit"]["failed"]
 
 
 @pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize("workers", [(), ISOLATED], ids=["alone", "worker"])
-def test_an_interrupt_frees_the_gpu(pytester: pytest.Pytester, start: Start, workers: Sequence[str]) -> None:
+def test_an_interrupt_frees_the_gpu(
+    pytester: pytest.Pytester, start: Start, workers: Sequence[str]
+) -> None:
     pytester.makeconftest(GPU_OF_ANOTHER.format(limit=600.0))
     Path("runtime", "gpumem").mkdir(parents=True, mode=0o700)
     session = start(hang(MEASURED, "held", "none"), "-s", *workers)
     session.send([signal.SIGINT])  # to this process alone; Ctrl-C sends it to the workers as well
     assert session.wait() == pytest.ExitCode.INTERRUPTED
-    with FileLock(Path("runtime", "gpumem", "GPU-1.lock")).acquire(timeout=5):  # the process that held it is gone
+    with FileLock(Path("runtime", "gpumem", "GPU-1.lock")).acquire(
+        timeout=5
+    ):  # the process that held it is gone
         pass
 
 
-@pytest.mark.parametrize(("culprit", "option"), [("assert 0", "--pdb"), ("breakpoint()", "--color=no")])
+@pytest.mark.parametrize(
+    ("culprit", "option"), [("assert 0", "--pdb"), ("breakpoint()", "--color=no")]
+)
 def test_the_session_goes_on_after_a_debugger(start: Start, culprit: str, option: str) -> None:
     Path(".pdbrc").write_text("continue\n")
     session = start(f"def test_culprit(gpu_device):\n    {culprit}", option)
-    assert session.wait() == (pytest.ExitCode.TESTS_FAILED if option == "--pdb" else pytest.ExitCode.OK)
+    assert session.wait() == (
+        pytest.ExitCode.TESTS_FAILED if option == "--pdb" else pytest.ExitCode.OK
+    )
     failed = {"test_culprit": option == "--pdb"}
-    assert session.failed == {"test_triad": False, "test_cpu": False, "test_later": False, "test_last": False} | failed
+    assert (
+        session.failed
+        == {"test_triad": False, "test_cpu": False, "test_later": False, "test_last": False}
+        | failed
+    )
     assert set(session.rows) == {"test_triad", "test_last"}
 
 
 @pytest.mark.usefixtures("new_interpreters")
 def test_a_session_inside_a_test_leaves_the_other_its_guardian(start: Start) -> None:
     inside = "from pathlib import Path; from pytest_gpumem.plugin.guarding import Guardian; Guardian(Path()).close()"
-    session = start(f"@pytest.mark.gpumem(timeout='1 s')\ndef test_culprit(gpu_device):\n    {inside}\n    released()")
+    session = start(
+        f"@pytest.mark.gpumem(timeout='1 s')\ndef test_culprit(gpu_device):\n    {inside}\n    released()"
+    )
     assert session.wait() == pytest.ExitCode.TESTS_FAILED
     assert f'File "{Path("test_it.py").absolute()}"' in session.output()
 
@@ -360,7 +447,9 @@ def test_culprit(gpu_device):
     assert len(session.failed) == 5
 
 
-def test_isolation_needs_xdist(pytester: pytest.Pytester, gpumem: Callable[..., pytest.RunResult]) -> None:
+def test_isolation_needs_xdist(
+    pytester: pytest.Pytester, gpumem: Callable[..., pytest.RunResult]
+) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = gpumem("--gpumem-isolate", "-p", "no:xdist")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

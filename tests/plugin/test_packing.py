@@ -14,7 +14,16 @@ from pytest_gpumem.devices.opening import choose
 
 pytest.importorskip("xdist")
 
-PACK = ("--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-pack", "-p", "cacheprovider")
+PACK = (
+    "--gpumem",
+    "--gpumem-device",
+    "sim",
+    "--gpumem-budget",
+    "5 ms",
+    "--gpumem-pack",
+    "-p",
+    "cacheprovider",
+)
 LOG = """
 import os, time, pytest
 from pathlib import Path
@@ -35,7 +44,9 @@ def known(folder: Path, **tests: dict[str, Any]) -> None:
     """Have an earlier session have learnt tests: `grown` in GiB."""
     file = folder / f".pytest_cache/d/gpumem/{choose('sim').facts.key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"schema": 1, "idle": 0, "tests": {}}
+    whole: dict[str, Any] = (
+        json.loads(file.read_text()) if file.exists() else {"schema": 1, "idle": 0, "tests": {}}
+    )
     for name, one in tests.items():
         grown = [int(gib * 2**30) for gib in one.pop("grown", ())]
         whole["tests"][f"test_it.py::{name}"] = {"seconds": 1.0, "grown": grown, **one}
@@ -59,10 +70,16 @@ def most_at_once(folder: Path) -> int:
 
 def said(result: pytest.RunResult) -> list[str]:
     """The lines about packing."""
-    return [line for line in result.outlines if line.startswith("gpumem: ") and "simulated" not in line.lower()]
+    return [
+        line
+        for line in result.outlines
+        if line.startswith("gpumem: ") and "simulated" not in line.lower()
+    ]
 
 
-def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Pytester, session: Run) -> None:
+def test_the_first_session_learns_alone_and_the_second_packs(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makeconftest(LOG)
     pytester.makepyfile(
         test_it="""
@@ -84,8 +101,13 @@ def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Py
     first = session(*PACK, "-n", "3")
     first.assert_outcomes(passed=4)
     assert most_at_once(pytester.path) == 1
-    assert said(first)[-2] == "gpumem: alone on the GPU: 4 never measured; the next session packs what was never measured"
-    assert re.fullmatch(r"gpumem: packing gained nothing: .* \(4 tests, up to 1 at once\)", said(first)[-1])
+    assert (
+        said(first)[-2]
+        == "gpumem: alone on the GPU: 4 never measured; the next session packs what was never measured"
+    )
+    assert re.fullmatch(
+        r"gpumem: packing gained nothing: .* \(4 tests, up to 1 at once\)", said(first)[-1]
+    )
     shares = learnt(pytester.path)
     assert shares["test_it.py::test_buffer[30]"]["grown"] == [30 << 30]
     assert shares["test_it.py::test_host"]["grown"] == [0]
@@ -97,7 +119,9 @@ def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Py
     assert said(second)[-1].endswith("(4 tests, up to 3 at once)")
 
 
-def test_what_other_tests_leave_free_is_no_measure_of_a_test(pytester: pytest.Pytester, session: Run) -> None:
+def test_what_other_tests_leave_free_is_no_measure_of_a_test(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makeconftest(
         """
         from pytest_gpumem.plugin.packed import PackedFeature
@@ -117,7 +141,9 @@ def test_what_other_tests_leave_free_is_no_measure_of_a_test(pytester: pytest.Py
     known(pytester.path, test_buffer={"grown": [20]})
     session(*PACK, "-n", "2").assert_outcomes(passed=2)
     shares = learnt(pytester.path)
-    assert shares["test_it.py::test_new"]["alone"] == "took most of the free memory"  # it was alone on the GPU
+    assert (
+        shares["test_it.py::test_new"]["alone"] == "took most of the free memory"
+    )  # it was alone on the GPU
     assert not shares["test_it.py::test_buffer"].get("alone")
 
 
@@ -139,7 +165,9 @@ def test_what_does_not_fit_waits(pytester: pytest.Pytester, session: Run) -> Non
     assert most_at_once(pytester.path) == 1
 
 
-def test_a_test_that_runs_out_of_memory_beside_others_runs_again_alone(pytester: pytest.Pytester, session: Run) -> None:
+def test_a_test_that_runs_out_of_memory_beside_others_runs_again_alone(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makeconftest(LOG)
     pytester.makepyfile(
         test_it="""
@@ -165,24 +193,38 @@ def test_a_test_that_runs_out_of_memory_beside_others_runs_again_alone(pytester:
             raise OutOfMemoryError("CUDA out of memory")
         """
     )
-    known(pytester.path, test_more={"grown": [1]}, test_innocent={"grown": [1]}, test_never={"grown": [1]})
+    known(
+        pytester.path,
+        test_more={"grown": [1]},
+        test_innocent={"grown": [1]},
+        test_never={"grown": [1]},
+    )
     result = session(*PACK, "-n", "3", "--junitxml", "junit.xml")
     result.assert_outcomes(passed=2, failed=1)
     lines = said(result)
-    assert any("test_it.py::test_more took more than its share: 50.5 GiB instead of 1" in line for line in lines)
+    assert any(
+        "test_it.py::test_more took more than its share: 50.5 GiB instead of 1" in line
+        for line in lines
+    )
     assert not any("test_innocent took" in line for line in lines)
     (twice,) = (line for line in lines if "twice" in line)
-    assert twice.startswith("gpumem: 2 tests ran twice (memory), the second time alone on the GPU: ")
+    assert twice.startswith(
+        "gpumem: 2 tests ran twice (memory), the second time alone on the GPU: "
+    )
     log = (pytester.path / "log").read_text().splitlines()
     again = len(log) - 1 - log[::-1].index("begin test_innocent")
     assert log.count("begin test_innocent") == 2
     running = [line for line in log[:again] if line.startswith("begin")]
-    assert len(running) == len([line for line in log[:again] if line.startswith("end")]), "another test ran beside it"
+    assert len(running) == len([line for line in log[:again] if line.startswith("end")]), (
+        "another test ran beside it"
+    )
     assert (pytester.path / "junit.xml").read_text().count('name="seen"') == 1
     assert learnt(pytester.path)["test_it.py::test_more"]["grown"] == [1 << 30, 50 << 30]
 
 
-def test_groups_stay_together_and_a_crash_costs_one_test(pytester: pytest.Pytester, session: Run) -> None:
+def test_groups_stay_together_and_a_crash_costs_one_test(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makepyfile(
         test_it="""
         import os, pytest
@@ -207,7 +249,9 @@ def test_groups_stay_together_and_a_crash_costs_one_test(pytester: pytest.Pytest
     assert "test_it.py::test_group[0]" in learnt(pytester.path)
 
 
-def test_the_first_failure_ends_a_session_and_fixtures_are_torn_down(pytester: pytest.Pytester, session: Run) -> None:
+def test_the_first_failure_ends_a_session_and_fixtures_are_torn_down(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makepyfile(
         test_it="""
         import pytest
@@ -254,8 +298,15 @@ def test_reruns_have_their_own_count(pytester: pytest.Pytester, session: Run) ->
 
 
 def test_the_plan_is_printed_without_a_test(pytester: pytest.Pytester, session: Run) -> None:
-    pytester.makepyfile(test_it="def test_a(): pass\ndef test_b(): pass\ndef test_c(gpu_benchmark): pass\ndef test_d(): pass\n")
-    known(pytester.path, test_a={"grown": [60], "seconds": 90.0}, test_b={"grown": [10], "seconds": 30.0}, test_c={"grown": [1]})
+    pytester.makepyfile(
+        test_it="def test_a(): pass\ndef test_b(): pass\ndef test_c(gpu_benchmark): pass\ndef test_d(): pass\n"
+    )
+    known(
+        pytester.path,
+        test_a={"grown": [60], "seconds": 90.0},
+        test_b={"grown": [10], "seconds": 30.0},
+        test_c={"grown": [1]},
+    )
     result = session(*PACK, "-n", "2", "--collect-only", "-v")
     assert said(result) == [
         "gpumem: plan: 4 tests on 1 GPU with 2 workers: 2 min 1 s -> 1 min 31 s expected, without 1 never measured",
@@ -267,7 +318,9 @@ def test_the_plan_is_printed_without_a_test(pytester: pytest.Pytester, session: 
     ]
 
 
-def test_as_many_workers_as_the_memory_and_the_plan_can_use(pytester: pytest.Pytester, session: Run) -> None:
+def test_as_many_workers_as_the_memory_and_the_plan_can_use(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytester.makepyfile(test_it="def test_a(): pass\n")
     session(*PACK, "-n", "auto").stdout.fnmatch_lines(["*1 worker *1 item*"])
     known(pytester.path, **{f"test_{name}": {"grown": [20]} for name in "bcdefg"})
@@ -277,25 +330,44 @@ def test_as_many_workers_as_the_memory_and_the_plan_can_use(pytester: pytest.Pyt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "gpumem: --gpumem-pack packs tests into workers: add -n auto, or a number such as -n 8"),
+        (
+            (),
+            "gpumem: --gpumem-pack packs tests into workers: add -n auto, or a number such as -n 8",
+        ),
         (
             ("-n", "2", "-p", "no:cacheprovider"),
             "gpumem: --gpumem-pack keeps what tests take in pytest's cache*leave out -p no:cacheprovider",
         ),
-        (("-n", "2", "--dist", "each"), "gpumem: --gpumem-pack: --dist each runs all tests in each worker; accepted are load, *"),
-        (("-d", "--tx", "ssh=there"), "gpumem: --gpumem-pack: workers on other machines have other GPUs; accepted are workers here*"),
-        (("-n", "2", "--gpumem-footprint=off"), "gpumem: --gpumem-pack needs the memory of every test: --gpumem-footprint off *"),
-        (("-n", "2", "--gpumem-memory-limit=1 GiB"), "gpumem: --gpumem-pack contradicts --gpumem-memory-limit: *"),
+        (
+            ("-n", "2", "--dist", "each"),
+            "gpumem: --gpumem-pack: --dist each runs all tests in each worker; accepted are load, *",
+        ),
+        (
+            ("-d", "--tx", "ssh=there"),
+            "gpumem: --gpumem-pack: workers on other machines have other GPUs; accepted are workers here*",
+        ),
+        (
+            ("-n", "2", "--gpumem-footprint=off"),
+            "gpumem: --gpumem-pack needs the memory of every test: --gpumem-footprint off *",
+        ),
+        (
+            ("-n", "2", "--gpumem-memory-limit=1 GiB"),
+            "gpumem: --gpumem-pack contradicts --gpumem-memory-limit: *",
+        ),
     ],
 )
-def test_a_session_that_cannot_pack_says_why(pytester: pytest.Pytester, session: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_a_session_that_cannot_pack_says_why(
+    pytester: pytest.Pytester, session: Run, arguments: tuple[str, ...], message: str
+) -> None:
     pytester.makepyfile(test_it="def test_a(): pass\n")
     result = session(*PACK, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{message}"])
 
 
-def test_fixtures_of_modules_are_charged_to_the_tests_that_use_them(pytester: pytest.Pytester, session: Run) -> None:
+def test_fixtures_of_modules_are_charged_to_the_tests_that_use_them(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     module = """
         import pytest
         from pytest_gpumem.devices.protocol import MemoryKind
@@ -328,7 +400,10 @@ def test_fixtures_of_modules_are_charged_to_the_tests_that_use_them(pytester: py
     pytester.makepyfile(test_it=module.format(gib=10), test_other=module.format(gib=20))
     session(*PACK, "-n", "1").assert_outcomes(passed=10)
     shares = {
-        name: (one["grown"][0] >> 30, *(f"{fixture} {nbytes >> 30}" for fixture, nbytes in one.get("fixtures", {}).items()))
+        name: (
+            one["grown"][0] >> 30,
+            *(f"{fixture} {nbytes >> 30}" for fixture, nbytes in one.get("fixtures", {}).items()),
+        )
         for name, one in learnt(pytester.path).items()
     }
     assert shares == {

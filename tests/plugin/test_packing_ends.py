@@ -41,13 +41,18 @@ SHARED = """
 @pytest.fixture(autouse=True)
 def _shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((packed, "leases_file"), (packing, "leases_file"), (leases, "_write")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # the conftest changes them for good
+        monkeypatch.setattr(
+            module, name, getattr(module, name)
+        )  # the conftest changes them for good
     pytester.makeconftest(SHARED.format(folder=str(pytester.path)))
 
 
 def fits(folder: Path) -> list[list[tuple[int, int, int, str]]]:
     """The leases after each change. Never are there more than the GPU has; one that is alone has no test beside it."""
-    log = [[*map(tuple, json.loads(line))] for line in (folder / "leases.jsonl").read_text().splitlines()]
+    log = [
+        [*map(tuple, json.loads(line))]
+        for line in (folder / "leases.jsonl").read_text().splitlines()
+    ]
     for those in log:
         assert sum(lease[2] for lease in those) <= ROOM
         states = [lease[3] for lease in those if lease[3] not in ("idle", "waits")]
@@ -63,9 +68,13 @@ def kept(folder: Path) -> list[str]:
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     """A session in a process group of its own."""
     command = [sys.executable, "-m", "pytest", *QUICKLY, "-W", "default", *PACK, *options]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, start_new_session=True, **pipes
+    )  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture
@@ -74,7 +83,9 @@ def pipe(pytester: pytest.Pytester) -> Path:
     return pytester.path / "pipe"
 
 
-def test_ctrl_c_gives_back_the_shares_and_keeps_the_results(pytester: pytest.Pytester, pipe: Path) -> None:
+def test_ctrl_c_gives_back_the_shares_and_keeps_the_results(
+    pytester: pytest.Pytester, pipe: Path
+) -> None:
     pytester.makepyfile(
         test_it="""
         import os, signal, pytest
@@ -90,7 +101,11 @@ def test_ctrl_c_gives_back_the_shares_and_keeps_the_results(pytester: pytest.Pyt
             signal.pause()
         """
     )
-    known(pytester.path, test_done={"grown": [1], "seconds": 9.0}, **{f"test_endless[{n}]": {"grown": [20]} for n in range(2)})
+    known(
+        pytester.path,
+        test_done={"grown": [1], "seconds": 9.0},
+        **{f"test_endless[{n}]": {"grown": [20]} for n in range(2)},
+    )
     process = start(pytester.path, "-n", "2", "--benchmark-json=out.json")
     pids: list[int] = []
     while len(pids) < 2:
@@ -104,13 +119,17 @@ def test_ctrl_c_gives_back_the_shares_and_keeps_the_results(pytester: pytest.Pyt
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert "1 passed" in printed
-    assert {name for name, one in learnt(pytester.path).items() if len(one["grown"]) == 2} == {"test_it.py::test_done"}
+    assert {name for name, one in learnt(pytester.path).items() if len(one["grown"]) == 2} == {
+        "test_it.py::test_done"
+    }
     rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert "test_it.py::test_done" in [row["nodeid"] for row in rows]
     fits(pytester.path)
 
 
-def test_workers_that_die_and_tests_that_time_out_give_back_their_shares(pytester: pytest.Pytester, session: Run) -> None:
+def test_workers_that_die_and_tests_that_time_out_give_back_their_shares(
+    pytester: pytest.Pytester, session: Run
+) -> None:
     pytest.importorskip("pytest_timeout")
     pytester.makepyfile(
         test_it="""
@@ -136,7 +155,12 @@ def test_workers_that_die_and_tests_that_time_out_give_back_their_shares(pyteste
             pass
         """
     )
-    names = ("test_killed", "test_signal", "test_thread", *(f"test_fine[{number}]" for number in range(4)))
+    names = (
+        "test_killed",
+        "test_signal",
+        "test_thread",
+        *(f"test_fine[{number}]" for number in range(4)),
+    )
     known(pytester.path, **{name: {"grown": [35]} for name in names})
     result = session(*PACK, "-n", "3")
     result.assert_outcomes(passed=4, failed=3)
@@ -159,7 +183,11 @@ def test_two_sessions_share_a_gpu(pytester: pytest.Pytester, pipe: Path) -> None
             device_buffer(30 << 30, "u1")
         """
     )
-    known(pytester.path, test_meet={"grown": [1], "seconds": 9.0}, **{f"test_large[{n}]": {"grown": [30]} for n in range(3)})
+    known(
+        pytester.path,
+        test_meet={"grown": [1], "seconds": 9.0},
+        **{f"test_large[{n}]": {"grown": [30]} for n in range(3)},
+    )
     sessions = []
     for end in "rw":
         os.environ["END"] = end
@@ -170,7 +198,9 @@ def test_two_sessions_share_a_gpu(pytester: pytest.Pytester, pipe: Path) -> None
         assert process.returncode == 0, printed
         assert "4 passed" in printed
     log = fits(pytester.path)
-    assert any(len({lease[0] for lease in those}) == 4 for those in log), "the sessions did not run at once"
+    assert any(len({lease[0] for lease in those}) == 4 for those in log), (
+        "the sessions did not run at once"
+    )
     assert Gpu(pytester.path / "shared.leases").leases() == []
 
 

@@ -22,11 +22,15 @@ def server(s3_store: Server, pytester: pytest.Pytester, monkeypatch: pytest.Monk
     return s3_store
 
 
-def test_save_compare_and_work_offline(server: Server, pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_save_compare_and_work_offline(
+    server: Server, pytester: pytest.Pytester, gpumem: Run
+) -> None:
     url = f"{URL}/{pytester.path.name}"
     result = gpumem("--gpumem-save")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"])
+    result.stdout.fnmatch_lines(
+        [f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"]
+    )
     gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
     server.fail("status", status=403)
     result = gpumem("--gpumem-baseline-offline")
@@ -47,7 +51,10 @@ def test_workers_read_the_copy_of_the_controller(server: Server, gpumem: Run) ->
     [
         ((), "s3://*: permission denied*"),
         (("--gpumem-baseline-offline",), "s3://*: this machine has no copy of the baseline of *"),
-        (("--gpumem-baseline-offline", "--gpumem-baseline=.benchmarks"), "--gpumem-baseline-offline: the baseline * is a folder*"),
+        (
+            ("--gpumem-baseline-offline", "--gpumem-baseline=.benchmarks"),
+            "--gpumem-baseline-offline: the baseline * is a folder*",
+        ),
         (("--gpumem-baseline=ftpx://host/path",), "ftpx://host/path: *ftpx*"),
     ],
 )
@@ -67,15 +74,25 @@ def test_offline_saves_nothing(server: Server, gpumem: Run) -> None:
     gpumem().assert_outcomes(passed=1)  # makes the copy
     result = gpumem("--gpumem-baseline-offline", "--gpumem-save")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: gpumem: --gpumem-save: nothing can be stored in s3://* offline"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: gpumem: --gpumem-save: nothing can be stored in s3://* offline"]
+    )
 
 
-def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(server: Server, gpumem: Run) -> None:
+def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(
+    server: Server, gpumem: Run
+) -> None:
     server.fail("status", status=403, method="PUT")
     result = gpumem("--gpumem-save")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["--gpumem-save: s3://*: permission denied*; it is kept on this machine: gpumem baseline push *"])
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: s3://*: permission denied*; it is kept on this machine: gpumem baseline push *"
+        ]
+    )
     (line,) = (line for line in result.outlines if "gpumem baseline push " in line)
     server.heal()
-    sent = CliRunner().invoke(main, ["baseline", *shlex.split(line.partition("gpumem baseline ")[2])])
+    sent = CliRunner().invoke(
+        main, ["baseline", *shlex.split(line.partition("gpumem baseline ")[2])]
+    )
     assert (sent.exit_code, "1 file copied" in sent.stdout) == (0, True)

@@ -31,7 +31,9 @@ def traced(pytester: pytest.Pytester, gpumem: Run) -> Run:
 
 
 def test_the_report_of_a_failed_test_names_the_line_that_grew(traced: Run) -> None:
-    result = traced("--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json")
+    result = traced(
+        "--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json"
+    )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -45,10 +47,15 @@ def test_the_report_of_a_failed_test_names_the_line_that_grew(traced: Run) -> No
 
 
 def test_results_have_the_lines_and_the_way_to_them(pytester: pytest.Pytester, traced: Run) -> None:
-    traced("--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json")
+    traced(
+        "--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json"
+    )
     row = row_in(pytester.path, "results.json")
     sites = row["footprint"]["sites"]
-    assert [(site["file"], site["line"], site["at_peak"]) for site in sites] == [("model.py", 4, 9 * MiB), ("test_it.py", 6, MiB)]
+    assert [(site["file"], site["line"], site["at_peak"]) for site in sites] == [
+        ("model.py", 4, 9 * MiB),
+        ("test_it.py", 6, MiB),
+    ]
     assert sites[0]["stack"][0] == "test_it.py:7 in test_grows"
     assert sites[0]["stack"][-1] == "model.py:4 in layer"
     assert "model.py:4 in layer" in (pytester.path / "report.html").read_text()
@@ -62,13 +69,19 @@ def test_without_the_option_it_is_named(traced: Run) -> None:
 
 
 @pytest.mark.usefixtures("quick_processes")
-def test_a_test_above_a_limit_on_memory_runs_once_more_for_its_lines(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_test_above_a_limit_on_memory_runs_once_more_for_its_lines(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """One time for all, and its last lines have the cause; not where the lines are known."""
-    pytester.makepyfile(model=MODEL, test_it=GROWS.replace('max_peak_regression="0 B"', 'max_peak="5 MiB"'))
+    pytester.makepyfile(
+        model=MODEL, test_it=GROWS.replace('max_peak_regression="0 B"', 'max_peak="5 MiB"')
+    )
     for arguments, again in (((), 1), (("--gpumem-footprint=trace",), 0)):
         result = gpumem("--gpumem-processes=auto", "--tb=no", *arguments)
         result.assert_outcomes(failed=1)
-        said = "gpumem: 1 test above a limit on memory, run once more for the lines that allocate it"
+        said = (
+            "gpumem: 1 test above a limit on memory, run once more for the lines that allocate it"
+        )
         assert result.outlines.count(said) == again
         result.stdout.fnmatch_lines(
             [
@@ -88,4 +101,9 @@ def test_a_labelled_part_has_its_own_lines(pytester: pytest.Pytester, gpumem: Ru
     """)
     result = gpumem("--gpumem-footprint=trace")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["in use at the peak, 2 MiB in 1 allocation:", "  2 MiB  test_*.py:4 in test_it: inside = device_buffer*"])
+    result.stdout.fnmatch_lines(
+        [
+            "in use at the peak, 2 MiB in 1 allocation:",
+            "  2 MiB  test_*.py:4 in test_it: inside = device_buffer*",
+        ]
+    )

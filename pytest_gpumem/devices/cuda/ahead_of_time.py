@@ -16,7 +16,13 @@ from pytest_gpumem.records.what_ran import CompiledKernel
 
 
 def from_source(
-    source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = (), folder: Path | None = None
+    source: str,
+    name: str,
+    architecture: str,
+    *,
+    entries: Sequence[str] = (),
+    options: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> tuple[CompiledKernel, ...]:
     """The kernels of a CUDA source.
     `name`: its file, as messages and records name it.
@@ -32,13 +38,22 @@ def from_source(
     cubin = Cubin(made.cubin)
     plain = [_plain(one) for one in cubin.names]
     # Overloads have one plain name: each goes by its mangled one.
-    mangled = made.symbols or {one if plain.count(one) == 1 else name: name for one, name in zip(plain, cubin.names, strict=True)}
+    mangled = made.symbols or {
+        one if plain.count(one) == 1 else name: name
+        for one, name in zip(plain, cubin.names, strict=True)
+    }
     if not mangled:
-        raise DoesNotCompile(f"{name} holds no kernel that is no template; name its instances in `entries`")
-    return tuple(_compiled(name, entry, architecture, cubin, kernel) for entry, kernel in mangled.items())
+        raise DoesNotCompile(
+            f"{name} holds no kernel that is no template; name its instances in `entries`"
+        )
+    return tuple(
+        _compiled(name, entry, architecture, cubin, kernel) for entry, kernel in mangled.items()
+    )
 
 
-def from_triton(kernel: str, signature: str, architecture: str, options: Mapping[str, int], folder: Path) -> CompiledKernel:
+def from_triton(
+    kernel: str, signature: str, architecture: str, options: Mapping[str, int], folder: Path
+) -> CompiledKernel:
     """A kernel of Triton.
     `kernel`: "module:function"; the module is imported, from `folder` or its `src` first.
     `signature`: types and constants of its parameters in order, as `triton.tools.compile` takes them: "*fp32:16, i32, 1024".
@@ -55,21 +70,34 @@ def from_triton(kernel: str, signature: str, architecture: str, options: Mapping
             from triton.backends.compiler import GPUTarget
             from triton.compiler import ASTSource
         except ImportError as missing:
-            raise CompilerMissing(f"Triton cannot be imported ({missing}): pip install triton") from None
+            raise CompilerMissing(
+                f"Triton cannot be imported ({missing}): pip install triton"
+            ) from None
         function = _function(kernel, folder)
         types, constants, hints = _signature(kernel, signature, getattr(function, "arg_names", ()))
         try:
             source = ASTSource(fn=function, signature=types, constexprs=constants, attrs=hints)
-            found = triton.compile(source, target=GPUTarget("cuda", int(re.sub(r"\D", "", architecture)), 32), options=dict(options))
+            found = triton.compile(
+                source,
+                target=GPUTarget("cuda", int(re.sub(r"\D", "", architecture)), 32),
+                options=dict(options),
+            )
         except Exception as error:  # Triton's errors have no common base
-            reason = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
-            raise DoesNotCompile(f"{kernel} does not compile for {architecture}: {reason}") from None
+            reason = next(
+                (line.strip() for line in reversed(str(error).splitlines()) if line.strip()),
+                type(error).__name__,
+            )
+            raise DoesNotCompile(
+                f"{kernel} does not compile for {architecture}: {reason}"
+            ) from None
     cubin = Cubin(found.asm["cubin"])
     name = found.metadata.name
     return _compiled(kernel, signature, architecture, cubin, name, int(found.metadata.shared))
 
 
-def _compiled(source: str, name: str, architecture: str, cubin: Cubin, mangled: str, dynamic: int = 0) -> CompiledKernel:
+def _compiled(
+    source: str, name: str, architecture: str, cubin: Cubin, mangled: str, dynamic: int = 0
+) -> CompiledKernel:
     code = cubin.kernel(mangled)
     return CompiledKernel(
         source=source,
@@ -112,7 +140,9 @@ def _function(kernel: str, folder: Path) -> Any:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except Exception as error:  # whatever the module raises
-        raise DoesNotCompile(f"{module} cannot be imported: {type(error).__name__}: {error}") from None
+        raise DoesNotCompile(
+            f"{module} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     finally:
         del sys.path[:2]
     if not hasattr(found, "arg_names"):
@@ -120,11 +150,15 @@ def _function(kernel: str, folder: Path) -> Any:
     return found
 
 
-def _signature(kernel: str, text: str, names: Sequence[str]) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+def _signature(
+    kernel: str, text: str, names: Sequence[str]
+) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
     """Types, constants and hints of divisibility, as Triton's compiler takes them."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != len(names):
-        raise DoesNotCompile(f"{kernel} has {len(names)} parameters ({', '.join(names)}); the signature {text!r} has {len(parts)}")
+        raise DoesNotCompile(
+            f"{kernel} has {len(names)} parameters ({', '.join(names)}); the signature {text!r} has {len(parts)}"
+        )
     types, constants, hints = dict[str, str](), dict[str, Any](), dict[tuple[int], Any]()
     for index, (name, part) in enumerate(zip(names, parts, strict=True)):
         kind, _, hint = part.partition(":")
@@ -135,7 +169,9 @@ def _signature(kernel: str, text: str, names: Sequence[str]) -> tuple[dict[str, 
         if hint == "16":
             hints[index,] = [["tt.divisibility", 16]]
         elif hint:
-            raise DoesNotCompile(f"{kernel}: the hint of {part!r} is not understood; accepted are :1 and :16")
+            raise DoesNotCompile(
+                f"{kernel}: the hint of {part!r} is not understood; accepted are :1 and :16"
+            )
     return types, constants, hints
 
 

@@ -46,14 +46,18 @@ class _ByDriver:
 
 def has_pools(index: int) -> bool:
     """True if a device has stream-ordered memory pools."""
-    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
+    error, supported = R.cudaDeviceGetAttribute(
+        R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index
+    )
     return int(error) == 0 and bool(supported)
 
 
 def check_pools(index: int) -> None:
     """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
     if not has_pools(index):
-        raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
+        raise Unsupported(
+            "the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)"
+        )
 
 
 class _Pool:
@@ -68,14 +72,21 @@ class _Pool:
         self._pool: Any = check(R.cudaMemPoolCreate(properties), "creating a memory pool")
         attribute = R.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
         try:
-            check(R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)), "setting a pool's release threshold")
+            check(
+                R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)),
+                "setting a pool's release threshold",
+            )
         except DeviceError:
             self.close()
             raise
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool", nbytes)
+        address = check(
+            R.cudaMallocFromPoolAsync(nbytes, self._pool, handle),
+            f"allocating {nbytes} bytes from a pool",
+            nbytes,
+        )
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -91,7 +102,10 @@ class _CupyPool:
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes), cast(CudaStream, stream).cupy:
+        with (
+            translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes),
+            cast(CudaStream, stream).cupy,
+        ):
             memory = self._pool.malloc(nbytes)
             del memory
 
@@ -107,11 +121,15 @@ class _HostRegister:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         if self._array.nbytes < nbytes + _PAGE:
-            self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)  # written, so that its pages exist
+            self._array = np.full(
+                nbytes + _PAGE, 1, dtype=np.uint8
+            )  # written, so that its pages exist
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
         with translated(f"registering {nbytes} bytes of host memory"):
-            runtime.hostRegister(at, nbytes, 1 | 2)  # cudaHostRegisterPortable | cudaHostRegisterMapped
+            runtime.hostRegister(
+                at, nbytes, 1 | 2
+            )  # cudaHostRegisterPortable | cudaHostRegisterMapped
             runtime.hostUnregister(at)
 
     def close(self) -> None:
@@ -129,7 +147,9 @@ def allocator(name: str, index: int) -> Allocator:
         "cudaMallocAsync": lambda: _Pool(index, 0),
         "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
         "CuPy pool": _CupyPool,
-        "cudaHostAlloc": lambda: _ByDriver(name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))),
+        "cudaHostAlloc": lambda: _ByDriver(
+            name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))
+        ),
         "cudaHostRegister": _HostRegister,
     }
     return made[name]()
@@ -156,7 +176,9 @@ class Ballast:
         above = free - (nbytes - own)
         if above < 0:
             limit, used, left = (f"{part / GiB:.4g} GiB" for part in (nbytes, own, free))
-            raise DeviceError(f"a limit of {limit}: this process uses {used}, and only {left} are free")
+            raise DeviceError(
+                f"a limit of {limit}: this process uses {used}, and only {left} are free"
+            )
         if above >= _DEVICE_PAGE:
             self._nbytes = above // _DEVICE_PAGE * _DEVICE_PAGE
             with translated(f"holding back {self._nbytes / GiB:.4g} GiB of device memory"):

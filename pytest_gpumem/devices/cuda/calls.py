@@ -56,7 +56,9 @@ _SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a 
 _Box = tuple[int, int, int, tuple[int, ...]]
 _BOX: dict[str, _Box] = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
 """By the begin of a copy's kind, of its structure: words, those of the memory read and written, those whose product is its bytes."""
-_NO_WORK = re.compile(r"EMPTY|HOST|WAIT_EVENT|EVENT_RECORD|EXT_SEMAS_\w+|MEM_(ALLOC|FREE)|BATCH_MEM_OP")  # nodes that count nothing
+_NO_WORK = re.compile(
+    r"EMPTY|HOST|WAIT_EVENT|EVENT_RECORD|EXT_SEMAS_\w+|MEM_(ALLOC|FREE)|BATCH_MEM_OP"
+)  # nodes that count nothing
 _TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
 _CREATES = re.compile(
     rb"(cublas|cudnn|cusolver|cusparse|curand|cufft|nccl|cutensor|nvjpeg|cublasLt)\w*(Create|Init|MakePlan|Plan\dd|PlanMany)"
@@ -84,7 +86,9 @@ class _Thread(threading.local):
     """What a thread is doing."""
 
     def __init__(self) -> None:
-        self.open: list[tuple[_Call, float]] = []  # calls that have begun, and the seconds of the clock then
+        self.open: list[
+            tuple[_Call, float]
+        ] = []  # calls that have begun, and the seconds of the clock then
         self.asked: tuple[int, int] | None = None
         """Where a module was loaded or memory was asked for last, as handles and plans do before they wait; None once a wait there was of
         none."""
@@ -92,7 +96,9 @@ class _Thread(threading.local):
     @property
     def loading(self) -> bool:
         """True inside a call that loads a module."""
-        return bool(self.open) and any(known.kind == "first" for known, _ in self.open)  # mostly none is open
+        return bool(self.open) and any(
+            known.kind == "first" for known, _ in self.open
+        )  # mostly none is open
 
 
 class CudaCalls:
@@ -132,9 +138,16 @@ class CudaCalls:
         try:
             if not self._calls:
                 self._number(imported())
-            launches, calls = [name for *_, name in self._launches.values()], [known.version for known in self._calls.values()]
-            self._ends.append(CALLBACKS.add("DRIVER_API", launches, self._launched, self._missed, begins=False))
-            self._ends.append(CALLBACKS.add("DRIVER_API", calls, self._followed, self._missed, begins=self._begun))
+            launches, calls = (
+                [name for *_, name in self._launches.values()],
+                [known.version for known in self._calls.values()],
+            )
+            self._ends.append(
+                CALLBACKS.add("DRIVER_API", launches, self._launched, self._missed, begins=False)
+            )
+            self._ends.append(
+                CALLBACKS.add("DRIVER_API", calls, self._followed, self._missed, begins=self._begun)
+            )
         except NotCounted as why:
             self.stop()
             self.log.missed(str(why))
@@ -213,14 +226,25 @@ class CudaCalls:
 
     def _ended_copy(self, known: _Call, parameters: int, seconds: float) -> None:
         for step, stream in _copies(known, parameters, self._memory):
-            waits = copy_waits(step.source or "unknown", step.memory or "unknown", ordered=known.ordered)
+            waits = copy_waits(
+                step.source or "unknown", step.memory or "unknown", ordered=known.ordered
+            )
             self._worked(known, step, stream, waits, seconds, parameters)
 
     def _ended_memset(self, known: _Call, parameters: int, seconds: float) -> None:
         at = 5 if known.detail else 3
         values = words(parameters, at + known.ordered)
-        waits = memset_waits("unknown" if known.ordered else self._memory(values[0]), ordered=known.ordered)
-        self._worked(known, Step(StepKind.MEMSET), values[at] if known.ordered else 0, waits, seconds, parameters)
+        waits = memset_waits(
+            "unknown" if known.ordered else self._memory(values[0]), ordered=known.ordered
+        )
+        self._worked(
+            known,
+            Step(StepKind.MEMSET),
+            values[at] if known.ordered else 0,
+            waits,
+            seconds,
+            parameters,
+        )
 
     def _other(self, known: _Call, _parameters: int, _seconds: float) -> None:
         if known.kind == "unread" and not self._captured(None):
@@ -246,14 +270,21 @@ class CudaCalls:
         if makes:
             (executable,) = words(executable, 1)
         self._graphs.pop(executable, None)
-        if (makes or known.name == "cuGraphExecUpdate") and not self._captures:  # else the driver is not asked
+        if (
+            makes or known.name == "cuGraphExecUpdate"
+        ) and not self._captures:  # else the driver is not asked
             with suppress(RuntimeError):  # they stay unknown
                 self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
 
     def _captured(self, stream: int | None) -> bool:
         """True if work on this stream becomes a node of a graph. Where the driver does not tell: if this thread captures."""
         captures = self._captures
-        if captures and stream is not None and stream not in captures and (told := is_captured(stream)) is not None:
+        if (
+            captures
+            and stream is not None
+            and stream not in captures
+            and (told := is_captured(stream)) is not None
+        ):
             return told
         return stream in captures or threading.get_ident() in captures.values()
 
@@ -261,7 +292,15 @@ class CudaCalls:
         """The kind of memory at an address. While a stream is captured, the driver is not asked."""
         return "unknown" if self._captures else _memory(address)
 
-    def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, seconds: float, parameters: int) -> None:
+    def _worked(
+        self,
+        known: _Call,
+        step: Step,
+        stream: int | None,
+        waits: Waits,
+        seconds: float,
+        parameters: int,
+    ) -> None:
         """Count a copy or a memset, and its wait."""
         if not self._captured(stream):
             self.log.ran(step, first=self._thread.loading, on_default=stream in known.default)
@@ -270,10 +309,14 @@ class CudaCalls:
 
     def _waited(self, name: str, of: str, waits: Waits, seconds: float, parameters: int) -> None:
         frame = _caller(3)
-        first = self._thread.loading or self._first_use(frame, name, parameters, allocates=of == "allocation")
+        first = self._thread.loading or self._first_use(
+            frame, name, parameters, allocates=of == "allocation"
+        )
         self.log.waited(name, of, seconds, sure=waits == "waits", first=first, frame=frame)
 
-    def _first_use(self, frame: FrameType | None, name: str, parameters: int, *, allocates: bool) -> bool:
+    def _first_use(
+        self, frame: FrameType | None, name: str, parameters: int, *, allocates: bool
+    ) -> bool:
         """As the function of this name, which is slow: it is asked once for each place in the code and depth of the native stack, where the
         parameters lie, and again after `_Thread.asked`."""
         if allocates or frame is None:
@@ -297,7 +340,10 @@ class CudaCalls:
 _WaitSite = tuple[int, int, str, int]
 """Of a wait: the `id` of the innermost Python code and its instruction, the call, and the address of its parameters."""
 _MOST_SITES = 2**14  # that are kept
-_CALLBACKS = (CudaCalls._followed.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
+_CALLBACKS = (
+    CudaCalls._followed.__code__.co_filename,
+    type(CALLBACKS)._called.__code__.co_filename,
+)
 """The files of the frames of a callback."""
 
 
@@ -340,7 +386,11 @@ def _way(kind: str) -> tuple[str | None, str | None, int] | None:
     if kind in ("Batch", "Peer") or kind[:2] in _BOX:
         return None
     read, write = (kind[0], kind[3]) if kind else "HH"
-    return _SIDES.get(read), _SIDES.get(write), 2 + kind.count("A")  # an array has an offset behind it
+    return (
+        _SIDES.get(read),
+        _SIDES.get(write),
+        2 + kind.count("A"),
+    )  # an array has an offset behind it
 
 
 def _default(version: str) -> tuple[int, ...]:
@@ -348,7 +398,9 @@ def _default(version: str) -> tuple[int, ...]:
     return (1,) if "_pt" in version else (0, 1)
 
 
-def _copies(of: _Call, parameters: int, memory: Callable[[int], str]) -> Sequence[tuple[Step, int | None]]:
+def _copies(
+    of: _Call, parameters: int, memory: Callable[[int], str]
+) -> Sequence[tuple[Step, int | None]]:
     """Each copy of a call, with its stream where the call names one."""
     if (way := _way(of.detail)) is not None:
         source, to, at = way
@@ -356,7 +408,12 @@ def _copies(of: _Call, parameters: int, memory: Callable[[int], str]) -> Sequenc
         step = _copy(source or memory(values[at - 1]), to or memory(values[0]), values[at])
         return ((step, values[at + 1] if of.ordered else 0),)
     if (box := _BOX.get(of.detail[:2])) is not None:
-        return ((_box_copy(box, words(parameters, 1)[0], memory), words(parameters, 2)[1] if of.ordered else 0),)
+        return (
+            (
+                _box_copy(box, words(parameters, 1)[0], memory),
+                words(parameters, 2)[1] if of.ordered else 0,
+            ),
+        )
     if of.detail == "Peer":
         return ((replace(_copy("device", "device", words(parameters, 5)[4]), name="P2P"), None),)
     *lists, count = words(parameters, 4)
@@ -370,7 +427,13 @@ def _box_copy(box: _Box, address: int, memory: Callable[[int], str]) -> Step:
 
     def at_end(kind: int, on_host: int, on_device: int) -> str:
         known = _TYPES.get(kind & 0xFFFFFFFF, "unknown")
-        return memory(on_host) if known == "pinned" else memory(on_device) if known == "managed" else known
+        return (
+            memory(on_host)
+            if known == "pinned"
+            else memory(on_device)
+            if known == "managed"
+            else known
+        )
 
     source, destination = (at_end(*values[at : at + 3]) for at in ends)
     return _copy(source, destination, prod(values[side] for side in sides))
@@ -378,7 +441,10 @@ def _box_copy(box: _Box, address: int, memory: Callable[[int], str]) -> Step:
 
 @lru_cache(4096)
 def _copy(source: str, destination: str, nbytes: int) -> Step:
-    way = "2".join({"pageable": "H", "pinned": "H", "array": "A"}.get(kind, "D") for kind in (source, destination))
+    way = "2".join(
+        {"pageable": "H", "pinned": "H", "array": "A"}.get(kind, "D")
+        for kind in (source, destination)
+    )
     return Step(StepKind.COPY, way, source=source, memory=destination, nbytes=nbytes)
 
 
@@ -403,14 +469,21 @@ def _nodes(graph: int) -> Iterator[Step]:
         elif what == "MEMCPY":
             copied = known(D.cuGraphMemcpyNodeGetParams(node))
             yield _box_copy(_BOX["3D"], copied.getPtr(), _memory)
-        elif not _NO_WORK.fullmatch(what):  # CONDITIONAL: the device decides how often its graphs run
+        elif not _NO_WORK.fullmatch(
+            what
+        ):  # CONDITIONAL: the device decides how often its graphs run
             raise RuntimeError(f"{what} is not read")
 
 
 class _DynamicSymbol(ctypes.Structure):
     """Dl_info of dladdr(3)."""
 
-    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
 
 _CREATING, _POOL = 1, 2  # what `meaning` tells of a native frame
@@ -442,7 +515,9 @@ def _of_address(address: int) -> int:
 
 def meaning(file: bytes, name: bytes) -> int:
     """What a native frame does, by its file and the exported function that it is in."""
-    return (_CREATING if _CREATES.match(name) else 0) | (_POOL if any(part in file for part in _POOLS) else 0)
+    return (_CREATING if _CREATES.match(name) else 0) | (
+        _POOL if any(part in file for part in _POOLS) else 0
+    )
 
 
 CALLS = CudaCalls()

@@ -20,7 +20,10 @@ from pytest_gpumem.devices.cuda.nvrtc import architecture_of, compiled
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.kernels.sources import COMPILE_OPTIONS
 
-OPTIONS = (*COMPILE_OPTIONS, "-ftz=true")  # as CuPy compiles a user's kernels: denormal numbers are flushed to zero
+OPTIONS = (
+    *COMPILE_OPTIONS,
+    "-ftz=true",
+)  # as CuPy compiles a user's kernels: denormal numbers are flushed to zero
 
 _FORMAT = 2
 _WHERE = ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_LIBRARY_PATH")
@@ -87,13 +90,18 @@ class CodeCache:
         path = self._folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
         if not fresh and (kept := _read(path)) is not None:
             return kept
-        made = compiled(source, entry, architecture_of(self._capability), entries=(entry,), options=OPTIONS)
+        made = compiled(
+            source, entry, architecture_of(self._capability), entries=(entry,), options=OPTIONS
+        )
         code = CachedCode(made.cubin or made.ptx.encode(), made.symbols[entry])
         # Without a home folder its path is relative: nothing is written into the working directory.
         if path.is_absolute() and (compiler := loaded_nvrtc()) is not None:
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, msgspec.msgpack.encode(_CacheFile(code, compiler, _digest(code, compiler))))
+                write_whole(
+                    path,
+                    msgspec.msgpack.encode(_CacheFile(code, compiler, _digest(code, compiler))),
+                )
         return code
 
 
@@ -101,7 +109,10 @@ def _read(path: Path) -> CachedCode | None:
     """The entry of a file, if it is whole and its compiler is still the same."""
     try:
         entry = msgspec.msgpack.decode(path.read_bytes(), type=_CacheFile)
-        valid = entry.digest == _digest(entry.code, entry.compiler) and Library.of(entry.compiler.path) == entry.compiler
+        valid = (
+            entry.digest == _digest(entry.code, entry.compiler)
+            and Library.of(entry.compiler.path) == entry.compiler
+        )
     except (OSError, ValueError):  # of msgspec's errors too
         return None
     return entry.code if valid else None

@@ -20,7 +20,14 @@ from typing import Any
 
 from pytest_gpumem.devices.cuda.lending import Lending
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse, copies_together, kernels_together
+from pytest_gpumem.records.uses import (
+    COPY_KINDS,
+    Activity,
+    CopyUse,
+    KernelUse,
+    copies_together,
+    kernels_together,
+)
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
@@ -133,10 +140,14 @@ Receive = Callable[[int, int], None]
 """A receiver. It is called with the id of a callback and the address of its data, in the calling thread, before the call returns.
 `Callbacks` catches its errors and passes them to `lost`.
 """
-_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)  # CUpti_CallbackFunc
+_CALLED = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t
+)  # CUpti_CallbackFunc
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
 _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_ENABLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
+_ENABLE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+)
 
 _HELD = "the profiler of {} had CUPTI, which serves one tool at a time"
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
@@ -148,7 +159,9 @@ def imported() -> Any:
     try:
         from cupti import cupti
     except ImportError as error:
-        raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
+        raise NotCounted(
+            f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
+        ) from error
     return cupti
 
 
@@ -164,7 +177,11 @@ class _Subscription:
         self._functions: dict[str, int] = loaded._inspect_function_pointers()
         self._handle = ctypes.c_void_p()
         # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0: it supports one subscriber.
-        self._checked(_SUBSCRIBE(self._functions["__cuptiSubscribe"])(ctypes.addressof(self._handle), called, None))
+        self._checked(
+            _SUBSCRIBE(self._functions["__cuptiSubscribe"])(
+                ctypes.addressof(self._handle), called, None
+            )
+        )
         self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
 
     def _checked(self, result: int) -> None:
@@ -186,10 +203,16 @@ class Callbacks:
     def __init__(self) -> None:
         self._cupti: Any = None
         self._subscription: _Subscription | None = None
-        self._function = _CALLED(self._called)  # as C sees it; it lives as long as threads may call it
+        self._function = _CALLED(
+            self._called
+        )  # as C sees it; it lives as long as threads may call it
         self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
-        self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}  # those of the begins of calls too
-        self._lost: dict[Receive, Callable[[str], None]] = {}  # by receiver, the function that takes the reason why calls were missed
+        self._at_begin: dict[
+            tuple[int, int], tuple[Receive, ...]
+        ] = {}  # those of the begins of calls too
+        self._lost: dict[
+            Receive, Callable[[str], None]
+        ] = {}  # by receiver, the function that takes the reason why calls were missed
         self._lending: Lending | None = None
         self._holder: str | None = None  # whose profiler has CUPTI now
         self.lent = 0  # times that a profiler had CUPTI
@@ -213,9 +236,17 @@ class Callbacks:
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
         cupti = imported()
-        errors = (cupti.cuptiError, ImportError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
+        errors = (
+            cupti.cuptiError,
+            ImportError,
+            RuntimeError,
+        )  # RuntimeError: cupti-python found no libcupti
         ids = getattr(cupti, _IDS[domain])
-        keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]
+        keys = [
+            (int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name)))
+            for name in names
+            if hasattr(ids, name)
+        ]
         self._cupti = cupti
         self.refuse_while_lent()
         if self._lending is None:
@@ -239,7 +270,9 @@ class Callbacks:
                 self._enable(*self._receivers)
         except errors as error:
             self._remove(keys, own)
-            raise NotCounted(f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}") from error
+            raise NotCounted(
+                f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}"
+            ) from error
         return lambda: self._remove(keys, own)
 
     def refuse_while_lent(self) -> None:
@@ -297,7 +330,9 @@ class Callbacks:
     def _remove(self, keys: Sequence[tuple[int, int]], own: Sequence[Receive]) -> None:
         for key in keys:
             for receivers in (self._receivers, self._at_begin):
-                left = tuple(one for one in receivers.pop(key, ()) if all(one is not mine for mine in own))
+                left = tuple(
+                    one for one in receivers.pop(key, ()) if all(one is not mine for mine in own)
+                )
                 if left:
                     receivers[key] = left
             if key not in self._receivers and self._subscription is not None:
@@ -316,7 +351,9 @@ class Callbacks:
         if type(sys.unraisablehook) is not _RaisedAgain:
             _RaisedAgain.install()  # pytest before 8.4 has its own in each test
         # The data of a resource begin with the address of its context, which has no site: its receivers take either.
-        for receive in (self._receivers if _INT(address).value else self._at_begin).get((domain, number), ()):
+        for receive in (self._receivers if _INT(address).value else self._at_begin).get(
+            (domain, number), ()
+        ):
             try:
                 receive(number, address)
             except Exception as error:  # it would end in CUPTI's own code
@@ -348,7 +385,9 @@ class _RaisedAgain:
 
     def __call__(self, unraisable: Any) -> None:
         trace = unraisable.exc_traceback
-        if trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__:  # the object is None from Python 3.13 on
+        if (
+            trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__
+        ):  # the object is None from Python 3.13 on
             self.previous(unraisable)
             return
         error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type

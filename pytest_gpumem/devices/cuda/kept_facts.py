@@ -20,20 +20,32 @@ from pytest_gpumem.records.device import DeviceFacts
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MPS = Path("/tmp/nvidia-mps")
 """Where the control daemon of MPS has its pipes, unless a variable names another folder (NVIDIA, Multi-Process Service)."""
-_PREFIXES = ("CUDA_", "NVIDIA_")  # of variables that may decide which GPUs CUDA sees, and in which order
+_PREFIXES = (
+    "CUDA_",
+    "NVIDIA_",
+)  # of variables that may decide which GPUs CUDA sees, and in which order
 
 
 def place(index: int) -> Path | None:
     """The file of the answer about a device; None where an answer may not be kept."""
-    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or _MPS.exists() or (cards := nvml.identities()) is None:
+    if (
+        "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+        or _MPS.exists()
+        or (cards := nvml.identities()) is None
+    ):
         return None
     try:
         boot = _BOOT.read_text()
     except OSError:  # another system than Linux
         return None
-    variables = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES))
+    variables = sorted(
+        f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PREFIXES)
+    )
     parts = [str(index), *DeviceFacts.__struct_fields__, boot, *variables, *cards]
-    path = folder() / f"{hashlib.sha256(chr(0).join(parts).encode(errors='surrogatepass')).hexdigest()}.json"
+    path = (
+        folder()
+        / f"{hashlib.sha256(chr(0).join(parts).encode(errors='surrogatepass')).hexdigest()}.json"
+    )
     return path if path.is_absolute() else None  # relative without a home folder
 
 

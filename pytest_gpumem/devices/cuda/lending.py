@@ -23,7 +23,12 @@ _ENTRIES: dict[str, tuple[str, str, str, str]] = {
     "torch.autograd.profiler": ("PyTorch", "profile", "__enter__", "__exit__"),
     "jax._src.profiler": ("JAX", "", "start_trace", "stop_trace"),
     "jax.profiler": ("JAX", "", "start_trace", "stop_trace"),
-    "cupti.cupti": ("the test", "", "subscribe", "unsubscribe"),  # our own subscription takes the library's functions
+    "cupti.cupti": (
+        "the test",
+        "",
+        "subscribe",
+        "unsubscribe",
+    ),  # our own subscription takes the library's functions
 }
 """By module: whose profiler it is, the class in it, and what begins and ends a trace."""
 
@@ -55,7 +60,9 @@ class Lending(MetaPathFinder):
             owner, name, original = self._wrapped.pop()
             setattr(owner, name, original)
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname not in _ENTRIES or getattr(self._local, "looking", False):
             return None
         self._local.looking = True
@@ -78,7 +85,9 @@ class Lending(MetaPathFinder):
         whose, of, begins, ends = _ENTRIES[module.__name__]
         owner = getattr(module, of, None) if of else module
         begin, end = getattr(owner, begins, None), getattr(owner, ends, None)
-        if begin is None or end is None or hasattr(begin, "__gpumem__"):  # an older version, or wrapped in the other module
+        if (
+            begin is None or end is None or hasattr(begin, "__gpumem__")
+        ):  # an older version, or wrapped in the other module
             return
 
         @wraps(begin)

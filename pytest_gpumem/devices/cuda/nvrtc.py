@@ -26,7 +26,14 @@ class Compilation(NamedTuple):
     symbols: dict[str, str]  # by entry, the name of the kernel in both
 
 
-def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = ()) -> Compilation:
+def compiled(
+    source: str,
+    name: str,
+    architecture: str,
+    *,
+    entries: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> Compilation:
     """Compile a CUDA source.
     `name`: its file, as messages name it.
     `architecture`: such as "sm_90".
@@ -44,9 +51,14 @@ def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), [one.encode() for one in given])
         if int(status) != 0:
             log = _text(nvrtc, program, "ProgramLog")
-            raise DoesNotCompile(f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
+            raise DoesNotCompile(
+                f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}"
+            )
         cubin = b"" if architecture.startswith("compute_") else _bytes(nvrtc, program, "CUBIN")
-        symbols = {entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries}
+        symbols = {
+            entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode()
+            for entry in entries
+        }
         return Compilation(cubin, _text(nvrtc, program, "PTX"), symbols)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -77,7 +89,10 @@ def architecture_of(capability: tuple[int, int]) -> str:
 def first_error(log: str) -> str:
     """The first line of an NVRTC log that names an error, or the first line at all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "the compiler gave no message")
+    return next(
+        (line for line in lines if "error" in line.lower()),
+        lines[0] if lines else "the compiler gave no message",
+    )
 
 
 def _loaded() -> Any:
@@ -93,7 +108,9 @@ def _library(function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
     except RuntimeError as missing:
-        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
+        raise CompilerMissing(
+            f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}"
+        ) from None
 
 
 def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:

@@ -131,7 +131,9 @@ def compiled_meanwhile(facts: DeviceFacts) -> Iterator[CodeCache]:
     A kernel that does not compile is compiled again where it is launched, and reported there.
     """
     cache = CodeCache(facts.compute_capability)
-    thread = threading.Thread(target=_compile, args=(cache, facts), name="gpumem-compiler", daemon=True)
+    thread = threading.Thread(
+        target=_compile, args=(cache, facts), name="gpumem-compiler", daemon=True
+    )
     thread.start()
     try:
         yield cache
@@ -147,5 +149,8 @@ def _compile(cache: CodeCache, facts: DeviceFacts) -> None:
             kernel = CATALOGUE[name]
             assert kernel.source is not None
             arrays = {parameter.name: ArrayFacts(0, "f4", 4) for parameter in kernel.parameters}
-            cache.get(sources.read(kernel.source), kernel.expression("float", kernel.shape(facts, Call(arrays))))
+            cache.get(
+                sources.read(kernel.source),
+                kernel.expression("float", kernel.shape(facts, Call(arrays))),
+            )
         cache.get(HOLD_SOURCE, HOLD)

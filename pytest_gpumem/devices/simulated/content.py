@@ -95,7 +95,9 @@ class SimulatedContent(Facet):
         target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
         self._fill(allocation, partial(values.fill, target, seed), stream)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Any, *, length: Any = None) -> None:
+    def fill_cycle(
+        self, allocation: Allocation, node_bytes: int, seed: int, stream: Any, *, length: Any = None
+    ) -> None:
         nodes_of(allocation, node_bytes)
         words = node_bytes // 4
         nodes = prefix(allocation, "i4", allocation.nbytes)

@@ -135,7 +135,9 @@ class Roofline:
         self._dram = sheet.dram_peak * sheet.dram_share
         self._link = sheet.link_bandwidth * sheet.link_share
 
-    def traffic(self, accesses: Iterable[tuple[Access, Allocation]], chain: float = 0, cycles: float = 0) -> Traffic:
+    def traffic(
+        self, accesses: Iterable[tuple[Access, Allocation]], chain: float = 0, cycles: float = 0
+    ) -> Traffic:
         """Add up the accesses of a launch, its dependent accesses, and the cycles of its SMs."""
         uses: dict[int, Use] = {}
         for access, allocation in accesses:

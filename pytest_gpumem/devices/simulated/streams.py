@@ -301,7 +301,9 @@ class SimulatedStreams(Facet):
 class SimulatedGraphs(Facet):
     """Captures work; a replay queues it again."""
 
-    def capture(self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None) -> protocol.Graph:
+    def capture(
+        self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> protocol.Graph:
         timeline = self._timeline
         if timeline.capturing is not None:
             raise CannotCapture("another capture is under way")

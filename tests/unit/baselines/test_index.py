@@ -23,9 +23,21 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
 
 
-def row(name: str, latency: float, outcome: Outcome = Outcome.PASS, code: Code | None = None, **changes: Any) -> Row:
+def row(
+    name: str,
+    latency: float,
+    outcome: Outcome = Outcome.PASS,
+    code: Code | None = None,
+    **changes: Any,
+) -> Row:
     taken = measurement(placements=((latency,) * 4,) * 8, **changes)
-    return Row(f"test_a.py::{name}", Limits(), Verdict(outcome, "", code=code), taken, failed=outcome is Outcome.FAIL)
+    return Row(
+        f"test_a.py::{name}",
+        Limits(),
+        Verdict(outcome, "", code=code),
+        taken,
+        failed=outcome is Outcome.FAIL,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +52,14 @@ def filled(tmp_path: Path) -> Store:
     for number in range(60):
         slow = number % 17 == 16
         rows = [row("one", 1e-5), row("two", 2e-5, mode="hot" if number % 2 else "clean-cold")]
-        rows.append(row("three", 3e-5, Outcome.FAIL, Code.SLOWER) if slow else row("three", 3e-5 * draw.uniform(0.9, 1.1)))
-        found.save(rows, f"{number // 3:040x}", accepted=meant("test_a.py::one") if number == 30 else None)
+        rows.append(
+            row("three", 3e-5, Outcome.FAIL, Code.SLOWER)
+            if slow
+            else row("three", 3e-5 * draw.uniform(0.9, 1.1))
+        )
+        found.save(
+            rows, f"{number // 3:040x}", accepted=meant("test_a.py::one") if number == 30 else None
+        )
     return found
 
 
@@ -68,16 +86,24 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_the_baseline_is_that_of_all_files(filled: Store) -> None:
     for _ in range(2):  # without an index, and by it
         found, every = filled.load(window=5), whole(filled)
-        assert (found.processes, found.before, found.resets) == (every.processes, every.before, every.resets)
+        assert (found.processes, found.before, found.resets) == (
+            every.processes,
+            every.before,
+            every.resets,
+        )
         assert found.taken_over == every.taken_over != frozenset()
         for key, runs in ids(every).items():
             modes = {one.process.id: one.measurement.mode for one in every.rows[key]}
             for mode in set(modes.values()):
                 of_mode = [one for one in runs if modes[one] == mode]
-                assert [one for one in ids(found)[key] if modes[one] == mode] == list(dict.fromkeys([*of_mode[:3], *of_mode[-5:]]))
+                assert [one for one in ids(found)[key] if modes[one] == mode] == list(
+                    dict.fromkeys([*of_mode[:3], *of_mode[-5:]])
+                )
 
 
-def test_a_later_session_reads_the_window_alone(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_session_reads_the_window_alone(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled.load(window=5)
     read = reading(monkeypatch)
     filled.load(window=5)
@@ -89,7 +115,9 @@ def test_a_later_session_reads_the_window_alone(filled: Store, monkeypatch: pyte
     assert len(read) < 30
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x95\x01\x90\x90\x91\x9d"], ids=["empty", "no msgpack", "half"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xc1", b"\x95\x01\x90\x90\x91\x9d"], ids=["empty", "no msgpack", "half"]
+)
 def test_a_damaged_index_is_made_again(filled: Store, damage: bytes) -> None:
     before = filled.load(window=5)
     place = index._place(filled.folder)
@@ -128,7 +156,9 @@ def forged(path: Path) -> None:
 
     status, plain = path.stat(), json.loads(path.read_text())
     for one in plain["content"]["rows"]:
-        one["measurement"]["placements"] = [[3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]]
+        one["measurement"]["placements"] = [
+            [3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]
+        ]
     plain["sha256"] = digest(plain["content"])
     path.write_text(json.dumps(plain))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

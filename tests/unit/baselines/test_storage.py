@@ -54,24 +54,33 @@ def saved(at: Storage) -> Path:
     return path
 
 
-def test_what_is_saved_is_loaded_elsewhere(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_elsewhere(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert Store(place(), H100).load().processes == 0
     first = saved(place())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     store = Store(place(), H100)
     baseline = store.load()
     assert (baseline.processes, baseline.sequence, store.storage.devices()) == (1, 1, [H100.key])
-    assert store.storage.shown(store.folder / first.name) == f"{place()}/{H100.key}/gpumem/{first.name}"
+    assert (
+        store.storage.shown(store.folder / first.name)
+        == f"{place()}/{H100.key}/gpumem/{first.name}"
+    )
     # Another card sees that there is a baseline, and that it is none of its own.
     assert f"there are baselines of {H100.key}" in str(Store(place(), A100).load().note)
 
 
-def test_a_web_server_that_lists_a_folder_is_read_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_web_server_that_lists_a_folder_is_read_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lists have no sizes."""
     pytest.importorskip("aiohttp", reason="fsspec reads no HTTP without it")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     saved(Storage(tmp_path / "store"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = RemoteStorage(f"http://127.0.0.1:{server.server_port}/store")
         assert Store(place, H100).load().processes == 1
@@ -100,7 +109,12 @@ def test_an_accepted_change_is_taken_over_at_a_url(local: Place) -> None:
     Store(local(), H100).save([row()], "def", accepted=meant(row().key, "checks bounds"))
     loaded = Store(local(), H100).load()
     (found,) = loaded.resets.values()
-    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == ("checks bounds", "ada", "def", 1)
+    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == (
+        "checks bounds",
+        "ada",
+        "def",
+        1,
+    )
     assert loaded.taken_over == {(found.accepted[0], row().key)}
 
 
@@ -133,7 +147,9 @@ def test_a_body_that_is_cut_short_is_read_again(place: Place, s3_store: Server) 
         remote.read(under, name, size)
 
 
-def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, s3_store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_store_answers_and_a_silent_one_is_given_up(
+    place: Place, s3_store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3_store.fail("wait", seconds=0.3)
     saved(place())
     assert Store(place(), H100).load().processes == 1
@@ -172,7 +188,10 @@ def test_a_url_of_nothing_is_no_folder(url: str) -> None:
     ],
 )
 def test_a_url_with_one_slash_is_no_folder(url: str, meant: str) -> None:
-    with pytest.raises(QuantityError, match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)") as mistake:
+    with pytest.raises(
+        QuantityError,
+        match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)",
+    ) as mistake:
         storage(url)
     assert "secret" not in str(mistake.value)
 
@@ -203,8 +222,12 @@ def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
     """A second row, two accepted changes, and a revision that was rejected, over thirty runs."""
     store = Store(tmp_path, H100)
     for number in range(30):
-        rows = [row(latency=268e-6 + number * 1e-8)] + ([row("test_rare")] if number % 9 == 0 else [])
-        store.save(rows, f"revision{number // 3}", accepted=meant(row().key) if number in (3, 8) else None)
+        rows = [row(latency=268e-6 + number * 1e-8)] + (
+            [row("test_rare")] if number % 9 == 0 else []
+        )
+        store.save(
+            rows, f"revision{number // 3}", accepted=meant(row().key) if number in (3, 8) else None
+        )
     before = store.load(window=5)
     found = dict(files(tmp_path, H100.key))
     removed = surplus(found, 5)
@@ -224,7 +247,11 @@ def test_pruned_runs_change_no_comparison_of_a_variant_of_the_card(tmp_path: Pat
     """The first runs have not read the latency of DRAM, which tells two variants apart, nor has the control of a later version."""
 
     def on_card(latency: float | None, source: str = "1") -> Row:
-        return row(provenance=Provenance("2026-11-01T10:00:00+00:00", "GPU-a", Controls(latency=latency, source=source)))
+        return row(
+            provenance=Provenance(
+                "2026-11-01T10:00:00+00:00", "GPU-a", Controls(latency=latency, source=source)
+            )
+        )
 
     store = Store(tmp_path, H100)
     for number, latency in enumerate((*[None] * 5, *(340e-9, 353e-9) * 10)):
@@ -237,15 +264,24 @@ def test_pruned_runs_change_no_comparison_of_a_variant_of_the_card(tmp_path: Pat
         return [baseline.history(row().key, partial(comparable, one)) for one in measured]
 
     before = histories()
-    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 3)])
-    assert [(one.accepted, one.first) for one in histories()] == [(one.accepted, one.first) for one in before]
+    store.storage.remove(
+        H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 3)]
+    )
+    assert [(one.accepted, one.first) for one in histories()] == [
+        (one.accepted, one.first) for one in before
+    ]
     assert len(store.load().rows[row().key]) < 12
 
 
 def test_a_rejected_run_that_another_row_needs_stays_out_after_a_prune(tmp_path: Path) -> None:
     """Its revision was saved again since: the last run of a revision does not tell whether an earlier one was rejected."""
     store, key = Store(tmp_path, H100), row().key
-    slower = row(latency=300e-6, outcome=Outcome.FAIL, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)
+    slower = row(
+        latency=300e-6,
+        outcome=Outcome.FAIL,
+        verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER),
+        failed=True,
+    )
     for rows, revision in (
         ([row()], "good"),
         ([row(latency=300e-6), row("test_rare")], "slow"),
@@ -255,19 +291,37 @@ def test_a_rejected_run_that_another_row_needs_stays_out_after_a_prune(tmp_path:
     ):
         store.save(rows, revision)
     before = store.load(window=9).rows[key]
-    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 9)])
-    assert [one.process.revision for one in before] == ["good", "later0", "later1", "later2", "slow"]
+    store.storage.remove(
+        H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 9)]
+    )
+    assert [one.process.revision for one in before] == [
+        "good",
+        "later0",
+        "later1",
+        "later2",
+        "slow",
+    ]
     assert store.load(window=9).rows[key] == before
 
 
-def test_credentials_of_a_url_are_in_no_message_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_credentials_of_a_url_are_in_no_message_and_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     secret = RemoteStorage("sftp://user:S3CRET@host/runs")
-    monkeypatch.setattr(module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}])
-    with pytest.raises(BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"):
+    monkeypatch.setattr(
+        module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}]
+    )
+    with pytest.raises(
+        BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"
+    ):
         secret.devices()
-    assert storage(secret.location).location == "sftp://user:S3CRET@host/runs"  # a worker reaches the same store
-    assert storage(str(secret), offline=True).folder == secret.folder  # a gate reads the copy of its screen
+    assert (
+        storage(secret.location).location == "sftp://user:S3CRET@host/runs"
+    )  # a worker reaches the same store
+    assert (
+        storage(str(secret), offline=True).folder == secret.folder
+    )  # a gate reads the copy of its screen
     assert "S3CRET" not in f"{secret} {secret.shown(secret.at('key') / 'a.json')}"
     resolved = resolve({"gpumem_baseline": secret.location}, {}, {}, "pytest.ini")
     assert resolved.to_json()["baseline"] == "sftp://***@host/runs"

@@ -10,22 +10,64 @@ CALM: dict[str, Any] = {"sm_clock_hz": 1.98e9, "throttle_reasons": []}
 
 def case(way: str, mib: int, value: float, wall: float = 1.0, **more: Any) -> dict[str, Any]:
     """One case as a worker answers it."""
-    return {"way": way, "mib": mib, "value": value, "wall": wall, "samples": 100, "before": CALM, "after": CALM, **more}
+    return {
+        "way": way,
+        "mib": mib,
+        "value": value,
+        "wall": wall,
+        "samples": 100,
+        "before": CALM,
+        "after": CALM,
+        **more,
+    }
 
 
-def run(cases: Sequence[dict[str, Any]], *, condition: str = "same", error: str | None = None, number: int = 1) -> dict[str, Any]:
+def run(
+    cases: Sequence[dict[str, Any]],
+    *,
+    condition: str = "same",
+    error: str | None = None,
+    number: int = 1,
+) -> dict[str, Any]:
     """One worker's part of a record."""
-    return {"round": number, "condition": condition, "peer": "any", "error": error, "card": "card A", "cases": list(cases), "seconds": 1.0}
+    return {
+        "round": number,
+        "condition": condition,
+        "peer": "any",
+        "error": error,
+        "card": "card A",
+        "cases": list(cases),
+        "seconds": 1.0,
+    }
 
 
 def record(
-    values: Mapping[tuple[str, str, int], Sequence[float]], walls: Mapping[tuple[str, str, int], float] | None = None
+    values: Mapping[tuple[str, str, int], Sequence[float]],
+    walls: Mapping[tuple[str, str, int], float] | None = None,
 ) -> dict[str, Any]:
     """A record that holds these values by condition, way and MiB, one process each."""
     runs = [
-        run([case(way, mib, value, (walls or {}).get((condition, way, mib), 1.0), medians=[value, value])], condition=condition, number=i)
+        run(
+            [
+                case(
+                    way,
+                    mib,
+                    value,
+                    (walls or {}).get((condition, way, mib), 1.0),
+                    medians=[value, value],
+                )
+            ],
+            condition=condition,
+            number=i,
+        )
         for (condition, way, mib), series in values.items()
         for i, value in enumerate(series, 1)
     ]
     device = {"name": "NVIDIA H200", "simulated": False, "driver": "580.95.05"}
-    return {"kind": "peers", "device": device, "versions": {"cuda-bench": "0.3.0"}, "ended": "2026-11-21T10:00:00+00:00", "runs": runs}
+    return {
+        "kind": "peers",
+        "device": device,
+        "versions": {"cuda-bench": "0.3.0"},
+        "ended": "2026-11-21T10:00:00+00:00",
+        "runs": runs,
+    }

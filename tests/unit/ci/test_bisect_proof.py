@@ -17,7 +17,15 @@ RECORD: dict[str, Any] = {
     "simulated": False,
     "ended": "2026-11-22T12:00:00",
     "parts": {
-        "statistics": [{"noise": "normal", "spread": 0.0012, "case": "one", "ends": {"right": 98, "undecided": 2}, "pairs": 67}],
+        "statistics": [
+            {
+                "noise": "normal",
+                "spread": 0.0012,
+                "case": "one",
+                "ends": {"right": 98, "undecided": 2},
+                "pairs": 67,
+            }
+        ],
         "counted": [ONE],
         "none": [{**ONE, "planted": {}, "found": None, "change": None, "exit": 1}],
         "two": [{**ONE, "planted": {"5": 3.0, "9": 6.0}, "another": True}],

@@ -27,7 +27,10 @@ def test_pairs_lie_around_the_change(noise: str) -> None:
 def test_a_verdict_is_that_of_the_first_pair_that_decides() -> None:
     values = duet.log_ratios(np.random.default_rng(2), "normal", 0.004, 0.02)
     found = duet.decided(values)
-    after = [judge_pairs({"": values[:pairs]}, {"": duet.DELTA})[""].outcome for pairs in range(1, duet.ROUNDS + 1)]
+    after = [
+        judge_pairs({"": values[:pairs]}, {"": duet.DELTA})[""].outcome
+        for pairs in range(1, duet.ROUNDS + 1)
+    ]
     first = next(index for index, outcome in enumerate(after, 1) if outcome is not None)
     assert (found.pairs, found.outcome) == (first, after[first - 1])
 
@@ -42,7 +45,9 @@ def test_a_small_run_keeps_its_promises_and_a_broken_one_is_named() -> None:
     record = duet.simulate(20, 2, {32: 0.0013}, 1)
     assert json.loads(json.dumps(record)) == record == duet.simulate(20, 2, {32: 0.0013}, 2)
     assert duet.missed(record) == []
-    by_code = {row["change"]: row["outcomes"] for row in record["single"] if row["noise"] == "normal"}
+    by_code = {
+        row["change"]: row["outcomes"] for row in record["single"] if row["noise"] == "normal"
+    }
     assert by_code[0.0] == {"PASS": 20}
     assert by_code[50.0] == {"FAIL": 20}
     record["single"][0]["outcomes"] = {"FAIL": 10, "PASS": 10}

@@ -24,7 +24,10 @@ def explanation(name: str, first: str | None, *causes: str) -> dict[str, Any]:
         "slow_down": {"share": 0.25},
         "base_seconds": 1e-3,
         "head_seconds": 1.25e-3,
-        "causes": [{"rule": rule, "share": 0.9, "up_to": True, "sentence": f"{rule} moved"} for rule in causes],
+        "causes": [
+            {"rule": rule, "share": 0.9, "up_to": True, "sentence": f"{rule} moved"}
+            for rule in causes
+        ],
         "unexplained": {"share": 0.1},
         "not_looked_at": [],
     }
@@ -50,14 +53,19 @@ def test_every_planted_test_is_there_and_every_rule_that_it_names() -> None:
         (UNEXPLAINED, ("occupancy",), (), False),
     ],
 )
-def test_what_counts_as_named(first: str | None, causes: tuple[str, ...], planted: Any, right: bool) -> None:
+def test_what_counts_as_named(
+    first: str | None, causes: tuple[str, ...], planted: Any, right: bool
+) -> None:
     assert judged(explanation("test_it", first, *causes), planted) is right
 
 
 def test_one_miss_is_allowed_among_those_that_can_be_named() -> None:
     planted: dict[str, Any] = {"a": ("pageable",), "b": ("pageable",), "c": ()}
     right = [*(explanation(name, "pageable", "pageable") for name in "ab"), explanation("c", None)]
-    assert verdict(rows(right, planted)) == ("2 of 2 planted causes named first, 1 of 1 unchanged pairs blamed on nothing", True)
+    assert verdict(rows(right, planted)) == (
+        "2 of 2 planted causes named first, 1 of 1 unchanged pairs blamed on nothing",
+        True,
+    )
     right[0]["first"] = "more copies"
     assert verdict(rows(right, planted))[1]
     right[1]["first"] = "more copies"
@@ -66,9 +74,13 @@ def test_one_miss_is_allowed_among_those_that_can_be_named() -> None:
     assert not verdict([])[1]
 
 
-def test_what_was_said_is_kept_without_the_folder_that_it_was_said_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_said_is_kept_without_the_folder_that_it_was_said_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = f"base: folder {tmp_path / 'base'}; head: folder {tmp_path / 'head'}; GPU"
-    monkeypatch.setattr(subprocess, "run", lambda *given, **named: subprocess.CompletedProcess(given, 0, said))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *given, **named: subprocess.CompletedProcess(given, 0, said)
+    )
     asked = argparse.Namespace(pairs=1, device="sim", budget="1 s")
     found = explain_proof.explain(tmp_path, ["test_planted.py::test_a"], asked, counters=False)
     assert found["text"] == "base: folder base; head: folder head; GPU"

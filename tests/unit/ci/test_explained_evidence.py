@@ -12,7 +12,9 @@ from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 
 def row(label: str, code: str | None) -> dict[str, Any]:
-    ran = what_ran([Step(StepKind.KERNEL, "work", code=code)], {}, not_watched=None if code else "unknown code")
+    ran = what_ran(
+        [Step(StepKind.KERNEL, "work", code=code)], {}, not_watched=None if code else "unknown code"
+    )
     return {"label": label, "what_ran": to_plain(ran)}
 
 
@@ -44,15 +46,22 @@ def launched(argument: str, code: str = "a") -> dict[str, Any]:
     ("arguments", "found"),
     [
         (["00000001"] * 6, {}),
-        (["00000001", "00000002", "00000003", "00000002", "00000004", "00000001"], {}),  # padding, which differs in each run
+        (
+            ["00000001", "00000002", "00000003", "00000002", "00000004", "00000001"],
+            {},
+        ),  # padding, which differs in each run
         (["00000001"] * 3 + ["00000002"] * 3, {"test_a": True}),
         (["00000001", "00000002"], {}),  # fewer than a run
     ],
 )
-def test_a_row_agrees_if_runs_of_three_processes_ran_the_same(arguments: list[str], found: dict[str, bool]) -> None:
+def test_a_row_agrees_if_runs_of_three_processes_ran_the_same(
+    arguments: list[str], found: dict[str, bool]
+) -> None:
     assert disagreeing([launched(one) for one in arguments]) == found
 
 
 def test_other_code_is_told_from_other_arguments() -> None:
-    assert disagreeing([*[launched("00000001")] * 5, launched("00000001", "b")]) == {"test_a": False}
+    assert disagreeing([*[launched("00000001")] * 5, launched("00000001", "b")]) == {
+        "test_a": False
+    }
     assert disagreeing([*[launched("00000001")] * 5, {"rows": {}}]) == {"test_a": False}

@@ -27,7 +27,11 @@ from pytest_gpumem.records.schema import device_to_json
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 DEVICE = json.loads(json.dumps(device_to_json(choose("sim:h200").facts)))
-FEW = tuple(row for row in rows.ROWS if row.planned in (0.0, 0.01) and not row.bimodal and row.size in ("256 MiB", "32 MiB"))
+FEW = tuple(
+    row
+    for row in rows.ROWS
+    if row.planned in (0.0, 0.01) and not row.bimodal and row.size in ("256 MiB", "32 MiB")
+)
 BASELINE = (1,) * 20
 PROCESSES = len(BASELINE) + 4 * verdicts.PAIRS
 """The fewest that duets get their processes of."""
@@ -61,7 +65,11 @@ def record(made: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 
 
 def outcomes(record: dict[str, Any], question: str, size: str) -> Counter[str]:
-    found = (one for one in record["verdicts"]["screens"] if one["question"] == question and rows.BY_NAME[one["row"]].size == size)
+    found = (
+        one
+        for one in record["verdicts"]["screens"]
+        if one["question"] == question and rows.BY_NAME[one["row"]].size == size
+    )
     return Counter("".join(one["outcomes"] for one in found))
 
 
@@ -84,7 +92,15 @@ def test_a_process_on_a_device_measures_every_row(tmp_path: Path) -> None:
     names = ("copy-2", "copy-2+10")
     said: list[str] = []
     stop = collect.Stop(120.0, 1, time.monotonic())
-    card = collect.measured("sim:h200", tmp_path, 0, stop, said.append, [rows.BY_NAME[name] for name in names], {"copy-2+10": 0.5})
+    card = collect.measured(
+        "sim:h200",
+        tmp_path,
+        0,
+        stop,
+        said.append,
+        [rows.BY_NAME[name] for name in names],
+        {"copy-2+10": 0.5},
+    )
     assert (card["failed"], said) == ([], [])
     (process,) = card["processes"]
     assert process["rows"].keys() == {*names}
@@ -156,33 +172,54 @@ def test_twins_are_as_slow_as_all_processes_say(record: dict[str, Any]) -> None:
     assert abs(share) < 5 * error
 
 
-def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(record: dict[str, Any], tmp_path: Path) -> None:
+def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "record.json"
     script.write(path, record)
     assert json.loads(path.read_text()) == record
     assert path.read_text().count("\n") == len(record["cards"][0]["processes"]) + 2
     drawn = renew_tables.bench_table(record)
     assert drawn.startswith("SIMULATED: NVIDIA H200")
-    for part in ("unchanged, 1 process", "+1 % held to 0.5 %", "duets of single rows", "peers on the same data"):
+    for part in (
+        "unchanged, 1 process",
+        "+1 % held to 0.5 %",
+        "duets of single rows",
+        "peers on the same data",
+    ):
         assert part in drawn
     assert max(map(len, drawn.splitlines())) <= 120
-    assert "not judged yet" in tables.table({name: value for name, value in record.items() if name != "verdicts"})
+    assert "not judged yet" in tables.table(
+        {name: value for name, value in record.items() if name != "verdicts"}
+    )
 
 
 def test_bounds_count_runs_and_baselines_and_never_verdicts(record: dict[str, Any]) -> None:
     """Two FAILs of one run are one wrong run, of one wrong baseline."""
     altered = copy.deepcopy(record)
-    screens = [one for one in altered["verdicts"]["screens"] if one["question"] == verdicts.SEVERAL and one["row"].endswith("-256")]
+    screens = [
+        one
+        for one in altered["verdicts"]["screens"]
+        if one["question"] == verdicts.SEVERAL and one["row"].endswith("-256")
+    ]
     runs = len(screens[0]["outcomes"])
     for one in screens[:2]:
         one["outcomes"] = "F" + one["outcomes"][1:]
-    line = next(line for line in tables.table(altered).splitlines() if line.startswith("unchanged  ") and "256 MiB" in line)
+    line = next(
+        line
+        for line in tables.table(altered).splitlines()
+        if line.startswith("unchanged  ") and "256 MiB" in line
+    )
     assert f"1 of {runs}, <" in line
     assert line.endswith("1 of 1, <100")
     high = binomtest(1, runs).proportion_ci(0.95, method="exact").high
     assert tables.at_most(1, runs) == pytest.approx(high)
     # The same session twice is two baselines.
-    both = next(line for line in tables.table(record, record).splitlines() if line.startswith("unchanged  ") and "256 MiB" in line)
+    both = next(
+        line
+        for line in tables.table(record, record).splitlines()
+        if line.startswith("unchanged  ") and "256 MiB" in line
+    )
     assert f"0 of {2 * runs}, <" in both
     assert "0 of 2, <84.2" in both
 
@@ -190,7 +227,12 @@ def test_bounds_count_runs_and_baselines_and_never_verdicts(record: dict[str, An
 def test_runs_of_a_users_project_count_as_sessions_too(record: dict[str, Any]) -> None:
     passed, failed = ({"rows": [{"outcome": outcome}] * 15} for outcome in ("PASS", "FAIL"))
     projects: list[dict[str, Any]] = [
-        {"parts": {"unchanged": [passed, passed], "gate": [{**passed, "changes": "comment"}, {**failed, "changes": "wait"}]}},
+        {
+            "parts": {
+                "unchanged": [passed, passed],
+                "gate": [{**passed, "changes": "comment"}, {**failed, "changes": "wait"}],
+            }
+        },
         {"parts": {"unchanged": [passed, {"error": "ended"}, failed]}},
     ]
     lines = tables.table(record, projects=projects).splitlines()
@@ -231,10 +273,15 @@ def test_sessions_of_a_minute_are_added_and_judged_against_three_runs_and_each_o
         same = outcomes(record, question, "256 MiB")
         assert same["P"] == same.total() == 3 * 3 * 3  # sessions, runs, rows
     assert outcomes(record, verdicts.NOTHING, "256 MiB")["F"] == 0
-    assert {row.name for row in rows.SETS["minute"].rows if row.planned} <= verdicts.seen_slopes([record]).keys()
+    assert {row.name for row in rows.SETS["minute"].rows if row.planned} <= verdicts.seen_slopes(
+        [record]
+    ).keys()
     # Refused: another set of rows, a baseline without a head, another GPU.
     before = path.read_text()
-    for arguments in (("--simulated", "30", "--raw", "--json", str(path)), ("--judge", str(path), str(other))):
+    for arguments in (
+        ("--simulated", "30", "--raw", "--json", str(path)),
+        ("--judge", str(path), str(other)),
+    ):
         if "--judge" in arguments:
             other.write_text(other.read_text().replace('"key":"', '"key":"another '))
         with pytest.raises(SystemExit) as refused:

@@ -14,27 +14,50 @@ from limit_proof import PLANTED, TRIAD
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 
-def row(outcome: str = "PASS", change: float = 0.001, key: str = PLANTED, processes: int = 1) -> dict[str, Any]:
+def row(
+    outcome: str = "PASS", change: float = 0.001, key: str = PLANTED, processes: int = 1
+) -> dict[str, Any]:
     bounds = {"change": change, "low": change - 0.002, "high": change + 0.002}
-    return {"key": key, "outcome": outcome, "code": None, "processes": processes, "latency": 1.2e-4, **bounds}
+    return {
+        "key": key,
+        "outcome": outcome,
+        "code": None,
+        "processes": processes,
+        "latency": 1.2e-4,
+        **bounds,
+    }
 
 
-def run(*rows: dict[str, Any], more: float = 0.0, code: int = 0, wall: float = 20.0, again: float = 8.0) -> dict[str, Any]:
+def run(
+    *rows: dict[str, Any], more: float = 0.0, code: int = 0, wall: float = 20.0, again: float = 8.0
+) -> dict[str, Any]:
     return {"more": more, "exit": code, "wall": wall, "again": again, "rows": list(rows)}
 
 
 def duet(more: float, outcome: str, wall: float) -> dict[str, Any]:
-    return {"more": more, "exit": 0, "wall": wall, "outcome": outcome, "pairs": 9, "change": more / 100}
+    return {
+        "more": more,
+        "exit": 0,
+        "wall": wall,
+        "outcome": outcome,
+        "pairs": 9,
+        "change": more / 100,
+    }
 
 
-def gated(changes: str, wall: float, pairs: dict[str, Any] | None = None, *, code: int = 0) -> dict[str, Any]:
+def gated(
+    changes: str, wall: float, pairs: dict[str, Any] | None = None, *, code: int = 0
+) -> dict[str, Any]:
     played = {"seconds": 5.0, "processes": 16, "pairs": pairs} if pairs else None
     return {**run(row(), wall=wall, code=code), "changes": changes, "duet": played}
 
 
 def record() -> dict[str, Any]:
     """Every target met, some of them only just."""
-    unchanged = [row(), row(key=TRIAD, processes=3)] * 4 + [row(), row("UNDECIDED", key=TRIAD, processes=12)]
+    unchanged = [row(), row(key=TRIAD, processes=3)] * 4 + [
+        row(),
+        row("UNDECIDED", key=TRIAD, processes=12),
+    ]
     parts = {
         "save": [run(row(), row(key=TRIAD))] * 3,
         "unchanged": [run(*unchanged)],
@@ -100,7 +123,9 @@ def test_a_record_that_meets_its_targets_just() -> None:
          ["gate: one wait changed: exit 1", "gate: one kernel: 1.5 runs or less"]),
     ],
 )  # fmt: skip
-def test_a_missed_target_is_named(part: str, entries: list[dict[str, Any]], expected: list[str]) -> None:
+def test_a_missed_target_is_named(
+    part: str, entries: list[dict[str, Any]], expected: list[str]
+) -> None:
     changed = record()
     changed["parts"][part] = entries
     assert missed(changed) == expected
@@ -117,7 +142,11 @@ def test_a_part_that_was_not_run_is_no_missed_target() -> None:
 
 
 def test_the_project_has_fifteen_tests() -> None:
-    modules = {name: text for name, text in vars(limit_proof).items() if name.startswith(("TEST_", "OWN_", "CONFTEST"))}
+    modules = {
+        name: text
+        for name, text in vars(limit_proof).items()
+        if name.startswith(("TEST_", "OWN_", "CONFTEST"))
+    }
     for name, text in modules.items():
         compile(text, name, "exec")
     foreign = "".join(text for name, text in modules.items() if name.startswith("TEST_"))
@@ -130,13 +159,27 @@ def test_a_call_adds_to_the_record_and_keeps_the_project(
 ) -> None:
     monkeypatch.setattr(limit_proof, "SAVES", 1)
     path, folder = tmp_path / "record.json", tmp_path / "kept"
-    given = ["--device", "sim", "--budget", "5ms", "--runs", "1", "--json", str(path), "--folder", str(folder)]
+    given = [
+        "--device",
+        "sim",
+        "--budget",
+        "5ms",
+        "--runs",
+        "1",
+        "--json",
+        str(path),
+        "--folder",
+        str(folder),
+    ]
     one_process = ["--", "--gpumem-processes=1"]
     limit_proof.main([*given, "--only", "save", *one_process])
     limit_proof.main([*given, "--only", "unchanged", *one_process])
     text = capsys.readouterr().out
     found = json.loads(path.read_text())
-    assert {part: len(entries) for part, entries in found["parts"].items()} == {"save": 1, "unchanged": 1}
+    assert {part: len(entries) for part, entries in found["parts"].items()} == {
+        "save": 1,
+        "unchanged": 1,
+    }
     assert (found["simulated"], found["left_out"]) == (True, [])
     for entry in found["parts"]["unchanged"]:
         assert entry["exit"] == 0
@@ -151,11 +194,22 @@ def test_a_call_adds_to_the_record_and_keeps_the_project(
 def test_a_part_that_breaks_is_recorded_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(limit_proof.PARTS, "save", lambda proof: iter([proof.git("no-such-command")]))
+    monkeypatch.setitem(
+        limit_proof.PARTS, "save", lambda proof: iter([proof.git("no-such-command")])
+    )
     monkeypatch.setitem(limit_proof.PARTS, "duet", lambda proof: iter([duet(0.0, "PASS", 1.0)]))
     path = tmp_path / "record.json"
     path.write_text(json.dumps({**record(), "simulated": True, "budget": "5ms", "parts": {}}))
-    given = ["--device", "sim", "--budget", "5ms", "--json", str(path), "--folder", str(tmp_path / "kept")]
+    given = [
+        "--device",
+        "sim",
+        "--budget",
+        "5ms",
+        "--json",
+        str(path),
+        "--folder",
+        str(tmp_path / "kept"),
+    ]
     assert limit_proof.main([*given, "--only", "save", "duet"]) == 1
     parts = json.loads(path.read_text())["parts"]
     assert "no-such-command" in parts["save"][0]["error"]

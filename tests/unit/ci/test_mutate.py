@@ -31,10 +31,15 @@ def test_every_mutant_has_one_change(tmp_path: Path) -> None:
     space: dict[str, type] = {}
     exec(compile(CODE, str(path), "exec"), space)
     function: FunctionType = vars(space["Counter"])["count"]
-    original = {name: getattr(function, name) for name in ("__code__", "__defaults__", "__kwdefaults__")}
+    original = {
+        name: getattr(function, name) for name in ("__code__", "__defaults__", "__kwdefaults__")
+    }
 
     def counted() -> list[object]:
-        return [space["Counter"]().count(values, *more) for values, more in [((0, 1, 1), ()), ((2, 3), (5,))]]
+        return [
+            space["Counter"]().count(values, *more)
+            for values, more in [((0, 1, 1), ()), ((2, 3), (5,))]
+        ]
 
     assert counted() == [2, 5]
     found = {}
@@ -59,8 +64,15 @@ def test_every_mutant_has_one_change(tmp_path: Path) -> None:
 
 
 def test_the_table_counts_by_module() -> None:
-    unguarded = [{"others": None, "now": "test_c"}, {"others": "test_d", "ended": True}, {"others": None, "now": None, "ended": False}]
-    modules = {"a.py": {"mutants": 9, "own": 5, "unguarded": unguarded}, "b.py": {"mutants": 3, "own": 3, "unguarded": []}}
+    unguarded = [
+        {"others": None, "now": "test_c"},
+        {"others": "test_d", "ended": True},
+        {"others": None, "now": None, "ended": False},
+    ]
+    modules = {
+        "a.py": {"mutants": 9, "own": 5, "unguarded": unguarded},
+        "b.py": {"mutants": 3, "own": 3, "unguarded": []},
+    }
     modules["c.py"] = {"mutants": 0, "own": 0, "unguarded": []}
     _, *lines = table({"modules": modules}).splitlines()
     assert [line.split() for line in lines] == [

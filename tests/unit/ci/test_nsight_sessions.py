@@ -13,7 +13,10 @@ from ncu_csv import TRIAD, line, log, measured, stack
 
 from pytest_gpumem.nsight.profile import SelectedTest
 
-TESTS = [SelectedTest(f"test_a.py::{name}", name, managed=False) for name in ("test_triad", "test_paged", "test_skipped")]
+TESTS = [
+    SelectedTest(f"test_a.py::{name}", name, managed=False)
+    for name in ("test_triad", "test_paged", "test_skipped")
+]
 PUSHED = """Processing [whole.sqlite] with [/opt/nsys/reports/nvtx_pushpop_sum.py]...
 Time (%),Total Time (ns),Instances,Avg (ns),Range
 50.0,100,1,100.0,gpumem:test_triad
@@ -36,7 +39,12 @@ gpumem:test_paged.launch,PushPop,1,1,5,5,900,180.0,"void add<float>(T1 *, const 
 PAGES = """Total HtoD Migration Size (MB),Total DtoH Migration Size (MB),Total CPU Page Faults,Total GPU PageFaults,Minimum Virtual Address
 16.777,0.000,48,159,0x7f0
 """
-REPORTS = {"nvtx_pushpop_sum": PUSHED, "nvtx_gpu_proj_sum": PROJECTED, "nvtx_kern_sum": KERNELS, "um_total_sum": PAGES}
+REPORTS = {
+    "nvtx_pushpop_sum": PUSHED,
+    "nvtx_gpu_proj_sum": PROJECTED,
+    "nvtx_kern_sum": KERNELS,
+    "um_total_sum": PAGES,
+}
 MEASURED = {"test_triad": "kernels", "test_paged": "kernels"}
 
 
@@ -48,17 +56,32 @@ def without(name: str, text: str) -> dict[str, str]:
 def test_every_test_is_found_under_its_range() -> None:
     said = nsight_sessions.judge_whole(TESTS, MEASURED, REPORTS)
     assert said["wrong"] == []
-    assert said["launches"] == {"test_triad": {"triad": {"count": 5, "ns": 500}}, "test_paged": {"add": {"count": 5, "ns": 900}}}
+    assert said["launches"] == {
+        "test_triad": {"triad": {"count": 5, "ns": 500}},
+        "test_paged": {"add": {"count": 5, "ns": 900}},
+    }
     assert said["managed"][0]["Total GPU PageFaults"] == "159"
 
 
 @pytest.mark.parametrize(
     ("reports", "wrong"),
     [
-        (without("nvtx_pushpop_sum", "test_skipped"), "test_skipped has no range in nvtx_pushpop_sum"),
-        (without("nvtx_pushpop_sum", "test_paged.launch"), "test_paged.launch has no range in nvtx_pushpop_sum"),
-        (without("nvtx_gpu_proj_sum", "test_paged"), "no work is under test_paged.launch in nvtx_gpu_proj_sum"),
-        (without("nvtx_kern_sum", "test_triad.launch"), "no kernel is under test_triad.launch in nvtx_kern_sum"),
+        (
+            without("nvtx_pushpop_sum", "test_skipped"),
+            "test_skipped has no range in nvtx_pushpop_sum",
+        ),
+        (
+            without("nvtx_pushpop_sum", "test_paged.launch"),
+            "test_paged.launch has no range in nvtx_pushpop_sum",
+        ),
+        (
+            without("nvtx_gpu_proj_sum", "test_paged"),
+            "no work is under test_paged.launch in nvtx_gpu_proj_sum",
+        ),
+        (
+            without("nvtx_kern_sum", "test_triad.launch"),
+            "no kernel is under test_triad.launch in nvtx_kern_sum",
+        ),
     ],
 )
 def test_a_test_that_is_missing_is_named(reports: dict[str, str], wrong: str) -> None:
@@ -79,7 +102,9 @@ def test_ncu_is_held_to_what_nsys_saw() -> None:
     ]
     flushed = log(line(0, "read(float *)", stack("test_triad", "test_triad.flush"), FIGURES))
     assert len(nsight_sessions.judge_ncu(seen, "test_triad", flushed)["wrong"]) == 2
-    assert nsight_sessions.judge_ncu(None, "test_triad", "==WARNING== nothing\n")["wrong"] == ["ncu profiled no kernel"]
+    assert nsight_sessions.judge_ncu(None, "test_triad", "==WARNING== nothing\n")["wrong"] == [
+        "ncu profiled no kernel"
+    ]
 
 
 def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
@@ -109,7 +134,15 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
             raise nsight_sessions.Failed("unrecognised option --nvtx")
         return PAGE
 
-    looks = nsight_sessions.Looks(["tests/memory"], "test_a.py::test_triad", tmp_path, Path("nsys"), Path("ncu"), run, lambda _: TESTS[:1])
+    looks = nsight_sessions.Looks(
+        ["tests/memory"],
+        "test_a.py::test_triad",
+        tmp_path,
+        Path("nsys"),
+        Path("ncu"),
+        run,
+        lambda _: TESTS[:1],
+    )
     record: dict[str, Any] = {
         "device": {"name": "NVIDIA H200", "driver": "580"},
         "versions": {"nsys": "2025.3.2", "ncu": "2025.3.0"},

@@ -35,7 +35,9 @@ Measure = Callable[..., Result]
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
     """Runs the command on the simulated H100, or on the sheet that takes its place."""
-    report = examine_machine(Machine(choose=Mock(side_effect=NoDevice("no driver")), fails=lambda program: None))
+    report = examine_machine(
+        Machine(choose=Mock(side_effect=NoDevice("no driver")), fails=lambda program: None)
+    )
     monkeypatch.setattr("pytest_gpumem.doctor.examine", lambda: report)
     monkeypatch.setattr(health, "LOAD", 0.5)
     monkeypatch.chdir(tmp_path)
@@ -55,10 +57,14 @@ def found(result: Result) -> tuple[str, dict[str, str]]:
     report = json.loads(result.output)["health"]
     assert tuple(check["name"] for check in report["checks"]) == CHECKS
     assert (report["verdict"] == "healthy") == (result.exit_code == Exit.FINE)
-    return report["verdict"], {check["name"]: check["detail"] for check in report["checks"] if check["status"] != "OK"}
+    return report["verdict"], {
+        check["name"]: check["detail"] for check in report["checks"] if check["status"] != "OK"
+    }
 
 
-def test_a_sound_gpu_is_healthy_and_its_figures_are_those_of_its_datasheet(measure: Measure) -> None:
+def test_a_sound_gpu_is_healthy_and_its_figures_are_those_of_its_datasheet(
+    measure: Measure,
+) -> None:
     result = measure("--json", "-")
     assert found(result) == ("healthy", {})
     report = json.loads(result.output)["health"]
@@ -82,7 +88,9 @@ def test_a_gpu_far_below_its_datasheet_is_slow(measure: Measure) -> None:
 
 @pytest.mark.parametrize("reason", ["sw_power_cap", "hw_thermal_slowdown"])
 def test_a_gpu_that_is_slowed_under_load_is_throttled(measure: Measure, reason: str) -> None:
-    verdict, checks = found(measure("--json", "-", sheet=replace(SOUND, state={"throttle_reasons": (reason,)})))
+    verdict, checks = found(
+        measure("--json", "-", sheet=replace(SOUND, state={"throttle_reasons": (reason,)}))
+    )
     assert (verdict, list(checks)) == ("throttled", ["under load"])
     assert reason in checks["under load"]
 
@@ -100,13 +108,20 @@ def save(place: Path, sheet: Datasheet, uuid: str | None) -> None:
     controls = read_controls(device)
     device.close()
     facts = structs.replace(chosen.facts, uuid=uuid)
-    row = passing("tests/test_a.py::test_copy", provenance=Provenance("2026-11-20T12:00:00+00:00", uuid, controls))
+    row = passing(
+        "tests/test_a.py::test_copy",
+        provenance=Provenance("2026-11-20T12:00:00+00:00", uuid, controls),
+    )
     row = structs.replace(row, verdict=structs.replace(row.verdict, simulated=True))
     assert Store(place, facts).save([row], None).path is not None
 
 
-@pytest.mark.parametrize(("uuid", "whose"), [(None, "this GPU"), ("GPU-1", "other GPUs of the model")])
-def test_controls_that_are_slower_than_the_baselines_are_slow(measure: Measure, tmp_path: Path, uuid: str | None, whose: str) -> None:
+@pytest.mark.parametrize(
+    ("uuid", "whose"), [(None, "this GPU"), ("GPU-1", "other GPUs of the model")]
+)
+def test_controls_that_are_slower_than_the_baselines_are_slow(
+    measure: Measure, tmp_path: Path, uuid: str | None, whose: str
+) -> None:
     for _ in range(3):
         save(tmp_path / "store", SOUND, uuid)
     sound = measure("--json", "-", "--baseline", "store")
@@ -124,15 +139,25 @@ def test_its_own_runs_count_before_those_of_other_gpus(measure: Measure, tmp_pat
     assert found(measure("--json", "-", "--baseline", "store", sheet=SLOW_DRAM)) == ("healthy", {})
 
 
-def test_another_variant_of_the_card_is_named_and_no_fault(measure: Measure, tmp_path: Path) -> None:
+def test_another_variant_of_the_card_is_named_and_no_fault(
+    measure: Measure, tmp_path: Path
+) -> None:
     save(tmp_path / "store", SOUND, "GPU-1")
-    result = measure("--json", "-", "--baseline", "store", sheet=replace(SOUND, dram_latency=1.037 * SOUND.dram_latency))
+    result = measure(
+        "--json",
+        "-",
+        "--baseline",
+        "store",
+        sheet=replace(SOUND, dram_latency=1.037 * SOUND.dram_latency),
+    )
     assert found(result) == ("healthy", {})
     assert "another variant of the card" in result.output
 
 
 @pytest.mark.parametrize("variable", ["", "auto", "cuda"])
-def test_without_a_gpu_nothing_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_without_a_gpu_nothing_is_measured(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setattr(opening, "_cuda", Mock(side_effect=NoDevice("no CUDA device 0: no driver")))
     monkeypatch.setenv("GPUMEM_DEVICE", variable)
     result = measure()

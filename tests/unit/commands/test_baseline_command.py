@@ -29,7 +29,9 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     folder = tmp_path / ".benchmarks"
     for revision in ("one", "two"):
         Store(folder, H100).save([passing(TEST)], revision)
-    change = Acceptances([Acceptance(TEST, "checks bounds", "ada", (AcceptedChange(TEST, Scope.TIME, "9%"),))])
+    change = Acceptances(
+        [Acceptance(TEST, "checks bounds", "ada", (AcceptedChange(TEST, Scope.TIME, "9%"),))]
+    )
     Store(folder, H100).save([passing(TEST)], "three", accepted=change)
     Store(folder, A100).save([passing("tests/test_b.py::test_other")], "one")
     return lambda *arguments: CliRunner().invoke(main, ["baseline", *arguments])
@@ -56,16 +58,24 @@ def test_the_rows_of_a_test(baseline: Command) -> None:
     text = baseline("list", "--test", TEST).output
     assert text.count("1.000 ms") == 3
     assert A100.key not in text
-    both = json.loads(baseline("list", "--test", "tests/test_b.py", "--test", TEST, "--json", "-").output)
+    both = json.loads(
+        baseline("list", "--test", "tests/test_b.py", "--test", TEST, "--json", "-").output
+    )
     assert {one["row"] for one in both} == {TEST, "tests/test_b.py::test_other"}
     none = baseline("list", "--test", TEST, "--test", "tests/test_a.py::test_cpy")
     assert (none.exit_code, none.stdout) == (4, "")
-    assert none.stderr == f"gpumem: --test: tests/test_a.py::test_cpy: no row in .benchmarks belongs to it (did you mean {TEST}?)\n"
+    assert (
+        none.stderr
+        == f"gpumem: --test: tests/test_a.py::test_cpy: no row in .benchmarks belongs to it (did you mean {TEST}?)\n"
+    )
 
 
 def test_push_and_prune(baseline: Command, tmp_path: Path) -> None:
     there = str(tmp_path / "there")
-    assert f"{H100.key}: 3 files copied from .benchmarks to {there}" in baseline("push", ".benchmarks", there).output
+    assert (
+        f"{H100.key}: 3 files copied from .benchmarks to {there}"
+        in baseline("push", ".benchmarks", there).output
+    )
     assert f"{H100.key}: 0 files" in baseline("push", ".benchmarks", there).output
     assert "2 of 3 files would be removed" in baseline("prune", "--keep", "1", "--dry-run").output
     assert Store(Path(there), H100).load().processes == 3
@@ -73,14 +83,19 @@ def test_push_and_prune(baseline: Command, tmp_path: Path) -> None:
     assert Store(Path(there), H100).load().rows == Store(tmp_path / ".benchmarks", H100).load().rows
     (path,) = Store(Path(there), A100).folder.iterdir()
     path.unlink()
-    assert f"{A100.key}: 1 file copied from .benchmarks to {there}" in baseline("push", ".benchmarks", there).output
+    assert (
+        f"{A100.key}: 1 file copied from .benchmarks to {there}"
+        in baseline("push", ".benchmarks", there).output
+    )
 
 
 @pytest.mark.parametrize("command", ["list", "prune", "list --test tests/a.py"])
 def test_nothing_there(baseline: Command, command: str) -> None:
     result = baseline(*command.split(), "--baseline", "empty")
     assert result.exit_code == 4
-    assert result.stderr.splitlines() == ["gpumem: there are no baselines in empty; give their place with --baseline"]
+    assert result.stderr.splitlines() == [
+        "gpumem: there are no baselines in empty; give their place with --baseline"
+    ]
 
 
 def test_nothing_to_copy(baseline: Command) -> None:

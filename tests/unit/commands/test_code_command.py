@@ -46,7 +46,12 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "src").mkdir()
-    for name, text in (("pyproject.toml", PROJECT), ("src/scale.cu", SCALE), ("src/strided.cu", STRIDED), ("src/index.cuh", INDEX)):
+    for name, text in (
+        ("pyproject.toml", PROJECT),
+        ("src/scale.cu", SCALE),
+        ("src/strided.cu", STRIDED),
+        ("src/index.cuh", INDEX),
+    ):
         (tmp_path / name).write_text(text)
     return lambda *arguments: CliRunner().invoke(main, ["code", *arguments])
 
@@ -60,7 +65,10 @@ def change(name: str, old: str, new: str) -> None:
 def figures(code: Code, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
     """By name and architecture."""
     code("--json=out.json", *arguments)
-    return {(one["name"], one["architecture"]): one for one in json.loads(Path("out.json").read_text())["kernels"]}
+    return {
+        (one["name"], one["architecture"]): one
+        for one in json.loads(Path("out.json").read_text())["kernels"]
+    }
 
 
 def test_each_kernel_for_each_architecture(code: Code) -> None:
@@ -68,10 +76,14 @@ def test_each_kernel_for_each_architecture(code: Code) -> None:
     assert result.exit_code == 0, result.output
     names = ("scale<float>", "scale<double>", "every_fourth")
     lines = [line.split() for line in result.output.splitlines() if line.startswith("  ")]
-    assert [(line[0], line[1]) for line in lines] == [(name, arch) for name in names for arch in ("sm_80", "sm_90")]
+    assert [(line[0], line[1]) for line in lines] == [
+        (name, arch) for name in names for arch in ("sm_80", "sm_90")
+    ]
     found = figures(code)
     assert found.keys() == {(name, arch) for name in names for arch in ("sm_80", "sm_90")}
-    assert all(one["registers"] > 0 and one["code"] > 0 and one["spill"] == 0 for one in found.values())
+    assert all(
+        one["registers"] > 0 and one["code"] > 0 and one["spill"] == 0 for one in found.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +116,10 @@ def test_a_source_that_does_not_compile_fails_and_the_others_are_shown(code: Cod
     result = code("--arch", "sm_90")
     assert result.exit_code == 1
     assert "every_fourth" in result.output
-    assert 'FAIL src/scale.cu does not compile for sm_90: src/scale.cu(2): error: identifier "unknown" is undefined' in result.output
+    assert (
+        'FAIL src/scale.cu does not compile for sm_90: src/scale.cu(2): error: identifier "unknown" is undefined'
+        in result.output
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,9 +127,21 @@ def test_a_source_that_does_not_compile_fails_and_the_others_are_shown(code: Cod
     [
         ('"scale<double>"', '"scale<nothing>"', "src/scale.cu does not compile for sm_90"),
         ('"src/strided.cu"', '"src/missing.cu"', "src/missing.cu: No such file or directory"),
-        ('options = ["--std=c++17"]', 'options = ["--no-such"]', "src/scale.cu does not compile for sm_90"),
-        ('source = "src/strided.cu"', 'source = "src/index.cuh"', "src/index.cuh holds no kernel that is no template"),
-        ('source = "src/strided.cu"', 'triton = "no_such_module:add"\nsignature = "i32"', "no_such_module"),
+        (
+            'options = ["--std=c++17"]',
+            'options = ["--no-such"]',
+            "src/scale.cu does not compile for sm_90",
+        ),
+        (
+            'source = "src/strided.cu"',
+            'source = "src/index.cuh"',
+            "src/index.cuh holds no kernel that is no template",
+        ),
+        (
+            'source = "src/strided.cu"',
+            'triton = "no_such_module:add"\nsignature = "i32"',
+            "no_such_module",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_one_line(code: Code, old: str, new: str, message: str) -> None:
@@ -122,7 +149,9 @@ def test_what_cannot_be_compiled_is_one_line(code: Code, old: str, new: str, mes
     change("pyproject.toml", old, new)
     result = code("--arch", "sm_90")
     assert result.exit_code == 1
-    assert [message in line for line in result.output.splitlines() if line.startswith("FAIL")] == [True]
+    assert [message in line for line in result.output.splitlines() if line.startswith("FAIL")] == [
+        True
+    ]
 
 
 def test_another_revision_beside(code: Code) -> None:
@@ -133,14 +162,20 @@ def test_another_revision_beside(code: Code) -> None:
     change("pyproject.toml", "options", "# a comment\noptions")
     result = code("--base", "HEAD", "--arch", "sm_90")
     assert result.exit_code == 0, result.output
-    last = {line.split()[0]: line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")}
+    last = {
+        line.split()[0]: line.split("  ")[-1]
+        for line in result.output.splitlines()
+        if line.startswith("  ")
+    }
     assert last == {"scale<float>": "other code", "scale<double>": "other code", "fourth": "new"}
     assert "gone: src/strided.cu: every_fourth for sm_90" in result.output
     assert " -> " in result.output
     git(Path(), "checkout", "-q", "src")
     Path("src/index.cuh").write_text("// the same\n" + INDEX)
     result = code("--base", "HEAD", "--arch", "sm_90")
-    assert {line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")} == {"same code"}
+    assert {
+        line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")
+    } == {"same code"}
     assert len(git(Path(), "worktree", "list").splitlines()) == 1
     result = code("--base", "no-such")
     assert result.exit_code == 4
@@ -181,7 +216,10 @@ def test_kernels_of_triton(code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert single["digest"] != one["digest"]  # the mask ends anywhere: words are loaded one by one
     declared("*fp32, i32")
     result = code("--arch", "sm_90")
-    assert (result.exit_code, "has 5 parameters (x, y, out, n, BLOCK); the signature '*fp32, i32' has 2" in result.output) == (1, True)
+    assert (
+        result.exit_code,
+        "has 5 parameters (x, y, out, n, BLOCK); the signature '*fp32, i32' has 2" in result.output,
+    ) == (1, True)
 
 
 def test_the_catalogue(code: Code) -> None:
@@ -194,7 +232,10 @@ def test_the_catalogue(code: Code) -> None:
     ("arguments", "message"),
     [
         (("--arch", "90"), "--arch: '90' is no architecture"),
-        (("--arch", "sm_90", "--arch", "sm_999"), "--arch: the installed NVRTC does not compile for 'sm_999'; accepted are sm_"),
+        (
+            ("--arch", "sm_90", "--arch", "sm_999"),
+            "--arch: the installed NVRTC does not compile for 'sm_999'; accepted are sm_",
+        ),
         (("--json", "no/such/folder.json"), "--json: no/such/folder.json"),
     ],
 )
@@ -208,7 +249,10 @@ def test_an_unknown_architecture_of_the_project_is_its_file_s_fault(code: Code) 
     change("pyproject.toml", '"sm_90"', '"sm_999"')
     result = code()
     assert (result.exit_code, len(result.output.splitlines())) == (4, 1)
-    assert "pyproject.toml: tool.gpumem.code.architectures: the installed NVRTC does not compile for 'sm_999'" in result.stderr
+    assert (
+        "pyproject.toml: tool.gpumem.code.architectures: the installed NVRTC does not compile for 'sm_999'"
+        in result.stderr
+    )
 
 
 def test_a_project_without_declarations(code: Code) -> None:
@@ -219,5 +263,9 @@ def test_a_project_without_declarations(code: Code) -> None:
 
 
 def test_overloads_are_told_apart(code: Code) -> None:
-    found = from_source("__global__ void k(int* a) { *a = 1; }\n__global__ void k(float* a) { *a = 1; }", "k.cu", "sm_90")
+    found = from_source(
+        "__global__ void k(int* a) { *a = 1; }\n__global__ void k(float* a) { *a = 1; }",
+        "k.cu",
+        "sm_90",
+    )
     assert sorted(one.name for one in found) == ["_Z1kPf", "_Z1kPi"]

@@ -27,8 +27,21 @@ NODEID = "tests/test_table.py::test_lookup"
 
 def row(setting: Setting, seconds: float, label: str = "", **changes: Any) -> Row:
     """A row whose window has a setting."""
-    window = Window(8 * MiB, setting.hit_ratio, setting.set_aside, "stream", "persisting", "streaming") if setting.set_aside else None
-    return passing(NODEID, **{"label": label, "target": "look up", "window": window, "placements": ((seconds,),), **changes})
+    window = (
+        Window(8 * MiB, setting.hit_ratio, setting.set_aside, "stream", "persisting", "streaming")
+        if setting.set_aside
+        else None
+    )
+    return passing(
+        NODEID,
+        **{
+            "label": label,
+            "target": "look up",
+            "window": window,
+            "placements": ((seconds,),),
+            **changes,
+        },
+    )
 
 
 class Runs(l2_sweep._Runs):
@@ -51,7 +64,12 @@ def latency(setting: Setting) -> float:
 def test_the_best_setting_of_a_row_is_found() -> None:
     runs = Runs(lambda setting: [row(setting, latency(setting))])
     ((key, found),) = l2_sweep._sweeps(runs).items()
-    assert (key, found.target, found.window_bytes, found.device) == (NODEID, "look up", 8 * MiB, H100.name)
+    assert (key, found.target, found.window_bytes, found.device) == (
+        NODEID,
+        "look up",
+        8 * MiB,
+        H100.name,
+    )
     assert found.recommend() == {"set_aside": 4 * STEP, "hit_ratio": 1.0}
     assert found.gain.share == pytest.approx(1.0)
     assert found.notes == ()
@@ -62,7 +80,11 @@ def test_the_best_setting_of_a_row_is_found() -> None:
 def test_rows_without_a_window_are_not_swept_and_the_others_share_the_runs() -> None:
     def rows(setting: Setting) -> list[Row]:
         off = row(OFF, 2e-3, "off")
-        return [off, row(setting, latency(setting), "one"), row(setting, 2 * latency(setting), "other")]
+        return [
+            off,
+            row(setting, latency(setting), "one"),
+            row(setting, 2 * latency(setting), "other"),
+        ]
 
     runs = Runs(rows)
     found = l2_sweep._sweeps(runs)
@@ -77,11 +99,19 @@ def test_another_size_than_requested_and_conditions_are_noted() -> None:
 
     def rows(setting: Setting) -> list[Row]:
         granted = Setting(largest, setting.hit_ratio) if setting.set_aside else OFF
-        return [row(granted, latency(setting), conditions=(Conditions(), shared if setting == OFF else Conditions()))]
+        return [
+            row(
+                granted,
+                latency(setting),
+                conditions=(Conditions(), shared if setting == OFF else Conditions()),
+            )
+        ]
 
     ((_, found),) = l2_sweep._sweeps(Runs(rows)).items()
     driver, doubt = found.notes
-    assert driver.startswith("the driver set aside 31.25 MiB for a request of 6.25 MiB, and another size than requested")
+    assert driver.startswith(
+        "the driver set aside 31.25 MiB for a request of 6.25 MiB, and another size than requested"
+    )
     assert doubt == "unreliable measurements, at 1 setting: 2 other processes on the device"
 
 
@@ -92,7 +122,10 @@ def test_a_setting_at_which_the_test_does_not_measure_ends_the_sweep_with_its_re
         why = "failed before anything was measured: BadWindow: beside another stream"
         return [replace(Row(NODEID, Limits(), Verdict(Outcome.FAIL, why)), failed=True)]
 
-    with pytest.raises(NoAnswer, match=r"test_lookup has no measurement at off: failed before .* beside another stream"):
+    with pytest.raises(
+        NoAnswer,
+        match=r"test_lookup has no measurement at off: failed before .* beside another stream",
+    ):
         l2_sweep._sweeps(Runs(rows))
 
 
@@ -107,10 +140,15 @@ def test_a_test_without_a_window_has_nothing_to_sweep() -> None:
     ("answer", "said"),
     [
         ({}, "there is no test tests/test_table.py::test_lookup"),
-        ({"error": "ended by SIGSEGV: Segmentation fault"}, "test_lookup crashed: ended by SIGSEGV: Segmentation fault"),
+        (
+            {"error": "ended by SIGSEGV: Segmentation fault"},
+            "test_lookup crashed: ended by SIGSEGV: Segmentation fault",
+        ),
     ],
 )
-def test_a_run_without_results_ends_the_sweep_with_its_reason(answer: dict[str, Any], said: str) -> None:
+def test_a_run_without_results_ends_the_sweep_with_its_reason(
+    answer: dict[str, Any], said: str
+) -> None:
     players = Players(lambda turn, attempt: process(turn, [], attempt, **answer))
     with pytest.raises((UserError, NoAnswer), match=said):
         l2_sweep._Runs(NODEID, Experiment(players, [Turn(1, HEAD)])).run(None)
@@ -119,8 +157,15 @@ def test_a_run_without_results_ends_the_sweep_with_its_reason(answer: dict[str, 
 def test_a_run_that_others_disturbed_runs_again() -> None:
     def answer(turn: Turn, attempt: int) -> ProcessRecord:
         others = Conditions(other_processes=1 if attempt < ATTEMPTS else 0)
-        return process(turn, [row(OFF, 1e-3, conditions=(others, others))], attempt, finished=frozenset({NODEID}))
+        return process(
+            turn,
+            [row(OFF, 1e-3, conditions=(others, others))],
+            attempt,
+            finished=frozenset({NODEID}),
+        )
 
     players = Players(answer)
-    assert l2_sweep._Runs(NODEID, Experiment(players, [Turn(1, HEAD)])).run(None).attempt == ATTEMPTS
+    assert (
+        l2_sweep._Runs(NODEID, Experiment(players, [Turn(1, HEAD)])).run(None).attempt == ATTEMPTS
+    )
     assert players.early

@@ -49,13 +49,19 @@ KERNEL = Step(StepKind.KERNEL)
         ("array", "device", True, "does not"),
     ],
 )
-def test_a_copy_waits_by_its_memory(source: str, destination: str, ordered: bool, expected: str) -> None:
+def test_a_copy_waits_by_its_memory(
+    source: str, destination: str, ordered: bool, expected: str
+) -> None:
     """CUDA Driver API, API synchronization behavior, Memcpy."""
     assert copy_waits(source, destination, ordered=ordered) == expected
 
 
 def test_a_memset_waits_for_pinned_and_managed_memory() -> None:
-    assert [memset_waits(kind, ordered=False) for kind in ("device", "pinned", "managed")] == ["does not", "waits", "waits"]
+    assert [memset_waits(kind, ordered=False) for kind in ("device", "pinned", "managed")] == [
+        "does not",
+        "waits",
+        "waits",
+    ]
     assert memset_waits("pinned", ordered=True) == "does not"
 
 
@@ -77,11 +83,42 @@ NAMES = (
         "cuMemFree_v2",
         "cuMemAlloc_v2",
     ),
-    *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
-    *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
-    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery", "cuStreamEndCaptureToCig"),
-    *("cuMemcpyDtoHAsync_v2_ptsz", "cuMemsetD8Async_ptsz", "cuMemsetD2D8Async", "cuMemcpyAtoA_v2", "cuMemcpyPeerAsync"),
-    *("cuGraphExecUpdate_v2", "cuGraphNodeSetEnabled", "cuGraphExecMemcpyNodeSetParams", "cuGraphExecDestroy"),
+    *(
+        "cuMemcpyHtoD_v2",
+        "cuMemcpyDtoHAsync_v2",
+        "cuMemcpy2D_v2",
+        "cuMemcpy3DAsync_v2",
+        "cuMemcpyAsync",
+        "cuMemcpy3DBatchAsync",
+    ),
+    *(
+        "cuMemcpyBatchAsync_v2",
+        "cuMemsetD32_v2",
+        "cuMemsetD8Async",
+        "cuModuleLoadData",
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+    ),
+    *(
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+        "cuMemcpyHtoA_v2",
+        "cuEventQuery",
+        "cuStreamEndCaptureToCig",
+    ),
+    *(
+        "cuMemcpyDtoHAsync_v2_ptsz",
+        "cuMemsetD8Async_ptsz",
+        "cuMemsetD2D8Async",
+        "cuMemcpyAtoA_v2",
+        "cuMemcpyPeerAsync",
+    ),
+    *(
+        "cuGraphExecUpdate_v2",
+        "cuGraphNodeSetEnabled",
+        "cuGraphExecMemcpyNodeSetParams",
+        "cuGraphExecDestroy",
+    ),
 )
 
 
@@ -94,10 +131,17 @@ class Callbacks:
         calls._number(SimpleNamespace(driver_api_trace_cbid=driver))
         self.window = calls.log.open()
 
-    def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
+    def _report(
+        self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0
+    ) -> None:
         parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
         status = ctypes.c_int(result)
-        data = ApiCall(site=site, parameters=ctypes.addressof(parameters), result=ctypes.addressof(status), correlation=7)
+        data = ApiCall(
+            site=site,
+            parameters=ctypes.addressof(parameters),
+            result=ctypes.addressof(status),
+            correlation=7,
+        )
         receive(number, ctypes.addressof(data))
 
     def begin(self, name: str, *words: int) -> None:
@@ -152,7 +196,10 @@ def test_copies_by_kind_bytes_and_wait(calls: Callbacks) -> None:
     calls("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 25, 5)
     calls("cuMemcpyAsync", DEVICE, DEVICE, 10, 5)
     calls("cuMemcpyHtoA_v2", 0x99, 0, PAGEABLE, 7)
-    found = {(one.kind, one.source, one.destination): (one.count, one.nbytes) for one in read(calls).copies}
+    found = {
+        (one.kind, one.source, one.destination): (one.count, one.nbytes)
+        for one in read(calls).copies
+    }
     assert found == {
         ("H2D", "pageable", "device"): (1, 100),
         ("D2H", "device", "pinned"): (1, 50),
@@ -160,7 +207,11 @@ def test_copies_by_kind_bytes_and_wait(calls: Callbacks) -> None:
         ("D2D", "device", "device"): (1, 10),
         ("H2A", "pageable", "array"): (1, 7),
     }
-    assert waits(calls) == [("cuMemcpyHtoD", "copy", True), ("cuMemcpyDtoHAsync", "copy", False), ("cuMemcpyHtoA", "copy", True)]
+    assert waits(calls) == [
+        ("cuMemcpyHtoD", "copy", True),
+        ("cuMemcpyDtoHAsync", "copy", False),
+        ("cuMemcpyHtoA", "copy", True),
+    ]
 
 
 def test_copies_of_boxes_and_batches(calls: Callbacks) -> None:
@@ -172,13 +223,21 @@ def test_copies_of_boxes_and_batches(calls: Callbacks) -> None:
     )
     plane.WidthInBytes, plane.Height = 16, 3
     calls("cuMemcpy2D_v2", int(plane.getPtr()))
-    box.srcMemoryType, box.dstMemoryType, box.dstHost = D.CUmemorytype.CU_MEMORYTYPE_DEVICE, D.CUmemorytype.CU_MEMORYTYPE_HOST, PINNED
+    box.srcMemoryType, box.dstMemoryType, box.dstHost = (
+        D.CUmemorytype.CU_MEMORYTYPE_DEVICE,
+        D.CUmemorytype.CU_MEMORYTYPE_HOST,
+        PINNED,
+    )
     box.WidthInBytes, box.Height, box.Depth = 8, 2, 5
     calls("cuMemcpy3DAsync_v2", int(box.getPtr()), 3)
     lists = [(ctypes.c_uint64 * 2)(*of) for of in ((DEVICE, DEVICE), (PINNED, PAGEABLE), (40, 60))]
     calls("cuMemcpyBatchAsync_v2", *map(ctypes.addressof, lists), 2)
     found = {(one.source, one.destination): one.nbytes for one in read(calls).copies}
-    assert found == {("pageable", "device"): 48 + 60, ("device", "pinned"): 80, ("pinned", "device"): 40}
+    assert found == {
+        ("pageable", "device"): 48 + 60,
+        ("device", "pinned"): 80,
+        ("pinned", "device"): 40,
+    }
     assert read(calls).not_counted is None
     calls("cuMemcpy3DBatchAsync", 1)
     assert read(calls).not_counted == "cuMemcpy3DBatchAsync is not read"
@@ -189,16 +248,30 @@ def test_waits_have_the_line_and_the_time(calls: Callbacks) -> None:
     calls("cuMemFree_v2", DEVICE)
     calls("cuMemFree_v2", 0)  # does nothing
     calls("cuMemAlloc_v2", 0, 64)
-    assert "cuEventQuery" not in [one.name for one in calls.calls._calls.values()]  # it has no callback
-    assert waits(calls) == [("cuStreamSynchronize", "stream", True), ("cuMemFree", "free", True), ("cuMemAlloc", "allocation", False)]
+    assert "cuEventQuery" not in [
+        one.name for one in calls.calls._calls.values()
+    ]  # it has no callback
+    assert waits(calls) == [
+        ("cuStreamSynchronize", "stream", True),
+        ("cuMemFree", "free", True),
+        ("cuMemAlloc", "allocation", False),
+    ]
     first = read(calls).waiting[0]
-    assert (first.file, first.function) == (Path(__file__).name, "_report")  # the innermost line of code that is the user's
+    assert (first.file, first.function) == (
+        Path(__file__).name,
+        "_report",
+    )  # the innermost line of code that is the user's
     assert first.seconds > 0
     assert read(calls).waits == 2
 
 
-@pytest.mark.parametrize(("stream", "version", "expected"), [(0, "", 1), (1, "", 1), (0x77, "", 0), (0, "_ptsz", 0), (1, "_ptsz", 1)])
-def test_work_on_the_legacy_default_stream_is_told_apart(calls: Callbacks, stream: int, version: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("stream", "version", "expected"),
+    [(0, "", 1), (1, "", 1), (0x77, "", 0), (0, "_ptsz", 0), (1, "_ptsz", 1)],
+)
+def test_work_on_the_legacy_default_stream_is_told_apart(
+    calls: Callbacks, stream: int, version: str, expected: int
+) -> None:
     calls(f"cuMemcpyDtoHAsync_v2{version}", PINNED, DEVICE, 12, stream)
     assert read(calls).default_stream == expected
     calls(f"cuMemsetD8Async{version}", DEVICE, 0, 8, stream)
@@ -247,14 +320,19 @@ def test_begins_ends_and_misses_are_received(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cuda.CALLBACKS, "add", add)
     source = Callbacks(cuda.CudaCalls()).calls
     assert source.start() is None
-    launches, others = {"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx"}, set(NAMES) - {"cuEventQuery"}
+    launches, others = (
+        {"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx"},
+        set(NAMES) - {"cuEventQuery"},
+    )
     assert added == [
         (launches, source._launched, source._missed, False),
         (others - launches, source._followed, source._missed, source._begun),
     ]
 
 
-def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stop_or_a_profiler_hides_does_not_stay(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A capture or a load whose end nobody saw would make all later work that of a graph or of a first use."""
     monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
     launch = ("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
@@ -272,7 +350,9 @@ def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeyp
     assert (read(calls).kernels, read(calls).not_counted) == (2, "a profiler had CUPTI")
 
 
-def test_a_graph_from_before_a_stop_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_from_before_a_stop_is_not_known(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Meanwhile it may have changed, or been destroyed, so that another one has its handle."""
     monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
     monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL]))
@@ -281,7 +361,10 @@ def test_a_graph_from_before_a_stop_is_not_known(calls: Callbacks, monkeypatch: 
     calls.calls.stop()
     assert calls.calls.start() is None
     calls("cuGraphLaunch", 0xE1, 5)
-    assert (read(calls).kernels, read(calls).not_counted) == (0, "a graph was launched whose nodes are not known")
+    assert (read(calls).kernels, read(calls).not_counted) == (
+        0,
+        "a graph was launched whose nodes are not known",
+    )
     calls("cuGraphExecUpdate_v2", 0xE1, 0x51, 0)  # now it is known again
     calls("cuGraphLaunch", 0xE1, 5)
     assert read(calls).kernels == 1
@@ -293,10 +376,14 @@ def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.Monkey
     calls("cuCtxSynchronize")
     calls.end("cuModuleLoadData", 0)
     monkeypatch.setattr(cuda, "native_frames", lambda: (1,))
-    monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2"))
+    monkeypatch.setattr(
+        cuda, "_of_address", lambda _: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2")
+    )
     calls("cuStreamSynchronize", 0)
     monkeypatch.setattr(cuda, "native_frames", lambda: (2, 3))
-    monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/site-packages/cupy/cuda/memory.so", b""))
+    monkeypatch.setattr(
+        cuda, "_of_address", lambda _: cuda.meaning(b"/site-packages/cupy/cuda/memory.so", b"")
+    )
     calls("cuMemAlloc_v2", 0, 64)
     calls("cuStreamSynchronize", 0)  # a pool that waits for another reason
     found = read(calls)
@@ -316,7 +403,11 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
         return (1,) if stack == ["creating"] else (2,)
 
     monkeypatch.setattr(cuda, "native_frames", native_frames)
-    monkeypatch.setattr(cuda, "_of_address", lambda at: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2" if at == 1 else b""))
+    monkeypatch.setattr(
+        cuda,
+        "_of_address",
+        lambda at: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2" if at == 1 else b""),
+    )
     # One array, so that the parameters lie at one address as those of one native stack do.
     parameters = (ctypes.c_uint64 * 6)(5)
     status = ctypes.c_int(0)
@@ -332,7 +423,9 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
     for _ in range(4):
         library("cuStreamSynchronize")
     assert (looks, read(calls).waits) == (["plain"], 4)
-    library("cuMemAlloc_v2", "cuStreamSynchronize")  # a handle asks for memory too; the allocation is looked at itself
+    library(
+        "cuMemAlloc_v2", "cuStreamSynchronize"
+    )  # a handle asks for memory too; the allocation is looked at itself
     assert (looks, read(calls).waits) == (3 * ["plain"], 5)
     for stack[0] in ("plain", "creating", "plain", "plain"):
         library("cuModuleLoadData", "cuStreamSynchronize", "cuStreamSynchronize")
@@ -348,7 +441,9 @@ def test_a_call_whose_end_was_missed_does_not_stay_open(calls: Callbacks) -> Non
     assert (read(calls).kernels, read(calls).first_use) == (1, {"modules": 1})
 
 
-def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_runs_nothing_and_a_graph_its_nodes(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls("cuStreamBeginCapture_v2", 5, 0)
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
     calls("cuMemsetD8Async", DEVICE, 0, 8, 5)
@@ -357,7 +452,9 @@ def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypa
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
     assert read(calls).kernels == 1
     copy = Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=64)
-    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL, KERNEL, copy] if graph == 0x51 else []))
+    monkeypatch.setattr(
+        cuda, "_nodes", lambda graph: iter([KERNEL, KERNEL, copy] if graph == 0x51 else [])
+    )
     executable = ctypes.c_uint64(0xE1)
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     for _ in range(3):
@@ -379,7 +476,9 @@ def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypa
 def test_a_graph_that_changes_is_read_again_or_not_known(
     calls: Callbacks, monkeypatch: pytest.MonkeyPatch, change: tuple[Any, ...], kernels: int | None
 ) -> None:
-    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter({0x51: [KERNEL, KERNEL], 0x52: [KERNEL]}[graph]))
+    monkeypatch.setattr(
+        cuda, "_nodes", lambda graph: iter({0x51: [KERNEL, KERNEL], 0x52: [KERNEL]}[graph])
+    )
     executable = ctypes.c_uint64(0xE1)
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     calls(*change)
@@ -390,32 +489,56 @@ def test_a_graph_that_changes_is_read_again_or_not_known(
 
 KINDS_OF_NODES = {kind.name.removeprefix("CU_GRAPH_NODE_TYPE_"): kind for kind in D.CUgraphNodeType}
 NO_WORK = {
-    *("EMPTY", "HOST", "WAIT_EVENT", "EVENT_RECORD", "EXT_SEMAS_SIGNAL", "EXT_SEMAS_WAIT", "MEM_ALLOC", "MEM_FREE", "BATCH_MEM_OP"),
+    *(
+        "EMPTY",
+        "HOST",
+        "WAIT_EVENT",
+        "EVENT_RECORD",
+        "EXT_SEMAS_SIGNAL",
+        "EXT_SEMAS_WAIT",
+        "MEM_ALLOC",
+        "MEM_FREE",
+        "BATCH_MEM_OP",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", sorted(KINDS_OF_NODES.keys() - {"KERNEL", "MEMSET", "MEMCPY", "GRAPH"}))
-def test_a_graph_with_nodes_that_are_not_read_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(KINDS_OF_NODES.keys() - {"KERNEL", "MEMSET", "MEMCPY", "GRAPH"})
+)
+def test_a_graph_with_nodes_that_are_not_read_is_not_known(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Such as a batch of copies, or a graph that the device steers: its counts would be too low in silence."""
     kinds = [KINDS_OF_NODES[one] for one in ("KERNEL", "MEMSET", name)]
     monkeypatch.setattr(cuda, "nodes", lambda graph: [(0, kind) for kind in kinds])
     executable = ctypes.c_uint64(0xE1)
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     calls("cuGraphLaunch", 0xE1, 5)
-    expected = (1, 1, None) if name in NO_WORK else (0, 0, "a graph was launched whose nodes are not known")
+    expected = (
+        (1, 1, None)
+        if name in NO_WORK
+        else (0, 0, "a graph was launched whose nodes are not known")
+    )
     assert (read(calls).kernels, read(calls).memsets, read(calls).not_counted) == expected
 
 
 def test_the_copies_of_a_graph(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
     box = D.CUDA_MEMCPY3D()
-    box.srcMemoryType, box.dstMemoryType, box.dstHost = D.CUmemorytype.CU_MEMORYTYPE_DEVICE, D.CUmemorytype.CU_MEMORYTYPE_HOST, PINNED
+    box.srcMemoryType, box.dstMemoryType, box.dstHost = (
+        D.CUmemorytype.CU_MEMORYTYPE_DEVICE,
+        D.CUmemorytype.CU_MEMORYTYPE_HOST,
+        PINNED,
+    )
     box.WidthInBytes, box.Height, box.Depth = 8, 2, 5
     monkeypatch.setattr(cuda, "nodes", lambda graph: [(0x61, KINDS_OF_NODES["MEMCPY"])])
     monkeypatch.setattr(D, "cuGraphMemcpyNodeGetParams", lambda node: (D.CUresult(0), box))
     executable = ctypes.c_uint64(0xE1)
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     calls("cuGraphLaunch", 0xE1, 5)
-    assert [(one.kind, one.source, one.destination, one.nbytes) for one in read(calls).copies] == [("D2H", "device", "pinned", 80)]
+    assert [(one.kind, one.source, one.destination, one.nbytes) for one in read(calls).copies] == [
+        ("D2H", "device", "pinned", 80)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -442,7 +565,10 @@ def test_work_on_another_stream_is_captured_if_the_driver_says_so(
     assert (read(calls).kernels, asked) == (kernels, [6])
     calls("cuStreamEndCapture", 5, 0)
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 6)
-    assert (read(calls).kernels, asked) == (kernels + 1, [6])  # the driver is asked only while something is captured
+    assert (read(calls).kernels, asked) == (
+        kernels + 1,
+        [6],
+    )  # the driver is asked only while something is captured
 
 
 def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:
@@ -455,7 +581,9 @@ def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks
     copying = threading.Thread(target=calls, args=("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 8, 6))
     copying.start()
     copying.join()
-    assert [(one.source, one.destination) for one in read(calls).copies] == [("device", "unknown")]  # the driver is asked nothing meanwhile
+    assert [(one.source, one.destination) for one in read(calls).copies] == [
+        ("device", "unknown")
+    ]  # the driver is asked nothing meanwhile
 
 
 def test_memsets(calls: Callbacks) -> None:
@@ -468,9 +596,14 @@ def test_memsets(calls: Callbacks) -> None:
 def test_the_parameters_of_rare_copies_and_memsets(calls: Callbacks) -> None:
     calls("cuMemcpyAtoA_v2", 0xA, 0, 0xB, 0, 64)
     calls("cuMemcpyPeerAsync", DEVICE, 1, DEVICE, 2, 32, 0x77)
-    assert {(one.kind, one.source, one.nbytes) for one in read(calls).copies} == {("A2A", "array", 64), ("P2P", "device", 32)}
+    assert {(one.kind, one.source, one.nbytes) for one in read(calls).copies} == {
+        ("A2A", "array", 64),
+        ("P2P", "device", 32),
+    }
     before = read(calls).default_stream
-    calls("cuMemsetD2D8Async", DEVICE, 8, 0, 8, 8, 0x77)  # the pitch and two sizes come before the stream
+    calls(
+        "cuMemsetD2D8Async", DEVICE, 8, 0, 8, 8, 0x77
+    )  # the pitch and two sizes come before the stream
     assert (read(calls).memsets, read(calls).default_stream) == (1, before)
     calls("cuMemsetD2D8Async", DEVICE, 8, 0, 8, 8, 0)
     assert read(calls).default_stream == before + 1
@@ -483,7 +616,9 @@ def test_a_window_adds_up_times_and_bytes() -> None:
     log = CallLog()
     window = log.open()
     for nbytes in (8, 16):
-        log.ran(Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=nbytes), count=3)
+        log.ran(
+            Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=nbytes), count=3
+        )
     for seconds in (0.5, 0.25):
         log.waited("cuCtxSynchronize", "device", seconds)
     found = window.read(Path("/"))
@@ -576,7 +711,9 @@ def test_allowed_lines_and_strict_waits() -> None:
 def test_a_thread_of_c_code_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CallLog()
     window = log.open()
-    callback = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{PACKAGE}/devices/cuda/cupti.py"), f_back=None)
+    callback = SimpleNamespace(
+        f_code=SimpleNamespace(co_filename=f"{PACKAGE}/devices/cuda/cupti.py"), f_back=None
+    )
     monkeypatch.setattr(sys, "_getframe", lambda depth: callback)
     log.waited("cuStreamSynchronize", "stream", 0.0)
     (wait,) = window.read(Path("/")).waiting
@@ -602,6 +739,8 @@ def test_native_frames_are_of_this_process() -> None:
         (b"/x/cupy_backends/cuda/api/runtime.cpython-311.so", b"", False, False),
     ],
 )
-def test_handles_and_pools_are_known_by_their_functions_and_files(file: bytes, name: bytes, creates: bool, pool: bool) -> None:
+def test_handles_and_pools_are_known_by_their_functions_and_files(
+    file: bytes, name: bytes, creates: bool, pool: bool
+) -> None:
     found = cuda.meaning(file, name)
     assert (bool(found & cuda._CREATING), bool(found & cuda._POOL)) == (creates, pool)

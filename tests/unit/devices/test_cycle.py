@@ -27,7 +27,9 @@ def test_a_cycle_visits_every_node_once(nodes: int, length: int | None) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1000, 1007])
-def test_a_short_cycle_visits_one_node_of_each_block_and_every_other_leads_to_it(nodes: int) -> None:
+def test_a_short_cycle_visits_one_node_of_each_block_and_every_other_leads_to_it(
+    nodes: int,
+) -> None:
     following = random_cycle(nodes, seed=5, length=100)
     *seen, last = walked(following, 100)
     assert last == 0

@@ -14,7 +14,9 @@ TORCH = (
 )
 
 
-def of_library(message: str, name: str = "OutOfMemoryError", base: type[Exception] = RuntimeError) -> Exception:
+def of_library(
+    message: str, name: str = "OutOfMemoryError", base: type[Exception] = RuntimeError
+) -> Exception:
     """An error whose class nobody here imports."""
     made: Exception = type(name, (base,), {})(message)
     return made
@@ -25,12 +27,38 @@ def of_library(message: str, name: str = "OutOfMemoryError", base: type[Exceptio
     [
         (of_library(TORCH.format("2.50 GiB")), 5 * GiB // 2),
         (of_library(TORCH.format("20.00 MiB")), 20 * MiB),
-        (of_library("Out of memory allocating 2,147,483,648 bytes (allocated so far: 9,663,676,416 bytes).", base=MemoryError), 2 * GiB),
-        (MemoryError("std::bad_alloc: out_of_memory: CUDA error (failed to allocate 1073741824 bytes) at: a.hpp"), GiB),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes."), GiB),
-        (of_library("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", "CudaAPIError"), None),
+        (
+            of_library(
+                "Out of memory allocating 2,147,483,648 bytes (allocated so far: 9,663,676,416 bytes).",
+                base=MemoryError,
+            ),
+            2 * GiB,
+        ),
+        (
+            MemoryError(
+                "std::bad_alloc: out_of_memory: CUDA error (failed to allocate 1073741824 bytes) at: a.hpp"
+            ),
+            GiB,
+        ),
+        (
+            RuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes."
+            ),
+            GiB,
+        ),
+        (
+            of_library(
+                "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", "CudaAPIError"
+            ),
+            None,
+        ),
         (of_library("cudaErrorMemoryAllocation: out of memory", "CUDARuntimeError"), None),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            None,
+        ),
         (of_library("CUBLAS_STATUS_ALLOC_FAILED", "CUBLASError"), None),
         (of_library("CUFFT_ALLOC_FAILED", "CuFFTError"), None),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), None),
@@ -41,7 +69,9 @@ def of_library(message: str, name: str = "OutOfMemoryError", base: type[Exceptio
         (OutOfMemory("70 GiB of pinned memory asked for, 2 GiB are free"), None),
     ],
 )
-def test_each_library_is_recognised_with_what_it_asked_for(error: Exception, asked: int | None) -> None:
+def test_each_library_is_recognised_with_what_it_asked_for(
+    error: Exception, asked: int | None
+) -> None:
     assert shortage(error) is error
     assert asked_for(error) == asked
 

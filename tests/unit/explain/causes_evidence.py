@@ -55,12 +55,19 @@ def measurement(latency: float = 400e-6, **changed: Any) -> Measurement:
 
 
 def profile(*kernels: KernelUse, **changed: Any) -> TestProfile:
-    return replace(TestProfile("test_it", "test_it.py::test_it", "", 5, kernels or (KERNEL,), tool="ncu"), **changed)
+    return replace(
+        TestProfile("test_it", "test_it.py::test_it", "", 5, kernels or (KERNEL,), tool="ncu"),
+        **changed,
+    )
 
 
-def side(latency: float = 400e-6, kernels: tuple[KernelUse, ...] | None = (KERNEL,), **changed: Any) -> SideFigures:
+def side(
+    latency: float = 400e-6, kernels: tuple[KernelUse, ...] | None = (KERNEL,), **changed: Any
+) -> SideFigures:
     """One side; `kernels=None` is one that nobody counted."""
-    return SideFigures(measurement(latency, **changed), H100, None if kernels is None else profile(*kernels))
+    return SideFigures(
+        measurement(latency, **changed), H100, None if kernels is None else profile(*kernels)
+    )
 
 
 def counted(kernel: KernelUse = KERNEL, **changed: Any) -> KernelUse:
@@ -84,7 +91,9 @@ def copies(*uses: CopyUse, **changed: Any) -> Activity:
 
 def pages(faults: int = 0, moved: int = 0, ahead: int = 0, **changed: Any) -> Migrations:
     """Pages of one launch: `faults` of the GPU in a sixth as many groups, `moved` bytes to the device; `ahead` before it."""
-    counts = PageCounts(gpu_faults=faults, gpu_groups=faults // 6, gpu_pages=faults, to_device=moved, **changed)
+    counts = PageCounts(
+        gpu_faults=faults, gpu_groups=faults // 6, gpu_pages=faults, to_device=moved, **changed
+    )
     return Migrations(PageCounts(to_device=ahead), counts, "CUPTI")
 
 

@@ -24,7 +24,10 @@ CAT = (
         ("void triad<float, 1>(T1 *, const T1 *, const T1 *, T1, unsigned long long)", "triad"),
         (REDUCE, "DeviceReduceKernel"),
         (CAT, "CatArrayBatchedCopy"),
-        ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64", "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64"),
+        (
+            "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64",
+            "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64",
+        ),
         ("decltype(auto) project::(unnamed)::run<(project::Kind)1>(int)", "run"),
         ("_Z3addIfEvPKT_PS0_y", "add"),
         ("_ZN2at6native18elementwise_kernelILi128ELi4EEEviT_", "elementwise_kernel"),
@@ -43,7 +46,10 @@ def test_each_name_is_told_once() -> None:
 
 
 def test_what_both_run_is_not_told() -> None:
-    assert only(["assign_planes", REDUCE], [REDUCE, "assign_records"]) == ("assign_planes", "assign_records")
+    assert only(["assign_planes", REDUCE], [REDUCE, "assign_records"]) == (
+        "assign_planes",
+        "assign_records",
+    )
 
 
 def test_template_arguments_are_told_where_only_they_differ() -> None:

@@ -11,7 +11,16 @@ from msgspec.structs import replace
 from pytest_gpumem.explain.what_ran import Divergence, differences
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
-KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), registers=16, local=0, stream=0)
+KERNEL = Step(
+    StepKind.KERNEL,
+    "triad",
+    code="c0de",
+    grid=(64, 1, 1),
+    block=(256, 1, 1),
+    registers=16,
+    local=0,
+    stream=0,
+)
 OTHER = replace(KERNEL, name="scale", code="5ca1e")
 COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4 * 2**20, stream=0)
 WAIT = Step(StepKind.SYNCHRONISATION, "stream")
@@ -38,15 +47,28 @@ def test_the_same_work_has_no_differences() -> None:
 )
 def test_a_changed_kernel(change: dict[str, Any], field: str, text: str) -> None:
     (one,) = of([COPY, KERNEL], [COPY, replace(KERNEL, **change)])
-    assert (one.change, one.what, one.name, one.field, one.text) == ("changed", "kernel", "triad", field, text)
+    assert (one.change, one.what, one.name, one.field, one.text) == (
+        "changed",
+        "kernel",
+        "triad",
+        field,
+        text,
+    )
 
 
 def test_changed_arguments() -> None:
     def found(base: tuple[str, ...], head: tuple[str, ...]) -> list[str]:
-        return [one.text for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])]
+        return [
+            one.text
+            for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])
+        ]
 
-    assert found(("p256", "100000"), ("p256", "107ae1")) == ["kernel triad: argument 2 0x100000 → 0x107ae1"]
-    assert found(("p256",), ("p4",)) == ["kernel triad: argument 1 an address aligned to 256 bytes → an address aligned to 4 bytes"]
+    assert found(("p256", "100000"), ("p256", "107ae1")) == [
+        "kernel triad: argument 2 0x100000 → 0x107ae1"
+    ]
+    assert found(("p256",), ("p4",)) == [
+        "kernel triad: argument 1 an address aligned to 256 bytes → an address aligned to 4 bytes"
+    ]
     assert found(("p256 1*3",), ("p256 1 2 1",)) == ["kernel triad: argument 1, byte 16 0x1 → 0x2"]
     assert found(("1",), ("1", "2")) == ["kernel triad: number of arguments 1 → 2"]
     assert found(("5", "12??"), ("5", "1234")) == []
@@ -93,9 +115,14 @@ def test_work_that_moved_to_another_stream() -> None:
 
 
 def test_calls_and_state() -> None:
-    base = what_ran([KERNEL], {"cudaMemAdvise": 1, "cuLaunchKernel": 2}, {"window": "8 MiB", "x": "pinned"})
+    base = what_ran(
+        [KERNEL], {"cudaMemAdvise": 1, "cuLaunchKernel": 2}, {"window": "8 MiB", "x": "pinned"}
+    )
     head = what_ran([KERNEL], {"cuLaunchKernel": 3}, {"x": "pageable", "window": "8 MiB"})
-    found = {(one.change, one.what, one.name, one.was, one.now): one.text for one in differences(base, head)}
+    found = {
+        (one.change, one.what, one.name, one.was, one.now): one.text
+        for one in differences(base, head)
+    }
     assert found == {
         ("removed", "call", "cudaMemAdvise", "1", None): "call cudaMemAdvise removed (1)",
         ("changed", "call", "cuLaunchKernel", "2", "3"): "call cuLaunchKernel: count 2 → 3",

@@ -23,13 +23,19 @@ CASES = sorted(folder for folder in KEPT.iterdir() if folder.is_dir())
 
 def test_the_folder_holds_cases_and_nothing_else() -> None:
     for folder in CASES:
-        assert sorted(path.name for path in folder.iterdir()) == ["base.json", "expected.json", "head.json"]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "base.json",
+            "expected.json",
+            "head.json",
+        ]
         assert all(path.stat().st_size <= LARGEST for path in folder.iterdir())
     assert [path.name for path in KEPT.iterdir() if path.is_file()] == ["README.md"]
 
 
 def explained(folder: Path) -> Explanation:
-    (found,) = explanations(*(load(str(folder / f"{side}.json")) for side in ("base", "head"))).values()
+    (found,) = explanations(
+        *(load(str(folder / f"{side}.json")) for side in ("base", "head"))
+    ).values()
     return found
 
 
@@ -53,18 +59,31 @@ def test_what_was_planted_is_named_first_without_a_gpu(folder: Path) -> None:
 TOLD: dict[str, tuple[tuple[str, str], ...]] = {
     # Two causes were planted. The records' unused seventh field is a sixth more of what is read, the array of distances twice that.
     "kmeans_records": (
-        ("more bytes", "DeviceReduceKernel reads 27.89 MiB more, assign_records writes 27.13 MiB more"),
-        ("access pattern", "assign_records: sectors per load 4 → 28: stride 7; L1 keeps a part from L2, which is asked for 16.7 % more"),
+        (
+            "more bytes",
+            "DeviceReduceKernel reads 27.89 MiB more, assign_records writes 27.13 MiB more",
+        ),
+        (
+            "access pattern",
+            "assign_records: sectors per load 4 → 28: stride 7; L1 keeps a part from L2, which is asked for 16.7 % more",
+        ),
     ),
     # The second is more data in a worse pattern, which these counters do not tell from a worse pattern alone; so it says so.
     "gated_residual": (
         ("fewer threads", "the launch fills 12.5 % of the device's threads where it was 50 %"),
         ("access pattern", "asked for 34.1 % more, and whether that is more data was not counted"),
     ),
-    "embedding_bags": (("L2 misses", "DRAM bytes +101 % (L2 hit rate 59 → 27 %) with as much to move"),),
+    "embedding_bags": (
+        ("L2 misses", "DRAM bytes +101 % (L2 hit rate 59 → 27 %) with as much to move"),
+    ),
     "kepler_steps": (),
-    "misaligned_by_one": (("access pattern", "sectors per store 4 → 5: misaligned, each warp touches a sector more"),),
-    "stride_two": (("access pattern", "stride 2"), ("L2 misses", "because sectors that stores fill in part are read first")),
+    "misaligned_by_one": (
+        ("access pattern", "sectors per store 4 → 5: misaligned, each warp touches a sector more"),
+    ),
+    "stride_two": (
+        ("access pattern", "stride 2"),
+        ("L2 misses", "because sectors that stores fill in part are read first"),
+    ),
 }
 
 
@@ -77,9 +96,14 @@ def test_sentences_say_what_the_counters_of_a_gpu_show(name: str) -> None:
 
 
 def test_notes_are_short_and_tell_where_to_look() -> None:
-    assert explained(KEPT / "kmeans_records").notes == (Note("kernels", "assign_planes", "assign_records"),)
+    assert explained(KEPT / "kmeans_records").notes == (
+        Note("kernels", "assign_planes", "assign_records"),
+    )
     (note,) = explained(KEPT / "kepler_steps").notes
-    assert "the kernels themselves take longer at about the same bytes and accesses, 255.2 us → 393.3 us" in note_text(note)
+    assert (
+        "the kernels themselves take longer at about the same bytes and accesses, 255.2 us → 393.3 us"
+        in note_text(note)
+    )
 
 
 def test_wider_data_is_more_bytes_where_the_sectors_of_l1_were_counted() -> None:

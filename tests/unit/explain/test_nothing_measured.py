@@ -17,7 +17,10 @@ from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 
 BOTH = "base (revision main) and head (working tree)"
-TREES: Any = {side: SimpleNamespace(title=title) for side, title in ((BASE, "revision main"), (HEAD, "working tree"))}
+TREES: Any = {
+    side: SimpleNamespace(title=title)
+    for side, title in ((BASE, "revision main"), (HEAD, "working tree"))
+}
 MEASURED = row("t.py::test_a", 1e-3)
 
 
@@ -31,13 +34,24 @@ class Started(Processes):
         self.closed = False
 
     def run(
-        self, turns: Sequence[Turn], tests: object, attempt: int, variables: object = None, watch: Callable[[int], None] = lambda _: None
+        self,
+        turns: Sequence[Turn],
+        tests: object,
+        attempt: int,
+        variables: object = None,
+        watch: Callable[[int], None] = lambda _: None,
     ) -> ProcessRecord:
         self.runs += 1
         watch(0)
         measures = turns[0].side == self.measures
         return ProcessRecord(
-            turns[0], attempt, "", 0.1, 1, rows=(MEASURED,) if measures else (), outcomes={} if measures else self.outcomes
+            turns[0],
+            attempt,
+            "",
+            0.1,
+            1,
+            rows=(MEASURED,) if measures else (),
+            outcomes={} if measures else self.outcomes,
         )
 
     def close(self) -> None:
@@ -62,13 +76,23 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
 
 
 def measure(trees: Any, tests: tuple[str, ...] = (), pairs: int = 3) -> object:
-    return measure_sides(trees, ExplainRequest(tests=tests, arguments=(), pairs=pairs, counters=False), {}, lambda line: None)
+    return measure_sides(
+        trees,
+        ExplainRequest(tests=tests, arguments=(), pairs=pairs, counters=False),
+        {},
+        lambda line: None,
+    )
 
 
 @pytest.mark.parametrize(
     ("tests", "outcomes", "runs", "said"),
     [
-        (("t.py::test_a",), {}, 1, "measured nothing: it has no test t.py::test_a, or its module is skipped"),
+        (
+            ("t.py::test_a",),
+            {},
+            1,
+            "measured nothing: it has no test t.py::test_a, or its module is skipped",
+        ),
         ((), {}, 1, "measured nothing: it has no test that measures"),
         (
             ("t.py::test_a",),
@@ -76,12 +100,26 @@ def measure(trees: Any, tests: tuple[str, ...] = (), pairs: int = 3) -> object:
             2,
             f"{BOTH} measured nothing: t.py::test_a skipped: no library",
         ),
-        ((), {f"t.py::test_{one}": ("skipped", "no library") for one in "abc"}, 2, f"{BOTH} measured nothing: 3 tests skipped: no library"),
-        ((), {f"t.py::test_{one}": ("failed", one) for one in "abcde"}, 2, "t.py::test_c failed: c; and 2 further reasons"),
+        (
+            (),
+            {f"t.py::test_{one}": ("skipped", "no library") for one in "abc"},
+            2,
+            f"{BOTH} measured nothing: 3 tests skipped: no library",
+        ),
+        (
+            (),
+            {f"t.py::test_{one}": ("failed", one) for one in "abcde"},
+            2,
+            "t.py::test_c failed: c; and 2 further reasons",
+        ),
     ],
 )
 def test_the_reason_is_said(
-    start: Callable[..., Started], tests: tuple[str, ...], outcomes: dict[str, tuple[str, str]], runs: int, said: str
+    start: Callable[..., Started],
+    tests: tuple[str, ...],
+    outcomes: dict[str, tuple[str, str]],
+    runs: int,
+    said: str,
 ) -> None:
     started = start(outcomes)
     with pytest.raises(NoAnswer, match=re.escape(said) + "$" if "it has no" not in said else said):
@@ -91,14 +129,19 @@ def test_the_reason_is_said(
 
 def test_one_side_that_skips_is_enough_to_end(start: Callable[..., Started]) -> None:
     started = start({"t.py::test_a": ("skipped", "no library")}, BASE)
-    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
+    with pytest.raises(
+        NoAnswer,
+        match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$",
+    ):
         measure(TREES)
     assert started.runs == 2
 
 
 def test_a_head_that_is_measured_alone_is_asked_once(start: Callable[..., Started]) -> None:
     started = start({"t.py::test_a": ("failed", "assert 0")})
-    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a failed: assert 0$"):
+    with pytest.raises(
+        NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a failed: assert 0$"
+    ):
         measure({HEAD: TREES[HEAD]})
     assert started.runs == 1
 

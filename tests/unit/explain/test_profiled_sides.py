@@ -67,14 +67,27 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(tool: str, does: str, *arguments: str, test: str) -> SideRun:
     """One side whose tool is a stand-in, and whose session measured a test five times."""
-    row = passing(f"t.py::{test}", range_name=test, target="triad", sampler="plain", placements=((1e-3,) * SAMPLES,), profiled=True)
+    row = passing(
+        f"t.py::{test}",
+        range_name=test,
+        target="triad",
+        sampler="plain",
+        placements=((1e-3,) * SAMPLES,),
+        profiled=True,
+    )
     Path("results").write_text(json.dumps({"gpumem": document(H100, [row], {})}))
     Path("tool.py").write_text(STAND_IN + does)
     Path(tool).write_text(f'#!/bin/sh\nexec {sys.executable} {Path("tool.py").absolute()} "$@"\n')
     Path(tool).chmod(0o755)
     tree = Side("working tree", "", Path.cwd(), Path.cwd(), sys.executable, str)
     variable = f"GPUMEM_{tool.upper()}"
-    return SideRun(tree, tree, arguments[:1], arguments[1:], {**os.environ, variable: str(Path(tool).absolute())})
+    return SideRun(
+        tree,
+        tree,
+        arguments[:1],
+        arguments[1:],
+        {**os.environ, variable: str(Path(tool).absolute())},
+    )
 
 
 def told() -> list[list[str]]:
@@ -120,7 +133,10 @@ def test_metrics_that_this_gpu_lacks_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", "may not read the GPU's counters"),
+        (
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n",
+            "may not read the GPU's counters",
+        ),
         (TABLE.replace("test_triad", "test_other"), "ncu matched no kernel"),
         ("==WARNING== No kernels were profiled.\n", "ncu matched no kernel"),
     ],
@@ -146,7 +162,15 @@ def tracing(*, writes: bool = True) -> SideRun:
     at = 1000
     for _ in range(SAMPLES):
         export.range(at, at + 50, "test_up.measure")
-        export.copy(at + 60, at + 160, NBYTES, 1, export.call(at + 10, at + 20, "cudaMemcpyAsync"), srcKind=0, dstKind=2)
+        export.copy(
+            at + 60,
+            at + 160,
+            NBYTES,
+            1,
+            export.call(at + 10, at + 20, "cudaMemcpyAsync"),
+            srcKind=0,
+            dstKind=2,
+        )
         at += 200
     export.range(900, at, "test_up")
     export.mark(905, "t.py::test_up")
@@ -159,11 +183,15 @@ def test_a_trace_has_copies_by_row_key_and_is_evidence_where_nothing_was_watched
     assert list(found) == ["t.py::test_up"]
     one = found["t.py::test_up"]
     assert one.launches == SAMPLES
-    assert one.copies == (CopyUse("H2D", "pageable", "device", SAMPLES, SAMPLES * NBYTES, SAMPLES * 100),)
+    assert one.copies == (
+        CopyUse("H2D", "pageable", "device", SAMPLES, SAMPLES * NBYTES, SAMPLES * 100),
+    )
     fast = CopyUse("H2D", "pinned", "device", SAMPLES, SAMPLES * NBYTES, SAMPLES * 20)
     blind = Activity(not_counted="another tool holds CUPTI")
     base, head = (
-        SideFigures(side(latency, None, activity=blind, migrations=None).measurement, H100, None, traced)
+        SideFigures(
+            side(latency, None, activity=blind, migrations=None).measurement, H100, None, traced
+        )
         for latency, traced in ((20e-6, replace(one, copies=(fast,))), (100e-6, one))
     )
     assert why(base, head).first == "pageable"

@@ -18,10 +18,22 @@ from pytest_gpumem.records.uses import CopyUse
 
 
 def waiting(count: int, *, line: int = 12, sure: bool = True, allowed: bool = False) -> WaitLine:
-    return WaitLine("test_a.py", line, "test_a", "", "cuStreamSynchronize", "stream", count, sure=sure, allowed=allowed)
+    return WaitLine(
+        "test_a.py",
+        line,
+        "test_a",
+        "",
+        "cuStreamSynchronize",
+        "stream",
+        count,
+        sure=sure,
+        allowed=allowed,
+    )
 
 
-def judged(calls: Calls, written: str, *past: PastCalls, name: str = "max_waits") -> tuple[Outcome, str]:
+def judged(
+    calls: Calls, written: str, *past: PastCalls, name: str = "max_waits"
+) -> tuple[Outcome, str]:
     found = judge_calls(name, calls, f"{name} {written}", written, past, None, "the baseline")
     return found.outcome, found.sentence
 
@@ -45,9 +57,15 @@ def test_what_may_wait_and_what_is_allowed_counts_where_it_is_to() -> None:
 
 @pytest.mark.parametrize("name", OF_CALLS)
 def test_each_limit_has_its_figure(name: str) -> None:
-    copies = (CopyUse("H2D", "pageable", "device", 3, 400, 0), CopyUse("D2D", "device", "device", 2, 100, 0))
+    copies = (
+        CopyUse("H2D", "pageable", "device", 3, 400, 0),
+        CopyUse("D2D", "device", "device", 2, 100, 0),
+    )
     calls = Calls(kernels=7, copies=copies, waiting=(waiting(6),))
-    assert FIGURES[name][0](calls) == {"max_kernels": 7, "max_copies": 5, "max_copied_bytes": 500, "max_waits": 6}[name]
+    assert (
+        FIGURES[name][0](calls)
+        == {"max_kernels": 7, "max_copies": 5, "max_copied_bytes": 500, "max_waits": 6}[name]
+    )
 
 
 def test_a_growth_is_against_the_newest_run() -> None:
@@ -62,11 +80,22 @@ def test_a_count_that_varies_is_not_judged_exactly() -> None:
     past = (saved(3, "a1"), saved(5, "a1"), saved(3, "b2"))
     outcome, sentence = judged(Calls(waiting=(waiting(6),)), "baseline", *past)
     assert outcome is Outcome.UNDECIDED
-    assert "it varies with unchanged code, the host waits 3 times to the host waits 5 times" in sentence
+    assert (
+        "it varies with unchanged code, the host waits 3 times to the host waits 5 times"
+        in sentence
+    )
     assert judged(Calls(waiting=(waiting(5),)), "baseline", *past)[0] is Outcome.PASS
     # Another revision, and changes that were not committed, may have other counts.
-    assert judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a1"), saved(3, "b2"))[0] is Outcome.FAIL
-    assert judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a-dirty"), saved(3, "a-dirty"))[0] is Outcome.FAIL
+    assert (
+        judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a1"), saved(3, "b2"))[0]
+        is Outcome.FAIL
+    )
+    assert (
+        judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a-dirty"), saved(3, "a-dirty"))[
+            0
+        ]
+        is Outcome.FAIL
+    )
 
 
 def test_what_was_not_counted_passes_nothing() -> None:
@@ -79,7 +108,9 @@ def test_what_was_not_counted_passes_nothing() -> None:
 def test_a_footprint_without_counts_says_nothing_of_calls() -> None:
     limits = Limits(max_waits="0", origin={"max_waits": "marker"})
     assert not list(judge_footprint(Footprint(0), limits, (), ["max_waits"]))
-    (found,) = judge_footprint(Footprint(0, calls=Calls()), limits, (), ["max_waits"])  # no memory is watched, and calls are counted
+    (found,) = judge_footprint(
+        Footprint(0, calls=Calls()), limits, (), ["max_waits"]
+    )  # no memory is watched, and calls are counted
     assert (found.outcome, found.limit) == (Outcome.PASS, "max_waits")
 
 
@@ -87,8 +118,15 @@ def test_a_gate_judges_the_calls_of_a_test_against_base() -> None:
     limits = Limits(max_waits="baseline", origin={"max_waits": "marker"})
 
     def row(count: int) -> Row:
-        new = Verdict(Outcome.NEW, "", limits=(LimitResult("max_waits", Outcome.NEW, Code.NO_BASELINE),))
-        return Row("test_a.py::test_a", limits, new, footprint=Footprint(0, calls=Calls(waiting=(waiting(count),))))
+        new = Verdict(
+            Outcome.NEW, "", limits=(LimitResult("max_waits", Outcome.NEW, Code.NO_BASELINE),)
+        )
+        return Row(
+            "test_a.py::test_a",
+            limits,
+            new,
+            footprint=Footprint(0, calls=Calls(waiting=(waiting(count),))),
+        )
 
     def outcome(head: int, base: int) -> Outcome:
         return against_base(row(head), row(base), row(head), H100, "main").verdict.outcome

@@ -11,7 +11,14 @@ from measurements import controlled
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.judging.drift import between, clock_drift, control_of, drift_of, same_variant, since_start
+from pytest_gpumem.judging.drift import (
+    between,
+    clock_drift,
+    control_of,
+    drift_of,
+    same_variant,
+    since_start,
+)
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
@@ -20,12 +27,16 @@ from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.units import format_share
 
 
-def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source: str = "1") -> Verdict:
+def judged(
+    bench: Any, facts: DeviceFacts, *, row: float, control: float, source: str = "1"
+) -> Verdict:
     """A DRAM-bound kernel and the control; both are slower by these shares."""
     wobble = 1 + 2e-4 * np.sin(np.arange(8))
     history = [controlled(run, 60e-6 * w) for run, w in zip(bench.baseline(8), wobble, strict=True)]
     now = controlled(bench.run(268e-6 * (1 + row), 1, 1, day=20), 60e-6 * (1 + control), source)
-    return judge(now, Limits(max_regression="1%", fail_if_faster="4%"), facts, history, strict=False)
+    return judge(
+        now, Limits(max_regression="1%", fail_if_faster="4%"), facts, history, strict=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +59,12 @@ def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source
         (-0.08, 0.0, Outcome.FAIL, Code.FASTER),
         (-0.08, -0.015, Outcome.FAIL, Code.FASTER),
         (-0.05, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),
-        (-0.0567, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),  # its bound of 99.5 % alone lies beyond what the device may explain
+        (
+            -0.0567,
+            -0.015,
+            Outcome.UNDECIDED,
+            Code.CONDITIONS,
+        ),  # its bound of 99.5 % alone lies beyond what the device may explain
     ],
 )
 def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
@@ -84,7 +100,13 @@ def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
 )
 @pytest.mark.parametrize("how", ["reported", "ran"])
 def test_another_sm_clock_decides_no_row_that_it_explains(
-    bench: Any, endless: DeviceFacts, how: str, row: float, clock: float, outcome: Outcome, code: Code | None
+    bench: Any,
+    endless: DeviceFacts,
+    how: str,
+    row: float,
+    clock: float,
+    outcome: Outcome,
+    code: Code | None,
 ) -> None:
     def at(run: Measurement, hertz: float) -> Measurement:
         if how == "ran":  # by the device's own timer; what the driver reports does not count then
@@ -99,13 +121,17 @@ def test_another_sm_clock_decides_no_row_that_it_explains(
     assert ("SM clock" in verdict.reason) == (code is Code.CONDITIONS)
     if code is Code.CONDITIONS and -1 < clock < 0:
         share = format_share(1 / (1 + clock) - 1, sign=True)
-        assert verdict.reason.endswith(f"; the device has changed since the baseline: a cycle of the SM clock takes {share}")
+        assert verdict.reason.endswith(
+            f"; the device has changed since the baseline: a cycle of the SM clock takes {share}"
+        )
     # A clock of one earlier run is no clock of the baseline; where one is unknown, nothing is.
     odd = [at(history[0], 1.5e9), *history[1:]]
     assert judge(now, limits, endless, odd, strict=False).outcome is outcome
 
 
-def test_the_sm_clock_explains_no_row_that_a_bandwidth_bounds(bench: Any, h100: DeviceFacts) -> None:
+def test_the_sm_clock_explains_no_row_that_a_bandwidth_bounds(
+    bench: Any, h100: DeviceFacts
+) -> None:
     past, now = bench.baseline(8), bench.run(268e-6 * 1.04, 1, 1, day=20)
     history = [replace(run, conditions=(Conditions(sm_clock_hz=1.98e9),) * 2) for run in past]
     slow = replace(now, conditions=(Conditions(sm_clock_hz=1.905e9),) * 2)
@@ -129,15 +155,28 @@ def test_the_sentence_names_the_control_and_its_change(bench: Any, h100: DeviceF
     ],
 )
 def test_it_says_whether_this_card_drifted_or_others_differ(
-    bench: Any, h100: DeviceFacts, cards: tuple[str | None, ...], drifts: tuple[float, ...], words: str | None
+    bench: Any,
+    h100: DeviceFacts,
+    cards: tuple[str | None, ...],
+    drifts: tuple[float, ...],
+    words: str | None,
 ) -> None:
     def on(run: Measurement, card: str | None, control: float) -> Measurement:
         of_card = replace(run, provenance=Provenance("2026-11-01T10:00:00+00:00", card))
         return controlled(of_card, 60e-6 * (1 + control))
 
-    history = [on(run, card, drift) for run, card, drift in zip(bench.baseline(len(cards)), cards, drifts, strict=True)]
+    history = [
+        on(run, card, drift)
+        for run, card, drift in zip(bench.baseline(len(cards)), cards, drifts, strict=True)
+    ]
     own = "GPU-a" if words else None
-    verdict = judge(on(bench.run(268e-6, 1, 1, day=20), own, 0.033), Limits(max_regression="1%"), h100, history, strict=False)
+    verdict = judge(
+        on(bench.run(268e-6, 1, 1, day=20), own, 0.033),
+        Limits(max_regression="1%"),
+        h100,
+        history,
+        strict=False,
+    )
     assert verdict.code is Code.CONDITIONS
     assert "the device has changed since the baseline" in verdict.reason
     if words is None:
@@ -155,7 +194,9 @@ def test_it_says_whether_this_card_drifted_or_others_differ(
         ({"max_kernels": "0", "max_regression": "1%"}, Outcome.FAIL),
     ],
 )
-def test_counts_of_a_launch_are_judged_on_a_changed_device(bench: Any, h100: DeviceFacts, limits: dict[str, Any], outcome: Outcome) -> None:
+def test_counts_of_a_launch_are_judged_on_a_changed_device(
+    bench: Any, h100: DeviceFacts, limits: dict[str, Any], outcome: Outcome
+) -> None:
     ran = what_ran([Step(StepKind.KERNEL, "triad", code="a")], {})
     history = [controlled(run, 60e-6) for run in bench.baseline(8)]
     now = controlled(bench.run(268e-6, day=20, what_ran=ran), 63e-6)
@@ -202,7 +243,9 @@ def test_every_process_of_a_run_has_read_the_controls(bench: Any, h100: DeviceFa
     assert alone is not None
     assert of_three is not None
     assert alone.log == pytest.approx(3 * of_three.log)
-    assert alone.variance.value == pytest.approx(of_three.variance.value * (1 + 1 / 20) / (1 / 3 + 1 / 20))
+    assert alone.variance.value == pytest.approx(
+        of_three.variance.value * (1 + 1 / 20) / (1 / 3 + 1 / 20)
+    )
 
 
 @pytest.mark.parametrize(("kind", "share"), [("dram", 0.02), ("l2", 0.04)])
@@ -223,10 +266,18 @@ SEEN, OTHER = 340e-9, 353e-9
 def on_card(run: Measurement, latency: float | None, source: str = "1") -> Measurement:
     assert run.provenance is not None
     controls = Controls(dram=60e-6, l2=20e-6, launch=3e-6, latency=latency, source=source)
-    return replace(run, provenance=replace(run.provenance, card=f"GPU-{latency}", controls=controls))
+    return replace(
+        run, provenance=replace(run.provenance, card=f"GPU-{latency}", controls=controls)
+    )
 
 
-def on_variants(bench: Any, facts: DeviceFacts, latency: float | None, *cards: float | None, limit: str | None = "1%") -> Verdict:
+def on_variants(
+    bench: Any,
+    facts: DeviceFacts,
+    latency: float | None,
+    *cards: float | None,
+    limit: str | None = "1%",
+) -> Verdict:
     """Code that takes 1.9 % longer, as it does unchanged on the other variant, against 20 runs for each card."""
     history = [on_card(one, card) for card in cards for one in bench.baseline(20)]
     now = on_card(bench.run(268e-6 * 1.019, 1, 1, day=30), latency)
@@ -246,11 +297,18 @@ def on_variants(bench: Any, facts: DeviceFacts, latency: float | None, *cards: f
     ],
 )
 def test_only_runs_of_the_same_variant_are_compared_with(
-    bench: Any, h100: DeviceFacts, own: float | None, cards: tuple[float | None, ...], code: Code, runs: int | None
+    bench: Any,
+    h100: DeviceFacts,
+    own: float | None,
+    cards: tuple[float | None, ...],
+    code: Code,
+    runs: int | None,
 ) -> None:
     verdict = on_variants(bench, h100, own, *cards)
     assert verdict.code is code
-    assert verdict.outcome is (Outcome.UNDECIDED if code is Code.OTHER_CARD_VARIANT else Outcome.FAIL)
+    assert verdict.outcome is (
+        Outcome.UNDECIDED if code is Code.OTHER_CARD_VARIANT else Outcome.FAIL
+    )
     assert (verdict.comparison.runs if verdict.comparison is not None else None) == runs
 
 
@@ -260,7 +318,9 @@ def test_the_sentence_names_both_latencies(bench: Any, h100: DeviceFacts) -> Non
 
 
 def test_a_latency_that_was_read_in_another_way_tells_nothing(bench: Any) -> None:
-    assert same_variant(on_card(bench.run(day=1), OTHER), on_card(bench.run(day=0), SEEN, source="2"))
+    assert same_variant(
+        on_card(bench.run(day=1), OTHER), on_card(bench.run(day=0), SEEN, source="2")
+    )
 
 
 def test_without_a_limit_the_variant_does_not_matter(bench: Any, h100: DeviceFacts) -> None:
@@ -272,4 +332,7 @@ def test_a_first_run_of_another_variant_shows_no_creep(bench: Any, h100: DeviceF
     now = on_card(bench.run(280e-6, 1, 1, day=30), SEEN)
     for card, code in ((SEEN, Code.CREPT), (OTHER, None)):
         first = [on_card(bench.run(268e-6, day=0), card)]
-        assert judge(now, Limits(max_regression="1%"), h100, window, strict=False, first=first).code is code
+        assert (
+            judge(now, Limits(max_regression="1%"), h100, window, strict=False, first=first).code
+            is code
+        )

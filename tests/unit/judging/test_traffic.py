@@ -17,10 +17,16 @@ L2 = H100.l2_bytes  # 50 MiB
 
 
 def measured(
-    moved_bytes: MovedBytes | None, reads: int, writes: int, l2: tuple[int | None, int | None] = (None, None), **changes: Any
+    moved_bytes: MovedBytes | None,
+    reads: int,
+    writes: int,
+    l2: tuple[int | None, int | None] = (None, None),
+    **changes: Any,
 ) -> Measurement:
     counted = DramBytes(reads, writes, l2[0], l2[1], 5, "ncu")
-    return measurement(**{"moved_bytes": moved_bytes, "footprint": 768 * MiB, "dram_bytes": counted, **changes})
+    return measurement(
+        **{"moved_bytes": moved_bytes, "footprint": 768 * MiB, "dram_bytes": counted, **changes}
+    )
 
 
 def find(*args: Any, **changes: Any) -> Agreement:
@@ -104,13 +110,17 @@ def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
         ({"footprint": None}, "footprint is unknown"),
     ],
 )
-def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[str, Any], reason: str) -> None:
+def test_where_caches_or_a_link_account_for_it_nothing_is_judged(
+    changes: dict[str, Any], reason: str
+) -> None:
     said = account(measured(**{"moved_bytes": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
     assert said is not None
     assert said.finding is Agreement.UNJUDGED
     assert said.notable
     assert reason in said.sentence
-    close = account(measured(**{"moved_bytes": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
+    close = account(
+        measured(**{"moved_bytes": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100
+    )
     assert close is not None
     assert not close.notable
 
@@ -138,8 +148,14 @@ def test_two_declarations_of_a_case() -> None:
     assert two_declarations(300, 200, 100) is None
     assert two_declarations(300, 0, 0) is None
     assert two_declarations(310, 200, 100) is None
-    more, less = two_declarations(400 * MB, 200 * MB, 100 * MB), two_declarations(100 * MB, 200 * MB, 100 * MB)
-    assert more == "moved= says 381.5 MiB, more than the 286.1 MiB of reads= and writes= (190.7 MiB + 95.37 MiB); moved= counts"
+    more, less = (
+        two_declarations(400 * MB, 200 * MB, 100 * MB),
+        two_declarations(100 * MB, 200 * MB, 100 * MB),
+    )
+    assert (
+        more
+        == "moved= says 381.5 MiB, more than the 286.1 MiB of reads= and writes= (190.7 MiB + 95.37 MiB); moved= counts"
+    )
     assert less is not None
     assert "less than" in less
 

@@ -12,7 +12,9 @@ from kernel_calls import called
 
 from pytest_gpumem.kernels.cubin import Cubin, NotACubin, NotInCubin
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
+nvrtc = pytest.importorskip(
+    "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
+)
 
 SOURCE = """
 __constant__ double table[4] = {1, 2, 3, 4};
@@ -39,7 +41,9 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* a, int n) {
 KERNELS = ("calls", "plain", "shares", "spills")
 
 
-def compiled(source: str = SOURCE, *options: str, arch: str = "sm_90", name: str = "t.cu") -> tuple[bytes, str]:
+def compiled(
+    source: str = SOURCE, *options: str, arch: str = "sm_90", name: str = "t.cu"
+) -> tuple[bytes, str]:
     """The cubin and the log of ptxas."""
     program = called(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     given = [option.encode() for option in (f"-arch={arch}", "--ptxas-options=-v", *options)]
@@ -77,7 +81,10 @@ def test_figures_are_those_of_ptxas_for_every_architecture() -> None:
         cubin = Cubin(content)
         assert f"sm_{cubin.capability}" == arch
         assert cubin.names == KERNELS
-        read: dict[str, Any] = {one.name: (one.registers, one.local_bytes, one.shared_bytes) for one in map(cubin.kernel, cubin.names)}
+        read: dict[str, Any] = {
+            one.name: (one.registers, one.local_bytes, one.shared_bytes)
+            for one in map(cubin.kernel, cubin.names)
+        }
         assert read == figures(log), arch
         assert read["spills"][1] > 0
         assert read["shares"][2] == 400
@@ -105,7 +112,14 @@ def base() -> dict[str, str]:
     ids=["path", "comment", "line information", "unused macro"],
 )
 def test_digest_stays(base: dict[str, str], same: Any) -> None:
-    assert digests(same.get("source", SOURCE), *filter(None, [same.get("option")]), name=same.get("name", "t.cu")) == base
+    assert (
+        digests(
+            same.get("source", SOURCE),
+            *filter(None, [same.get("option")]),
+            name=same.get("name", "t.cu"),
+        )
+        == base
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +143,9 @@ def test_digest_changes_with_the_code(base: dict[str, str], change: Any, changed
 
 
 def test_digest_changes_with_an_option(base: dict[str, str]) -> None:
-    source = SOURCE.replace("a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]")
+    source = SOURCE.replace(
+        "a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]"
+    )
     assert digests(source)["plain"] != digests(source, "--use_fast_math")["plain"]
 
 

@@ -15,7 +15,13 @@ from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory, Stream
 from pytest_gpumem.kernels.controls import CONTROL_READ, whole_waves
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
-from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
+from pytest_gpumem.measuring.controls import (
+    DRAM_MULTIPLES,
+    L2_PART,
+    L2_PASSES,
+    changed,
+    read_controls,
+)
 from pytest_gpumem.records.measurement import Controls
 
 
@@ -102,11 +108,17 @@ def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPa
     assert len(held) == 8  # one hold for each of the four readings, and the note that it expired
 
 
-@pytest.mark.parametrize(("sms", "kib"), [(132, 6400), (132, 204800), (132, 100), (108, 5120), (16, 512), (24, 3072), (148, 16128)])
+@pytest.mark.parametrize(
+    ("sms", "kib"),
+    [(132, 6400), (132, 204800), (132, 100), (108, 5120), (16, 512), (24, 3072), (148, 16128)],
+)
 def test_every_sm_reads_as_much(sms: int, kib: int) -> None:
     facts = replace(choose("sim").facts, sm_count=sms)
     nbytes = whole_waves(facts, kib << 10)
-    call = Call({"a": ArrayFacts(nbytes // 4, "i4", 4), "sums": ArrayFacts(nbytes // TILE_BYTES, "i4", 4)}, {"passes": 1})
+    call = Call(
+        {"a": ArrayFacts(nbytes // 4, "i4", 4), "sums": ArrayFacts(nbytes // TILE_BYTES, "i4", 4)},
+        {"passes": 1},
+    )
     blocks = CONTROL_READ.shape(facts, call).blocks
     warps = blocks * CONTROL_READ.shape(facts, call).threads // 32
     assert blocks % sms == 0
@@ -120,7 +132,11 @@ def test_the_kernel_sums_tile_by_tile() -> None:
     assert CONTROL_READ.reference is not None
     once = CONTROL_READ.reference({"a": a, "sums": sums}, {"passes": 2})["sums"]
     assert once.tolist() == [int(part.sum()) for part in a.reshape(3, -1)]
-    assert CONTROL_READ.reference({"a": a, "sums": sums}, {"passes": 0})["sums"].tolist() == [7, 7, 7]
+    assert CONTROL_READ.reference({"a": a, "sums": sums}, {"passes": 0})["sums"].tolist() == [
+        7,
+        7,
+        7,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +150,9 @@ def test_the_kernel_sums_tile_by_tile() -> None:
     ],
 )
 def test_what_the_kernel_takes(size: int, sums: int, passes: int, wrong: str | None) -> None:
-    call = Call({"a": ArrayFacts(size, "i4", 4), "sums": ArrayFacts(sums, "i4", 4)}, {"passes": passes})
+    call = Call(
+        {"a": ArrayFacts(size, "i4", 4), "sums": ArrayFacts(sums, "i4", 4)}, {"passes": passes}
+    )
     said = CONTROL_READ.problem(call)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 

@@ -58,7 +58,11 @@ def then(searched: l2_sweep.Measure, again: l2_sweep.Measure) -> l2_sweep.Measur
 
 def recommended(found: Sweep) -> Setting:
     told = found.recommend()
-    return OFF if told["set_aside"] == "off" else Setting(int(told["set_aside"]), float(told["hit_ratio"]))
+    return (
+        OFF
+        if told["set_aside"] == "off"
+        else Setting(int(told["set_aside"]), float(told["hit_ratio"]))
+    )
 
 
 def check(found: Sweep, facts: DeviceFacts, landscape: Landscape, within: float = 1.02) -> None:
@@ -69,7 +73,16 @@ def check(found: Sweep, facts: DeviceFacts, landscape: Landscape, within: float 
     assert told <= within * min(landscape(*setting) for setting in grid(facts))
 
 
-def table(facts: DeviceFacts, nbytes: int, *, gain: float, busy: float, used: float, knee: float, thrash: float) -> Landscape:
+def table(
+    facts: DeviceFacts,
+    nbytes: int,
+    *,
+    gain: float,
+    busy: float,
+    used: float,
+    knee: float,
+    thrash: float,
+) -> Landscape:
     """A look-up table beside a stream: what is held gains, what thrashes does not, and a large set-aside slows the stream.
 
     The mechanisms of the tables that were measured on H100 and H200, with free parameters; `used` is the share of the window that the
@@ -100,7 +113,15 @@ def table(facts: DeviceFacts, nbytes: int, *, gain: float, busy: float, used: fl
     seed=st.integers(0, 9),
 )
 def test_a_table_beside_a_stream(
-    facts: DeviceFacts, share: float, gain: float, busy: float, used: float, knee: float, thrash: float, noise: float, seed: int
+    facts: DeviceFacts,
+    share: float,
+    gain: float,
+    busy: float,
+    used: float,
+    knee: float,
+    thrash: float,
+    noise: float,
+    seed: int,
 ) -> None:
     nbytes = int(share * facts.l2_bytes)
     landscape = table(facts, nbytes, gain=gain, busy=busy, used=used, knee=knee, thrash=thrash)
@@ -132,16 +153,23 @@ def test_between_the_rows_that_were_measured(blocks: int, size: int) -> None:
     assert found.pays == ((blocks, size) != (32, 8))
     (maximum,) = found.textbook
     assert maximum.point.setting == Setting(H100.persisting_l2_max_bytes, 1.0)
-    assert maximum.loss.share == pytest.approx(rows[31.25] / landscape(*recommended(found)) - 1, abs=0.01)
+    assert maximum.loss.share == pytest.approx(
+        rows[31.25] / landscape(*recommended(found)) - 1, abs=0.01
+    )
 
 
-def valleys(depths: tuple[float, float], places: tuple[int, int], width: float, nbytes: int) -> Landscape:
+def valleys(
+    depths: tuple[float, float], places: tuple[int, int], width: float, nbytes: int
+) -> Landscape:
     """Two set-asides, in steps, around which a kernel gains; any departure from the fitted hit ratio loses."""
 
     def latency(set_aside: int, hit_ratio: float) -> float:
         if not set_aside:
             return 1.0
-        shapes = (d * math.exp(-(((set_aside / STEP - place) / width) ** 2)) for d, place in zip(depths, places, strict=True))
+        shapes = (
+            d * math.exp(-(((set_aside / STEP - place) / width) ** 2))
+            for d, place in zip(depths, places, strict=True)
+        )
         return 1.0 - max(shapes) * (1 - abs(hit_ratio - min(1.0, set_aside / nbytes)))
 
     return latency
@@ -158,7 +186,10 @@ def test_two_valleys() -> None:
         landscape = valleys(depths, places, float(random.uniform(3, 5)), nbytes)
         found = sweep(quiet(landscape), H100, nbytes, target="valleys")
         check(found, H100, landscape, within=1.1)
-        missed.append(landscape(*recommended(found)) > 1.02 * min(landscape(*setting) for setting in grid(H100)))
+        missed.append(
+            landscape(*recommended(found))
+            > 1.02 * min(landscape(*setting) for setting in grid(H100))
+        )
     assert sum(missed) <= 0.01 * maps
 
 
@@ -166,23 +197,34 @@ def test_a_kernel_that_does_not_care_is_left_alone() -> None:
     found = sweep(noisy(lambda *_: 1e-3, 3, 0.001), H100, 8 * MiB, target="triad")
     assert found.recommend() == {"set_aside": "off"}
     assert "does not pay" in sweep_sentence(found)
-    assert "the interval of the gain includes 0" in sweep_sentence(sweep(quiet(lambda *_: 1e-3), H100, 8 * MiB, target="triad"))
+    assert "the interval of the gain includes 0" in sweep_sentence(
+        sweep(quiet(lambda *_: 1e-3), H100, 8 * MiB, target="triad")
+    )
 
 
 def test_of_a_plateau_the_smallest_set_aside_is_taken() -> None:
-    found = sweep(noisy(lambda set_aside, _: 0.5 if set_aside >= 4 * STEP else 1.0, 3, 0.0005), H100, 24 * MiB, target="table")
+    found = sweep(
+        noisy(lambda set_aside, _: 0.5 if set_aside >= 4 * STEP else 1.0, 3, 0.0005),
+        H100,
+        24 * MiB,
+        target="table",
+    )
     assert recommended(found).set_aside == 4 * STEP
 
 
 def test_a_gain_below_one_percent_does_not_pay_however_sure_it_is() -> None:
-    found = sweep(quiet(lambda set_aside, _: 0.995 if set_aside else 1.0), H100, 8 * MiB, target="triad")
+    found = sweep(
+        quiet(lambda set_aside, _: 0.995 if set_aside else 1.0), H100, 8 * MiB, target="triad"
+    )
     assert found.gain.low > 0
     assert not found.pays
     assert "the gain is below 1" in sweep_sentence(found)
 
 
 def test_a_set_aside_that_costs_is_called_so_and_losses_are_against_off() -> None:
-    found = sweep(quiet(lambda set_aside, _: 1.0 + set_aside / H100.l2_bytes), H100, 8 * MiB, target="triad")
+    found = sweep(
+        quiet(lambda set_aside, _: 1.0 + set_aside / H100.l2_bytes), H100, 8 * MiB, target="triad"
+    )
     assert found.best.setting == Setting(STEP, found.best.setting.hit_ratio)
     assert "it costs" in sweep_sentence(found)
     assert found.textbook[0].loss.share == pytest.approx(0.625)
@@ -221,7 +263,9 @@ def test_the_textbooks_settings(maximum: int, names: list[str]) -> None:
     facts = replace(H100, persisting_l2_max_bytes=maximum * STEP)
     found = sweep(quiet(lambda *_: 1.0), facts, 40 * MiB, target="table")
     assert [book.name for book in found.textbook] == names
-    assert [book.point.setting.set_aside for book in found.textbook] == [maximum * STEP, 12 * STEP][: len(names)]
+    assert [book.point.setting.set_aside for book in found.textbook] == [maximum * STEP, 12 * STEP][
+        : len(names)
+    ]
     # At the ratio that does not thrash, which is the textbook at its best.
     assert [book.point.setting.hit_ratio for book in found.textbook] == [
         min(1.0, book.point.setting.set_aside / (40 * MiB)) for book in found.textbook
@@ -237,18 +281,27 @@ def test_the_grid() -> None:
 
 def test_a_device_with_two_steps() -> None:
     facts = replace(H100, persisting_l2_max_bytes=2 * STEP)
-    found = sweep(quiet(lambda set_aside, _: 1.0 - 0.1 * set_aside / STEP), facts, 50 * MiB, target="table")
+    found = sweep(
+        quiet(lambda set_aside, _: 1.0 - 0.1 * set_aside / STEP), facts, 50 * MiB, target="table"
+    )
     assert recommended(found).set_aside == 2 * STEP
 
 
 @pytest.mark.parametrize(
     ("depths", "places", "width", "size"),
     [
-        ((0.5, 0.4), (4, 8), 2, 8),  # the better one is found only where the second-best is refined at all
+        (
+            (0.5, 0.4),
+            (4, 8),
+            2,
+            8,
+        ),  # the better one is found only where the second-best is refined at all
         ((0.4, 0.5), (2, 9), 2, 16),  # and this one only where that comes before other hit ratios
     ],
 )
-def test_the_second_best_is_refined_too(depths: tuple[float, float], places: tuple[int, int], width: float, size: int) -> None:
+def test_the_second_best_is_refined_too(
+    depths: tuple[float, float], places: tuple[int, int], width: float, size: int
+) -> None:
     landscape = valleys(depths, places, width, size * MiB)
     check(sweep(quiet(landscape), H100, size * MiB, target="valleys"), H100, landscape)
 
@@ -260,7 +313,11 @@ def test_room_beyond_what_the_hit_ratio_fills_is_tried() -> None:
         if not set_aside:
             return 1.0
         full = hit_ratio * nbytes / set_aside
-        return 1.0 - 0.5 * hit_ratio / (1 + (full / 0.8) ** 12) + max(0.0, set_aside / H100.l2_bytes - 0.3)
+        return (
+            1.0
+            - 0.5 * hit_ratio / (1 + (full / 0.8) ** 12)
+            + max(0.0, set_aside / H100.l2_bytes - 0.3)
+        )
 
     check(sweep(quiet(collides), H100, nbytes, target="table"), H100, collides)
 
@@ -286,15 +343,24 @@ def between(cells: Mapping[Setting, float], facts: DeviceFacts) -> Landscape:
 
     def latency(set_aside: int, hit_ratio: float) -> float:
         assert set_aside % facts.l2_step_bytes == 0, "the search leaves the steps"
-        known = [cells[Setting(set_aside, ratio)] for ratio in HIT_RATIOS] if set_aside else [cells[OFF]]
+        known = (
+            [cells[Setting(set_aside, ratio)] for ratio in HIT_RATIOS]
+            if set_aside
+            else [cells[OFF]]
+        )
         return float(np.interp(hit_ratio, HIT_RATIOS, known)) if set_aside else known[0]
 
     return latency
 
 
-RECORDED = json.loads(Path(__file__).with_name("recorded").joinpath("h200_l2_maps.json").read_text())
+RECORDED = json.loads(
+    Path(__file__).with_name("recorded").joinpath("h200_l2_maps.json").read_text()
+)
 """Full grids of an H200, in nanoseconds."""
-MAPS = {f"{one['kernel']}, {one['blocks'] or 'own'} blocks, {one['mib']} MiB": one for one in RECORDED["maps"]}
+MAPS = {
+    f"{one['kernel']}, {one['blocks'] or 'own'} blocks, {one['mib']} MiB": one
+    for one in RECORDED["maps"]
+}
 
 
 def recorded(name: str) -> tuple[Landscape, int]:
@@ -302,13 +368,21 @@ def recorded(name: str) -> tuple[Landscape, int]:
     one: dict[str, Any] = MAPS[name]
     cells = {OFF: one["off"]}
     for k, row in enumerate(one["map"], 1):
-        cells.update({Setting(k * H200.l2_step_bytes, ratio): taken for ratio, taken in zip(HIT_RATIOS, row, strict=True)})
+        cells.update(
+            {
+                Setting(k * H200.l2_step_bytes, ratio): taken
+                for ratio, taken in zip(HIT_RATIOS, row, strict=True)
+            }
+        )
     assert list(cells) == grid(H200)
     return between(cells, H200), one["mib"] * MiB
 
 
 def test_the_recorded_maps_are_of_the_device_that_is_simulated() -> None:
-    assert (RECORDED["l2_bytes"], RECORDED["persisting_l2_max_bytes"]) == (H200.l2_bytes, H200.persisting_l2_max_bytes)
+    assert (RECORDED["l2_bytes"], RECORDED["persisting_l2_max_bytes"]) == (
+        H200.l2_bytes,
+        H200.persisting_l2_max_bytes,
+    )
     assert len(MAPS) == len(RECORDED["maps"]) == 20
 
 
@@ -326,7 +400,12 @@ def test_mixtures_of_recorded_maps_are_seldom_lost() -> None:
         first, second = (recorded(str(name)) for name in random.choice([*MAPS], 2, replace=False))
         share = float(random.uniform())
 
-        def latency(set_aside: int, hit_ratio: float, share: float = share, maps: Any = (first[0], second[0])) -> float:
+        def latency(
+            set_aside: int,
+            hit_ratio: float,
+            share: float = share,
+            maps: Any = (first[0], second[0]),
+        ) -> float:
             one, other = (landscape(set_aside, hit_ratio) / landscape(*OFF) for landscape in maps)
             return float(share * one + (1 - share) * other)
 
@@ -344,7 +423,11 @@ def test_on_recorded_maps_with_noise() -> None:
         for seed in range(5):
             found = sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name)
             check(found, H200, landscape)
-            losses.append(landscape(*found.best.setting) / min(landscape(*setting) for setting in grid(H200)[1:]) - 1)
+            losses.append(
+                landscape(*found.best.setting)
+                / min(landscape(*setting) for setting in grid(H200)[1:])
+                - 1
+            )
     assert np.mean(losses) < 0.001
 
 
@@ -353,7 +436,9 @@ def test_on_recorded_maps_with_noise() -> None:
     [(0.002, 0.0, 8), (0.002, 0.002, 4), (0.02, 0.02, 8)],
     ids=["surely better", "within the noise", "too much to give away"],
 )
-def test_a_smaller_set_aside_is_taken_where_a_larger_one_gains_little_and_unsurely(gain: float, noise: float, steps: int) -> None:
+def test_a_smaller_set_aside_is_taken_where_a_larger_one_gains_little_and_unsurely(
+    gain: float, noise: float, steps: int
+) -> None:
     def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
         latency = 1.0 if set_aside < 4 * STEP else 0.5 if set_aside < 8 * STEP else 0.5 * (1 - gain)
         return latency + 1e-6 * set_aside / STEP, noise * latency

@@ -24,7 +24,13 @@ MIB = 2**20
 @pytest.fixture
 def capped() -> Memory:
     """A host of 64 MiB of which a quarter may be locked."""
-    return Memory(Arena(CountedDevice(host_memory_bytes=64 * MIB), seed=1, pinned=PinnedCap(0.25, "-o gpumem_pinned_share")))
+    return Memory(
+        Arena(
+            CountedDevice(host_memory_bytes=64 * MIB),
+            seed=1,
+            pinned=PinnedCap(0.25, "-o gpumem_pinned_share"),
+        )
+    )
 
 
 def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memory) -> None:
@@ -58,7 +64,9 @@ def test_the_cap_is_half_of_the_hosts_memory_unless_told(device: CountedDevice) 
         memory.arena.pinned.check(device, half + 1)
 
 
-def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_node_reach_the_device(
+    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[dict[str, Any]] = []
     nodes: list[Any] = []
 
@@ -79,7 +87,9 @@ def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, 
     assert nodes == [3, "left"]
 
 
-def test_device_memory_is_allocated_anywhere(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_allocated_anywhere(
+    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device.memory, "near_host", failing())
     memory.device(4096)
     memory.managed(4096)
@@ -124,7 +134,9 @@ def test_touching_changes_nothing(nbytes: int) -> None:
     assert (array == before).all()
 
 
-def test_every_page_of_an_adopted_array_is_touched(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_page_of_an_adopted_array_is_touched(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touched: list[Any] = []
     monkeypatch.setattr("pytest_gpumem.memory.buffers.touch", touched.append)
     array, fixed = np.zeros(64), np.zeros(64)

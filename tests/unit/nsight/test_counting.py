@@ -26,8 +26,17 @@ from pytest_gpumem.units import MiB
 
 
 def row(range_name: str, label: str = "", *, launches: int = 5) -> Row:
-    made = measurement(label=label, sampler="plain", placements=((1e-3,) * launches,), profiled=True, **TRIAD)
-    return Row(f"t.py::{range_name}", Limits(), Verdict(Outcome.UNDECIDED, "a profiler was attached"), made, label, range_name=range_name)
+    made = measurement(
+        label=label, sampler="plain", placements=((1e-3,) * launches,), profiled=True, **TRIAD
+    )
+    return Row(
+        f"t.py::{range_name}",
+        Limits(),
+        Verdict(Outcome.UNDECIDED, "a profiler was attached"),
+        made,
+        label,
+        range_name=range_name,
+    )
 
 
 def profile(*kernels: KernelUse, launches: int = 5) -> TestProfile:
@@ -37,11 +46,19 @@ def profile(*kernels: KernelUse, launches: int = 5) -> TestProfile:
 def kernel(name: str = "triad", *, launches: int = 5, **figures: Any) -> KernelUse:
     """Sums over some launches of 1 ms."""
     counts = {"dram_read": 1000, "dram_written": 500, "l2_read": 64, "l2_written": 64, **figures}
-    return KernelUse(name, (1, 1, 1), (32, 1, 1), launches=launches, nanoseconds=launches * 1_000_000, **counts)
+    return KernelUse(
+        name, (1, 1, 1), (32, 1, 1), launches=launches, nanoseconds=launches * 1_000_000, **counts
+    )
 
 
 def test_measured_launches_are_joined_by_test_and_label() -> None:
-    rows = [row("test_a"), row("test_b", "64 MiB"), row("test_b", "64_MiB"), row("test_b"), row("test_a", "measure")]
+    rows = [
+        row("test_a"),
+        row("test_b", "64 MiB"),
+        row("test_b", "64_MiB"),
+        row("test_b"),
+        row("test_a", "measure"),
+    ]
     ran = [
         stack("test_a", "test_a.setup"),
         stack("test_a", "test_a.measure", "test_a.launch"),
@@ -50,7 +67,9 @@ def test_measured_launches_are_joined_by_test_and_label() -> None:
         stack("test_b", labelled("test_b", "64_MiB"), "test_b.flush"),
         stack("test_b", "test_b.measure", "test_b.launch"),
         stack("test_a", "test_a.measure", "test_a.launch", "test_a.launch"),
-        stack("test_a", labelled("test_a", "measure"), "test_a.flush"),  # a label like a phase is none
+        stack(
+            "test_a", labelled("test_a", "measure"), "test_a.flush"
+        ),  # a label like a phase is none
         "",
     ]
     page = log(*(line(i, "k", ranges, (10**i, 0, 1, 0, 0)) for i, ranges in enumerate(ran)))
@@ -64,7 +83,10 @@ def test_measured_launches_are_joined_by_test_and_label() -> None:
 
 
 def test_a_count_is_that_of_one_launch() -> None:
-    kernels = kernel(dram_read=500, dram_written=50), kernel("other", dram_read=1500, dram_written=55, launches=10)
+    kernels = (
+        kernel(dram_read=500, dram_written=50),
+        kernel("other", dram_read=1500, dram_written=55, launches=10),
+    )
     assert counted(profile(*kernels), "ncu") == DramBytes(400, 21, 26, 26, 5, "ncu")
 
 
@@ -72,7 +94,10 @@ def test_sectors_and_hit_rate_are_means_over_launches_of_the_worst_kernel() -> N
     cell = stack("test_a", "test_a.measure")
     figures = [("triad", "4", "90"), ("triad", "6", "70"), ("other", "n/a", "85")]
     page = log(
-        *(line(i, name, cell, (1, 1, 1, 100, 0, sectors, hits)) for i, (name, sectors, hits) in enumerate(figures)),
+        *(
+            line(i, name, cell, (1, 1, 1, 100, 0, sectors, hits))
+            for i, (name, sectors, hits) in enumerate(figures)
+        ),
         heading=(*HEADING, SECTORS_PER_LOAD, L2_HIT_RATE),
         units=(*UNITS, "", "%"),
     )
@@ -82,7 +107,9 @@ def test_sectors_and_hit_rate_are_means_over_launches_of_the_worst_kernel() -> N
 
 
 def test_what_one_kernel_lacks_is_not_counted_for_the_launch() -> None:
-    found = counted(profile(kernel(), kernel("other", l2_read=None, l2_written=None), launches=1), "ncu")
+    found = counted(
+        profile(kernel(), kernel("other", l2_read=None, l2_written=None), launches=1), "ncu"
+    )
     assert (found.l2_reads, found.l2_writes) == (None, None)
     assert found.reads == 2000
     with pytest.raises(NoAnswer, match="ncu counted no DRAM bytes of other"):
@@ -93,12 +120,22 @@ def test_the_file_has_counts_beside_declarations() -> None:
     one = row("test_a", "x")
     assert one.measurement is not None
     counts = DramBytes(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
-    rows = (replace(one, measurement=replace(one.measurement, dram_bytes=counts)), row("test_b"), replace(row("test_c"), measurement=None))
+    rows = (
+        replace(one, measurement=replace(one.measurement, dram_bytes=counts)),
+        row("test_b"),
+        replace(row("test_c"), measurement=None),
+    )
     found = CountedRun(
         H100,
         rows,
         {one.key: profile(kernel(), kernel("other"))},
-        ("/opt/cuda/ncu", "--csv", "a b", "/opt/venv/bin/python3.12", "--benchmark-json=/tmp/x/results.json"),
+        (
+            "/opt/cuda/ncu",
+            "--csv",
+            "a b",
+            "/opt/venv/bin/python3.12",
+            "--benchmark-json=/tmp/x/results.json",
+        ),
     )
     plain = to_json(found, utc="2026-11-21T12:00:00+00:00")
     assert json.loads(json.dumps(plain, allow_nan=False))["device"]["key"] == H100.key
@@ -108,12 +145,16 @@ def test_the_file_has_counts_beside_declarations() -> None:
     assert first["finding"] == "agrees"
     assert first["dram_bytes"] == msgspec.to_builtins(counts)
     assert first["moved_bytes"]["total"] == 768 * MiB
-    assert plain["command"] == "ncu --csv 'a b' python --benchmark-json=results.json"  # nothing of the machine
+    assert (
+        plain["command"] == "ncu --csv 'a b' python --benchmark-json=results.json"
+    )  # nothing of the machine
 
 
 def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
     environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
-    with pytest.raises(UserError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
+    with pytest.raises(
+        UserError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"
+    ):
         count((), (), environment, print, day="2026-11-21")
     # The command line wins.
     with pytest.raises(ToolMissing):

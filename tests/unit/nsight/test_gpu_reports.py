@@ -38,7 +38,10 @@ def summary(one: TestProfile) -> dict[str, Any]:
         "launches": one.launches,
         "nanoseconds": sum(kernel.nanoseconds for kernel in one.kernels),
         "kernels": sum(kernel.launches for kernel in one.kernels),
-        "copies": [[copy.kind, copy.source, copy.destination, copy.count, copy.nbytes, copy.nanoseconds] for copy in one.copies],
+        "copies": [
+            [copy.kind, copy.source, copy.destination, copy.count, copy.nbytes, copy.nanoseconds]
+            for copy in one.copies
+        ],
     }
 
 
@@ -47,10 +50,16 @@ def test_nsys(name: str) -> None:
     expected = json.loads((DATA / f"{name}.expected.json").read_text())
     with Tables(DATA / f"{name}.sqlite") as tables:
         found = read_sqlite(tables)
-    assert json.loads(json.dumps([summary(one) for one in found])) == [one for one in expected["profiles"] if one["launches"] is not None]
+    assert json.loads(json.dumps([summary(one) for one in found])) == [
+        one for one in expected["profiles"] if one["launches"] is not None
+    ]
     stats = expected["stats"]
     measured = sums(kernel for one in found for kernel in one.kernels)
-    said = {kernel: figures for range_, _, kernel, *figures in stats["ranges"] if range_ == f"{DOMAIN}:{phase(name, MEASURE)}"}
+    said = {
+        kernel: figures
+        for range_, _, kernel, *figures in stats["ranges"]
+        if range_ == f"{DOMAIN}:{phase(name, MEASURE)}"
+    }
     assert measured == said
 
 
@@ -60,4 +69,6 @@ def test_ncu() -> None:
     (kernel,) = found.kernels
     for name, value in wanted.items():
         owner = found if name in ("name", "sm_clock_hz", "memory_clock_hz", "set_aside") else kernel
-        assert getattr(owner, name) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+        assert getattr(owner, name) == (
+            value if isinstance(value, str) else pytest.approx(value, rel=1e-4)
+        ), name

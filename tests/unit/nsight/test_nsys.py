@@ -37,13 +37,19 @@ def read(path: Path) -> tuple[TestProfile, ...]:
         return read_sqlite(tables)
 
 
-def sample(export: Export, begin: int, name: str = "test_triad", *, pid: int = PID, registered: bool = True) -> int:
+def sample(
+    export: Export, begin: int, name: str = "test_triad", *, pid: int = PID, registered: bool = True
+) -> int:
     """One sample as `PlainSampler` takes it: a flush, a measured launch, a wait. Its kernel runs from begin + 300 on; 100 ns."""
     export.range(begin, begin + 50, f"{name}.flush", registered=registered, pid=pid)
-    export.kernel(begin + 60, begin + 200, "flush", export.call(begin + 10, begin + 20, pid=pid), pid=pid)
+    export.kernel(
+        begin + 60, begin + 200, "flush", export.call(begin + 10, begin + 20, pid=pid), pid=pid
+    )
     export.range(begin + 100, begin + 150, f"{name}.measure", registered=registered, pid=pid)
     export.range(begin + 101, begin + 149, f"{name}.launch", registered=registered, pid=pid)
-    export.kernel(begin + 300, begin + 400, TRIAD, export.call(begin + 110, begin + 120, pid=pid), pid=pid)
+    export.kernel(
+        begin + 300, begin + 400, TRIAD, export.call(begin + 110, begin + 120, pid=pid), pid=pid
+    )
     export.call(begin + 160, begin + 450, "cudaStreamSynchronize_v3020", pid=pid)
     return begin + 460
 
@@ -60,7 +66,9 @@ def one_test(export: Export, samples: int = 2, *, pid: int = PID, **how: bool) -
 
 @pytest.mark.parametrize("schema", VERSIONS)
 @pytest.mark.parametrize("registered", [True, False])
-def test_kernels_belong_to_the_ranges_that_they_were_launched_in(path: Path, schema: str, registered: bool) -> None:
+def test_kernels_belong_to_the_ranges_that_they_were_launched_in(
+    path: Path, schema: str, registered: bool
+) -> None:
     export = Export(path, schema)
     export.domain()
     export.category()
@@ -68,10 +76,25 @@ def test_kernels_belong_to_the_ranges_that_they_were_launched_in(path: Path, sch
     export.kernel(end + 10, end + 60, "somebody_else", export.call(end + 1, end + 2))
     found = read(export.close())
     (profile,) = found
-    assert (profile.name, profile.nodeid, profile.label, profile.launches) == ("test_triad", NODEID, "", 2)
-    assert (profile.tool, profile.tool_version, profile.process) == ("nsys", VERSIONS[schema] or "", PID)
+    assert (profile.name, profile.nodeid, profile.label, profile.launches) == (
+        "test_triad",
+        NODEID,
+        "",
+        2,
+    )
+    assert (profile.tool, profile.tool_version, profile.process) == (
+        "nsys",
+        VERSIONS[schema] or "",
+        PID,
+    )
     (kernel,) = profile.kernels
-    assert (kernel.name, kernel.grid, kernel.block, kernel.launches, kernel.nanoseconds) == (TRIAD, (264, 1, 1), (1024, 1, 1), 2, 200)
+    assert (kernel.name, kernel.grid, kernel.block, kernel.launches, kernel.nanoseconds) == (
+        TRIAD,
+        (264, 1, 1),
+        (1024, 1, 1),
+        2,
+        200,
+    )
     assert (kernel.registers, kernel.shared, kernel.local, kernel.dram_read) == (32, 128, 0, None)
 
 
@@ -86,10 +109,14 @@ def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
         begin, end = end, sample(export, end + 5)
         export.range(begin, end, f"test_triad.label.{label}")
     export.range(1000, end + 50, "test_triad")
-    export.kernel(end + 20, end + 25, TRIAD, export.call(end + 1, end + 2), grid=(1, 2, 3))  # in the test, in no label
+    export.kernel(
+        end + 20, end + 25, TRIAD, export.call(end + 1, end + 2), grid=(1, 2, 3)
+    )  # in the test, in no label
     one_test(export, pid=OTHER_PID, samples=1)
     found = read(export.close())
-    assert [(p.process, p.label, p.launches, sum(k.nanoseconds for k in p.kernels)) for p in found] == [
+    assert [
+        (p.process, p.label, p.launches, sum(k.nanoseconds for k in p.kernels)) for p in found
+    ] == [
         (OTHER_PID, "", 1, 100),
         (PID, "small", 1, 100),
         (PID, "large", 1, 100),
@@ -98,7 +125,9 @@ def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
 
 def test_the_same_correlation_id_of_another_process_is_another_call(export: Export) -> None:
     one_test(export, samples=1)
-    export.kernel(1300, 1333, "foreign", 2, pid=OTHER_PID)  # 2 is the measured launch's in the first process
+    export.kernel(
+        1300, 1333, "foreign", 2, pid=OTHER_PID
+    )  # 2 is the measured launch's in the first process
     found = read(export.close())
     assert [k.name for one in found for k in one.kernels] == [TRIAD]
 
@@ -128,9 +157,21 @@ def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
     export.range(1000, 2000, "test_link")
     export.range(1100, 1500, "test_link.measure")
     for begin in (1110, 1120):
-        export.copy(begin + 500, begin + 600, 4096, 1, export.call(begin, begin + 5), srcKind=1, dstKind=2)
+        export.copy(
+            begin + 500, begin + 600, 4096, 1, export.call(begin, begin + 5), srcKind=1, dstKind=2
+        )
     export.copy(1700, 1800, 64, 1, export.call(1130, 1135), srcKind=0, dstKind=5)
-    export.copy(1800, 1810, 64, 8, export.call(1140, 1145), srcKind=2, dstKind=2, srcDeviceId=0, dstDeviceId=1)
+    export.copy(
+        1800,
+        1810,
+        64,
+        8,
+        export.call(1140, 1145),
+        srcKind=2,
+        dstKind=2,
+        srcDeviceId=0,
+        dstDeviceId=1,
+    )
     export.copy(1900, 1910, 32, 2, export.call(1160, 1165), srcKind=2, dstKind=1, copyCount=3)
     export.memset(1950, 1960, 128, export.call(1150, 1155))
     (profile,) = read(export.close())
@@ -141,7 +182,9 @@ def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
         CopyUse(between, "device", "device", 1, 64, 10),
         CopyUse("D2H", "device", "pinned", 3 if schema == "3.24" else 1, 32, 10),
     )
-    assert profile.memsets == (CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),)
+    assert profile.memsets == (
+        CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),
+    )
 
 
 def test_pages_that_moved_are_no_copies(export: Export) -> None:
@@ -163,7 +206,9 @@ def test_other_domains_and_other_marks_are_nobodys(export: Export) -> None:
     assert (profile.name, profile.nodeid, profile.launches) == ("test_triad", NODEID, 1)
 
 
-def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges(path: Path) -> None:
+def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges(
+    path: Path,
+) -> None:
     export = Export(path)
     export.domain("CCCL", 2)
     # With --capture-range the outermost range itself may be missing, and the last one may never have been closed.
@@ -200,20 +245,36 @@ def exported(path: Path, sql: str = "", samples: int = 40) -> Path:
     ("make", "said"),
     [
         (lambda path: path.write_bytes(b""), "an empty file"),
-        (lambda path: path.write_bytes(b"%PDF-1.7 and more of it"), "no SQLite; accepted is what `nsys export --type sqlite` writes"),
-        (lambda path: sqlite3.connect(path).execute("VACUUM").connection.close(), "an empty SQLite file"),
         (
-            lambda path: sqlite3.connect(path).execute("CREATE TABLE songs (id INTEGER)").connection.close(),
+            lambda path: path.write_bytes(b"%PDF-1.7 and more of it"),
+            "no SQLite; accepted is what `nsys export --type sqlite` writes",
+        ),
+        (
+            lambda path: sqlite3.connect(path).execute("VACUUM").connection.close(),
+            "an empty SQLite file",
+        ),
+        (
+            lambda path: (
+                sqlite3.connect(path).execute("CREATE TABLE songs (id INTEGER)").connection.close()
+            ),
             "SQLite, but no export of Nsight Systems",
         ),
         (
-            lambda path: exported(path, "UPDATE META_DATA_EXPORT SET value = '4.0.1' WHERE name = 'EXPORT_SCHEMA_VERSION'"),
+            lambda path: exported(
+                path,
+                "UPDATE META_DATA_EXPORT SET value = '4.0.1' WHERE name = 'EXPORT_SCHEMA_VERSION'",
+            ),
             r"of schema 4\.0\.1, which is newer than 3\.x; export it by an older nsys",
         ),
-        (lambda path: exported(path, samples=0), "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
+        (
+            lambda path: exported(path, samples=0),
+            "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx",
+        ),
         (lambda path: path.write_bytes(exported(path).read_bytes()[:-8192]), "cut off or damaged"),
         (
-            lambda path: exported(path, 'ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"'),
+            lambda path: exported(
+                path, 'ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"'
+            ),
             r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is unknown",
         ),
         (
@@ -228,11 +289,19 @@ def exported(path: Path, sql: str = "", samples: int = 40) -> Path:
             lambda path: exported(path, 'UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET "start" = NULL'),
             "CUPTI_ACTIVITY_KIND_RUNTIME has NULL for start",
         ),
-        (lambda path: exported(path, 'UPDATE NVTX_EVENTS SET "end" = 1.5 WHERE eventType = 59'), "NVTX_EVENTS has 1.5 for end"),
-        (lambda path: exported(path, "UPDATE StringIds SET value = x'07'"), r"StringIds has b'\\x07' for value, accepted is text"),
+        (
+            lambda path: exported(path, 'UPDATE NVTX_EVENTS SET "end" = 1.5 WHERE eventType = 59'),
+            "NVTX_EVENTS has 1.5 for end",
+        ),
+        (
+            lambda path: exported(path, "UPDATE StringIds SET value = x'07'"),
+            r"StringIds has b'\\x07' for value, accepted is text",
+        ),
     ],
 )
-def test_what_is_no_export_is_refused_in_one_line(path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_what_is_no_export_is_refused_in_one_line(
+    path: Path, make: Callable[[Path], object], said: str
+) -> None:
     make(path)
     with pytest.raises(BadReport, match=said) as refusal:
         read(path)

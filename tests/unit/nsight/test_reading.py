@@ -44,12 +44,18 @@ def test_a_report_of_nsys_is_exported(tmp_path: Path, export: Path) -> None:
     # The file to write is the seventh argument of `export --type sqlite --force-overwrite=true --output FILE REPORT`.
     nsys = program(tmp_path / "nsys", f'echo "$@" > {told}; cp {export} "$6"')
     found = read(report, {**os.environ, "GPUMEM_NSYS": str(nsys)})
-    assert [(one.name, one.nodeid, one.launches) for one in found] == [("test_triad", "tests/test_a.py::test_triad[1]", 2)]
+    assert [(one.name, one.nodeid, one.launches) for one in found] == [
+        ("test_triad", "tests/test_a.py::test_triad[1]", 2)
+    ]
     assert told.read_text().startswith("export --type sqlite --force-overwrite=true --output /")
     assert told.read_text().endswith(f" {report}\n")
-    broken = program(tmp_path / "broken", "echo 'Processing'; echo 'FATAL ERROR: unsupported report version'; exit 1")
+    broken = program(
+        tmp_path / "broken",
+        "echo 'Processing'; echo 'FATAL ERROR: unsupported report version'; exit 1",
+    )
     with pytest.raises(
-        BadReport, match=r"run.nsys-rep: nsys export wrote nothing \(exit code 1\): FATAL ERROR: unsupported report version"
+        BadReport,
+        match=r"run.nsys-rep: nsys export wrote nothing \(exit code 1\): FATAL ERROR: unsupported report version",
     ):
         read(report, {**os.environ, "GPUMEM_NSYS": str(broken)})
     empty = program(tmp_path / "empty", 'touch "$6"')
@@ -58,7 +64,13 @@ def test_a_report_of_nsys_is_exported(tmp_path: Path, export: Path) -> None:
 
 
 def row(label: str, window: Window | None = None) -> Row:
-    return passing("tests/test_a.py::test_triad[1]", label=label, window=window, placements=((1e-3,) * 3,), range_name="test_triad")
+    return passing(
+        "tests/test_a.py::test_triad[1]",
+        label=label,
+        window=window,
+        placements=((1e-3,) * 3,),
+        range_name="test_triad",
+    )
 
 
 def test_results_of_the_run_tell_launches_and_windows() -> None:
@@ -66,7 +78,11 @@ def test_results_of_the_run_tell_launches_and_windows() -> None:
     (profile,) = read_csv(page({"ranges": cell}, {"ranges": cell}, {"ranges": cell}))
     window = Window(1 << 20, 1.0, 3 << 20)
     (found,) = with_results([profile], [row(""), row("1 MiB", window)])
-    assert (found.nodeid, found.label, found.launches) == ("tests/test_a.py::test_triad[1]", "1 MiB", 3)
+    assert (found.nodeid, found.label, found.launches) == (
+        "tests/test_a.py::test_triad[1]",
+        "1 MiB",
+        3,
+    )
     assert (found.window, found.set_aside) == (window, 3 << 20)
     assert sum(kernel.dram_read or 0 for kernel in found.kernels) == 3 * 1073762048
     (found,) = with_results([profile], [row(""), row("else")])

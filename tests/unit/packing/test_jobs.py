@@ -38,11 +38,20 @@ def test_a_group_is_one_job_with_its_largest_share() -> None:
 def test_short_tests_of_one_file_with_like_shares_start_at_once() -> None:
     ids = ["f.py::a", "f.py::b", "f.py::c", "f.py::d", "g.py::a"]
     known = {nodeid: Learnt(0.1, (GiB,)) for nodeid in ids} | {"f.py::c": Learnt(0.1, (9 * GiB,))}
-    assert [job.tests for job in jobs_of([Asked(nodeid) for nodeid in ids], known)] == [(0, 1, 3), (2,), (4,)]
+    assert [job.tests for job in jobs_of([Asked(nodeid) for nodeid in ids], known)] == [
+        (0, 1, 3),
+        (2,),
+        (4,),
+    ]
 
 
 def test_what_is_alone_starts_first_and_then_the_longest() -> None:
-    jobs = [Job((0,), 1, GiB), Job((1,), 3, GiB), Job((2,), 1, GiB, "measures"), Job((3,), 1, 4 * GiB)]
+    jobs = [
+        Job((0,), 1, GiB),
+        Job((1,), 3, GiB),
+        Job((2,), 1, GiB, "measures"),
+        Job((3,), 1, 4 * GiB),
+    ]
     assert [job.tests[0] for job in ordered(jobs)] == [2, 1, 3, 0]
 
 

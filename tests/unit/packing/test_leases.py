@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Gpu, Lease, LeaseError, Process, running, take
+from pytest_gpumem.packing.leases import (
+    ALONE,
+    IDLE,
+    RUNS,
+    WAITS,
+    Gpu,
+    Lease,
+    LeaseError,
+    Process,
+    running,
+    take,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -34,9 +45,18 @@ def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("state", "beside", "granted"),
-    [(ALONE, IDLE, True), (ALONE, RUNS, False), (ALONE, ALONE, False), (ALONE, WAITS, False), (RUNS, ALONE, False), (RUNS, WAITS, False)],
+    [
+        (ALONE, IDLE, True),
+        (ALONE, RUNS, False),
+        (ALONE, ALONE, False),
+        (ALONE, WAITS, False),
+        (RUNS, ALONE, False),
+        (RUNS, WAITS, False),
+    ],
 )
-def test_a_test_alone_on_the_gpu_waits_for_the_others_and_they_for_it(tmp_path: Path, state: str, beside: str, granted: bool) -> None:
+def test_a_test_alone_on_the_gpu_waits_for_the_others_and_they_for_it(
+    tmp_path: Path, state: str, beside: str, granted: bool
+) -> None:
     gpu = of(tmp_path)
     gpu.put(OTHER, held=10, state=beside, ticket=5)
     assert take([gpu], ONE, 10, alone=state == ALONE) is granted
@@ -51,7 +71,9 @@ def test_of_two_that_wait_the_first_has_its_turn(tmp_path: Path) -> None:
 
 
 def test_two_gpus_are_taken_at_once_or_not_at_all(tmp_path: Path) -> None:
-    first, second = (Gpu(tmp_path / name, name, lambda: 100, lambda process: True) for name in ("a", "b"))
+    first, second = (
+        Gpu(tmp_path / name, name, lambda: 100, lambda process: True) for name in ("a", "b")
+    )
     second.put(OTHER, share=90, state=RUNS)
     assert not take([first, second], ONE, 20, alone=False)
     assert first.leases() == []
@@ -112,7 +134,9 @@ def test_a_line_that_is_none_is_no_lease(tmp_path: Path) -> None:
 def test_too_many_processes_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
     gpu = Gpu(tmp_path / "gpu.leases", alive=lambda process: True)
     with gpu.locked() as found:
-        found |= {Process(number, 2**40): Lease(Process(number, 2**40), 2**40) for number in range(100)}
+        found |= {
+            Process(number, 2**40): Lease(Process(number, 2**40), 2**40) for number in range(100)
+        }
     with pytest.raises(LeaseError, match="too many processes hold leases"), gpu.locked() as found:
         found |= {Process(number, 1): Lease(Process(number, 1), 1) for number in range(2000)}
     assert len(gpu.leases()) == 100

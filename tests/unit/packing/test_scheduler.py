@@ -6,7 +6,13 @@ from pathlib import Path
 
 from pytest_gpumem.packing.jobs import Job
 from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Gpu, Process
-from pytest_gpumem.packing.scheduler import GIVE_UP_AFTER, RELIEF, RESERVED_AFTER, TELL_EVERY, PackScheduler
+from pytest_gpumem.packing.scheduler import (
+    GIVE_UP_AFTER,
+    RELIEF,
+    RESERVED_AFTER,
+    TELL_EVERY,
+    PackScheduler,
+)
 
 FOREIGN = Process(99, 1)
 
@@ -36,7 +42,12 @@ class Machine:
         self.nodes = [Node(number) for number in range(1, workers + 1)]
         self.ids = [f"test_{number}" for job in jobs for number in job.tests]
         self.scheduler = PackScheduler(
-            workers, lambda: jobs, lambda node: (node.process, (self.gpu,)), lambda: self.now, self.told.append, self.stopped.append
+            workers,
+            lambda: jobs,
+            lambda node: (node.process, (self.gpu,)),
+            lambda: self.now,
+            self.told.append,
+            self.stopped.append,
         )
         for node in self.nodes:
             self.alive.add(node.process)
@@ -58,12 +69,17 @@ class Machine:
         return {lease.process.pid: lease.state for lease in self.gpu.leases()}
 
 
-def test_the_longest_that_fits_starts_and_a_worker_keeps_the_fixtures_of_a_file_that_goes_on(tmp_path: Path) -> None:
+def test_the_longest_that_fits_starts_and_a_worker_keeps_the_fixtures_of_a_file_that_goes_on(
+    tmp_path: Path,
+) -> None:
     jobs = [Job((0,), 3, 60, file="a"), Job((1,), 2, 40, file="a"), Job((2,), 1, 20, file="b")]
     machine = Machine(tmp_path, jobs)
     one, other = machine.nodes
     machine.scheduler.schedule()
-    assert (other.sent, one.sent) == ([[0, 4]], [[2, 3]])  # 4: a place holder under which fixtures stay
+    assert (other.sent, one.sent) == (
+        [[0, 4]],
+        [[2, 3]],
+    )  # 4: a place holder under which fixtures stay
     machine.end(other, 0)
     assert other.sent[1:] == [[1, 3]]
     finished = [machine.scheduler.tests_finished]
@@ -75,7 +91,11 @@ def test_the_longest_that_fits_starts_and_a_worker_keeps_the_fixtures_of_a_file_
 
 def test_what_lives_in_a_worker_is_not_charged_again(tmp_path: Path) -> None:
     fixtures = (("a::model", 50),)
-    machine = Machine(tmp_path, [Job((0,), 2, 60, file="a"), Job((1,), 1, 70, file="a", fixtures=fixtures)], workers=1)
+    machine = Machine(
+        tmp_path,
+        [Job((0,), 2, 60, file="a"), Job((1,), 1, 70, file="a", fixtures=fixtures)],
+        workers=1,
+    )
     (node,) = machine.nodes
     machine.scheduler.schedule()
     machine.gpu.put(node.process, held=60)
@@ -85,7 +105,10 @@ def test_what_lives_in_a_worker_is_not_charged_again(tmp_path: Path) -> None:
 
 
 def test_of_the_workers_that_do_nothing_one_with_fixtures_gets_the_next_job(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, [Job((0,), 3, 40, file="a"), Job((1,), 2, 40, file="a"), Job((2,), 1, 40, file="a")])
+    machine = Machine(
+        tmp_path,
+        [Job((0,), 3, 40, file="a"), Job((1,), 2, 40, file="a"), Job((2,), 1, 40, file="a")],
+    )
     one, other = machine.nodes
     machine.gpu.put(FOREIGN, held=30)
     machine.scheduler.schedule()
@@ -100,11 +123,19 @@ def test_of_the_workers_that_do_nothing_one_with_fixtures_gets_the_next_job(tmp_
 
 
 def test_a_job_that_does_not_fit_gets_the_gpu_reserved_and_memory_back(tmp_path: Path) -> None:
-    jobs = [Job((0,), 50, 5, file="a"), Job((1,), 40, 5, file="a"), Job((2,), 3, 80, file="b"), Job((3,), 1, 5, file="a")]
+    jobs = [
+        Job((0,), 50, 5, file="a"),
+        Job((1,), 40, 5, file="a"),
+        Job((2,), 3, 80, file="b"),
+        Job((3,), 1, 5, file="a"),
+    ]
     machine = Machine(tmp_path, jobs)
     one, other = machine.nodes
     machine.scheduler.schedule()
-    assert (other.sent, one.sent) == ([[0, 5]], [[1, 5]])  # the third one is larger than what is left
+    assert (other.sent, one.sent) == (
+        [[0, 5]],
+        [[1, 5]],
+    )  # the third one is larger than what is left
     machine.gpu.put(one.process, held=20)
     machine.end(one, 1, ("a::model",))
     assert one.sent[1:] == [[3, 4]]
@@ -147,7 +178,9 @@ def test_a_session_in_which_nothing_runs_says_so_and_ends(tmp_path: Path) -> Non
     machine.look(1)
     assert len(machine.told) == 1
     machine.look(GIVE_UP_AFTER)
-    assert machine.stopped[0].startswith("gpumem: --gpumem-pack: 600 s without a test: no test can start: ")
+    assert machine.stopped[0].startswith(
+        "gpumem: --gpumem-pack: 600 s without a test: no test can start: "
+    )
 
 
 def test_a_crash_gives_the_other_tests_of_a_job_to_another_worker(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ def project(tmp_path: Path) -> Path:
     """A project with settings, and beside it a folder that is there."""
     (tmp_path / "project" / "tests").mkdir(parents=True)
     (tmp_path / "shared").mkdir()
-    (tmp_path / "project" / "pyproject.toml").write_text('[project]\nname = "x"\n[tool.pytest.ini_options]\n')
+    (tmp_path / "project" / "pyproject.toml").write_text(
+        '[project]\nname = "x"\n[tool.pytest.ini_options]\n'
+    )
     return tmp_path / "project"
 
 
@@ -48,8 +50,13 @@ def test_nothing_led_astray(project: Path, arguments: list[str], used: str | Non
     assert astray(tests, arguments, project, project / used if used is not None else None) is None
 
 
-@pytest.mark.parametrize(("name", "text"), [("setup.cfg", "[metadata]\n"), ("pyproject.toml", "[tool.pytest_other]\n"), ("tox.ini", "")])
-def test_a_file_without_pytests_section_is_no_ini_file(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("setup.cfg", "[metadata]\n"), ("pyproject.toml", "[tool.pytest_other]\n"), ("tox.ini", "")],
+)
+def test_a_file_without_pytests_section_is_no_ini_file(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "shared").mkdir()
     (tmp_path / "project" / name).write_text(text)

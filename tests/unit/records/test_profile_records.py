@@ -58,7 +58,10 @@ def test_a_profile_has_the_key_of_its_row() -> None:
 
 
 def test_json_gives_back_the_same_profile() -> None:
-    assert profiles_from_json(json.loads(json.dumps(profiles_to_json([PROFILE, PROFILE])))) == (PROFILE, PROFILE)
+    assert profiles_from_json(json.loads(json.dumps(profiles_to_json([PROFILE, PROFILE])))) == (
+        PROFILE,
+        PROFILE,
+    )
     plain = profiles_to_json([PROFILE])
     del plain["profiles"][0]["window"]  # a field with a default may be missing
     assert profiles_from_json(plain) == (replace(PROFILE, window=None),)
@@ -76,7 +79,9 @@ def test_json_gives_back_the_same_profile() -> None:
 )
 def test_json_that_is_no_profile_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
-        profiles_from_json({"schema": 1, "profiles": [{**profiles_to_json([PROFILE])["profiles"][0], **change}]})
+        profiles_from_json(
+            {"schema": 1, "profiles": [{**profiles_to_json([PROFILE])["profiles"][0], **change}]}
+        )
 
 
 def test_a_file_of_something_else_is_refused() -> None:

@@ -32,7 +32,9 @@ BMF: dict[str, Any] = {
         "propertyNames": {**NAME, "maxLength": 64},
         "additionalProperties": {
             "type": "object",
-            "properties": {name: {"type": "number"} for name in ("value", "lower_value", "upper_value")},
+            "properties": {
+                name: {"type": "number"} for name in ("value", "lower_value", "upper_value")
+            },
             "required": ["value"],
             "additionalProperties": False,
         },
@@ -43,7 +45,13 @@ ENTRIES: dict[str, Any] = {
     "type": "array",
     "items": {
         "type": "object",
-        "properties": {"name": NAME, "unit": NAME, "value": {"type": "number"}, "range": NAME, "extra": NAME},
+        "properties": {
+            "name": NAME,
+            "unit": NAME,
+            "value": {"type": "number"},
+            "range": NAME,
+            "extra": NAME,
+        },
         "required": ["name", "unit", "value"],
         "additionalProperties": False,
     },
@@ -51,7 +59,9 @@ ENTRIES: dict[str, Any] = {
 """`BenchmarkResult` of github-action-benchmark 1.22, from which it makes a chart for each name."""
 
 FOOTPRINT = Footprint(
-    3 << 20, uses=(MemoryUse("CuPy", "device", peak=3 << 20, kept=4096, reserved=1 << 20, allocations=7),), watched=("CuPy",)
+    3 << 20,
+    uses=(MemoryUse("CuPy", "device", peak=3 << 20, kept=4096, reserved=1 << 20, allocations=7),),
+    watched=("CuPy",),
 )
 RAN = what_ran(
     [
@@ -84,11 +94,19 @@ def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
     counted = DramBytes(500 << 20, 300 << 20, None, None, 4, "ncu")
     whole = replace(
-        make_row(what_ran=RAN, dram_bytes=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
+        make_row(what_ran=RAN, dram_bytes=counted, label="warm", comparison=comparison),
+        footprint=FOOTPRINT,
+        extra={"elements/s": 7.5},
     )
     memory = replace(make_row("t.py::test_memory", measured=False), footprint=FOOTPRINT)
     broken = replace(make_row("t.py::test_broken"), failed=True, test_error=True)
-    return Run([whole, memory, broken, make_row("t.py::test_profiled", profiled=True)], facts, {}, "2026-11-20T18:00:00+00:00", "0c0de00")
+    return Run(
+        [whole, memory, broken, make_row("t.py::test_profiled", profiled=True)],
+        facts,
+        {},
+        "2026-11-20T18:00:00+00:00",
+        "0c0de00",
+    )
 
 
 def lines(run: Run) -> list[dict[str, str]]:
@@ -101,15 +119,21 @@ def test_csv_has_a_line_for_each_row_in_si_units(run: Run) -> None:
     assert {name: int(whole[name]) for name in FIGURES} == FIGURES
     assert float(whole["latency_s"]) == pytest.approx(268.3e-6, rel=1e-3)
     assert float(whole["bandwidth_bytes_per_s"]) == pytest.approx((768 << 20) / 268.3e-6, rel=1e-3)
-    assert [float(whole[name]) for name in ("change", "change_low", "change_high", "elements/s")] == [0.02, 0.01, 0.03, 7.5]
+    assert [
+        float(whole[name]) for name in ("change", "change_low", "change_high", "elements/s")
+    ] == [0.02, 0.01, 0.03, 7.5]
     assert (memory["latency_s"], memory["kept_bytes"], memory["elements/s"]) == ("", "4096", "")
     assert (broken["failed"], broken["verdict"]) == ("True", "PASS")
     # Lines of many runs make one table: each says of which run it is.
     assert datetime.fromisoformat(memory["utc"]) == datetime.fromisoformat(run.utc)
-    assert {(one["revision"], one["gpu"], one["simulated"]) for one in found} == {("0c0de00", run.facts.key, "False")}
+    assert {(one["revision"], one["gpu"], one["simulated"]) for one in found} == {
+        ("0c0de00", run.facts.key, "False")
+    }
 
 
-def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(make_row: MakeRow, facts: DeviceFacts) -> None:
+def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(
+    make_row: MakeRow, facts: DeviceFacts
+) -> None:
     (line,) = lines(Run([make_row(label="=1+1")], facts, {}))
     assert line["label"] == "'=1+1"
 
@@ -123,8 +147,13 @@ def test_bencher_gets_times_with_intervals_bytes_and_counts(run: Run) -> None:
     assert latency["value"] == pytest.approx(268.3e3, rel=1e-3)  # ns
     assert latency["upper_value"] - latency["lower_value"] == pytest.approx(2 * 268.3)
     assert bandwidth["lower_value"] < bandwidth["value"] < bandwidth["upper_value"]
-    assert found[whole] == {name: {"value": value} for name, value in {**FIGURES, "elements/s": 7.5}.items()}
-    assert found[memory] == {name: {"value": FIGURES[name]} for name in ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")}
+    assert found[whole] == {
+        name: {"value": value} for name, value in {**FIGURES, "elements/s": 7.5}.items()
+    }
+    assert found[memory] == {
+        name: {"value": FIGURES[name]}
+        for name in ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")
+    }
 
 
 def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: Run) -> None:
@@ -141,21 +170,35 @@ def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: R
         assert values[f"{whole} {name} @ {run.facts.key}"] == value
     assert values[f"{whole} latency @ {run.facts.key}"] == pytest.approx(268.3, rel=1e-3)
     assert values[f"{memory} kept_bytes @ {run.facts.key}"] == 4096
-    assert not [name for name in values if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name]
+    assert not [
+        name
+        for name in values
+        if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name
+    ]
 
 
 def test_a_wide_interval_and_none_are_no_bounds(make_row: MakeRow, facts: DeviceFacts) -> None:
     for half_width in (None, 300e-6):
-        ((_, found),) = json.loads(as_bmf(Run([make_row(half_width=half_width)], facts, {}))).items()
+        ((_, found),) = json.loads(
+            as_bmf(Run([make_row(half_width=half_width)], facts, {}))
+        ).items()
         assert found["latency"].keys() == found["bandwidth_bytes_per_s"].keys() == {"value"}
 
 
 def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -> None:
-    unseen, seen = Footprint(0, not_watched=("no GPU is measured",)), Footprint(4096, watched=("fixtures",))
+    unseen, seen = (
+        Footprint(0, not_watched=("no GPU is measured",)),
+        Footprint(4096, watched=("fixtures",)),
+    )
     assert "peak_bytes" not in figures(replace(make_row(), footprint=unseen), facts)
     assert figures(replace(make_row(), footprint=seen), facts)["peak_bytes"] == 4096
-    assert not {"kept_bytes", "reserved_bytes"} & figures(replace(make_row(), footprint=replace(seen, ended=False)), facts).keys()
-    of_source = what_ran([Step(StepKind.KERNEL, "triad", code="1")], {})  # a simulated kernel is not compiled
+    assert (
+        not {"kept_bytes", "reserved_bytes"}
+        & figures(replace(make_row(), footprint=replace(seen, ended=False)), facts).keys()
+    )
+    of_source = what_ran(
+        [Step(StepKind.KERNEL, "triad", code="1")], {}
+    )  # a simulated kernel is not compiled
     found = figures(make_row(what_ran=of_source), facts)
     assert found["kernels"] == 1
     assert not {"registers", "spill_bytes"} & found.keys()
@@ -168,7 +211,11 @@ def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:
         assert text.replace("\n", "").isprintable()
 
 
-def test_junit_has_the_bytes_and_counts_of_a_memory_row(facts: DeviceFacts, make_row: MakeRow) -> None:
-    found = dict(properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts))
+def test_junit_has_the_bytes_and_counts_of_a_memory_row(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    found = dict(
+        properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts)
+    )
     names = ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")
     assert [found[f"gpumem_{name}[part]"] for name in names] == [3 << 20, 4096, 1 << 20, 7]

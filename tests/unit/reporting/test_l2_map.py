@@ -25,7 +25,9 @@ FOUND = Sweep(
     off=Point(OFF, 2e-3, 1e-6),
     best=Point(Setting(3 * STEP, 1.0), 1e-3, 1e-6),
     gain=Change(1.0, 0.99, 1.01),
-    textbook=(Textbook("the maximum", Point(Setting(10 * STEP, 1.0), 3e-3, 1e-6), Change(2.0, 1.9, 2.1)),),
+    textbook=(
+        Textbook("the maximum", Point(Setting(10 * STEP, 1.0), 3e-3, 1e-6), Change(2.0, 1.9, 2.1)),
+    ),
     notes=("a note",),
 )
 
@@ -38,16 +40,29 @@ def test_gains_by_set_aside_and_hit_ratio(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
     assert "hit ratio 3.12 9.38" in lines
     # The fitted row holds the smaller set-aside, the others the larger one.
-    assert [line for line in lines if line.startswith("fitted")] == [f"fitted {'-20.0' if width == 120 else '-20'} ."]
-    assert [line for line in lines if line.startswith("1 ")] == [f"1 . {'+100.0' if width == 120 else '+100'}*"]
-    assert [line for line in lines if line.startswith("0.8 ")] == [f"0.8 . {'+25.0' if width == 120 else '+25'}"]
+    assert [line for line in lines if line.startswith("fitted")] == [
+        f"fitted {'-20.0' if width == 120 else '-20'} ."
+    ]
+    assert [line for line in lines if line.startswith("1 ")] == [
+        f"1 . {'+100.0' if width == 120 else '+100'}*"
+    ]
+    assert [line for line in lines if line.startswith("0.8 ")] == [
+        f"0.8 . {'+25.0' if width == 120 else '+25'}"
+    ]
 
 
 def test_what_is_said() -> None:
     text = " ".join(drawn("test_it", FOUND, width=100, colour=False).split())
-    assert text.startswith("test_it: reset_data on Test GPU, window 8 MiB; gain in % against off (2.000 ms)")
-    assert "persistence pays: 9.375 MiB at hit ratio 1 gains +100 % against off, 95 % interval +99.0 % to +101 %" in text
-    assert "the maximum, 31.25 MiB at hit ratio 1: latency +200 % against what is recommended" in text
+    assert text.startswith(
+        "test_it: reset_data on Test GPU, window 8 MiB; gain in % against off (2.000 ms)"
+    )
+    assert (
+        "persistence pays: 9.375 MiB at hit ratio 1 gains +100 % against off, 95 % interval +99.0 % to +101 %"
+        in text
+    )
+    assert (
+        "the maximum, 31.25 MiB at hit ratio 1: latency +200 % against what is recommended" in text
+    )
     assert "4 of 51 settings measured" in text
     assert "a note" in text
     assert text.endswith("recommended: persisting_stream(buffer, set_aside=9830400, hit_ratio=1.0)")

@@ -8,17 +8,38 @@ from pytest_gpumem import MiB
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.reporting.footprints import site_changes, site_lines
 
-LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1)
-OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)
+LAYER = Site(
+    "model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1
+)
+OUT = Site(
+    "model.py",
+    14,
+    "forward",
+    "np.multiply(a, b, out=c)",
+    "PyTorch",
+    "device",
+    at_peak=32 * MiB,
+    at_peak_count=1,
+)
 
 
 def test_a_line_that_only_moved_is_the_same() -> None:
-    assert site_changes([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], "at_peak") == ()
+    assert (
+        site_changes([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], "at_peak")
+        == ()
+    )
 
 
 def test_growth_of_a_line() -> None:
-    (change,) = site_changes([LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], "at_peak")
-    assert (change.site.line, change.before, change.after, change.was) == (13, 64 * MiB, 128 * MiB, "")
+    (change,) = site_changes(
+        [LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], "at_peak"
+    )
+    assert (change.site.line, change.before, change.after, change.was) == (
+        13,
+        64 * MiB,
+        128 * MiB,
+        "",
+    )
 
 
 def test_a_line_that_was_changed_is_compared_with_what_it_was() -> None:
@@ -39,19 +60,30 @@ def test_a_new_line_in_place_of_one_that_took_nothing() -> None:
 def test_growth_comes_first_and_what_vanished_last() -> None:
     more = replace(LAYER, function="backward", code="grad = w.T @ y")
     found = site_changes([LAYER, OUT], [more, replace(OUT, at_peak=33 * MiB)], "at_peak")
-    assert [(change.site.function, change.growth) for change in found] == [("backward", 64 * MiB), ("forward", MiB), ("forward", -64 * MiB)]
+    assert [(change.site.function, change.growth) for change in found] == [
+        ("backward", 64 * MiB),
+        ("forward", MiB),
+        ("forward", -64 * MiB),
+    ]
 
 
 def test_the_same_line_of_two_libraries_is_two() -> None:
-    (change,) = site_changes([LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], "at_peak")
+    (change,) = site_changes(
+        [LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], "at_peak"
+    )
     assert (change.site.library, change.growth) == ("CUDA", MiB)
 
 
 def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
     from pytest_gpumem.records.footprint import Footprint
 
-    lines = [replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB) for line in (10, 20, 30, 40)]
-    leak = replace(OUT, at_peak=0, kept=4096, kept_count=2, referrers=("`cache[0]` of the module app",))
+    lines = [
+        replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB)
+        for line in (10, 20, 30, 40)
+    ]
+    leak = replace(
+        OUT, at_peak=0, kept=4096, kept_count=2, referrers=("`cache[0]` of the module app",)
+    )
     base = Footprint(100 * MiB, sites=(*lines[1:], replace(lines[0], at_peak=MiB)))
     found = site_lines(Footprint(100 * MiB, sites=(*lines, leak)), base)
     assert found == [
@@ -68,5 +100,8 @@ def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
         "  +4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (new)",
     ]
     assert site_lines(Footprint(1)) == []
-    assert "without --gpumem-footprint=trace" in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
+    assert (
+        "without --gpumem-footprint=trace"
+        in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
+    )
     assert "baseline" not in "\n".join(site_lines(Footprint(1, sites=(LAYER,)), Footprint(1)))

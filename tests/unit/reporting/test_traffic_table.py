@@ -23,15 +23,24 @@ def draw(rows: list[Row], facts: DeviceFacts, width: int = 150) -> list[str]:
     return traffic_table(rows, facts, width=width, colour=False).splitlines()
 
 
-def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFacts, make_row: MakeRow) -> None:
+def test_one_line_a_measurement_and_a_sentence_where_they_differ(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
     rows = [
         make_row("t.py::test_right", dram_bytes=RIGHT),
         make_row("t.py::test_half", dram_bytes=HALF),
         make_row("t.py::test_twice", dram_bytes=TWICE),
         make_row("t.py::test_none", dram_bytes=RIGHT, moved_bytes=None),
-        make_row("t.py::test_moved", dram_bytes=RIGHT, moved_bytes=MovedBytes(0, 0, declared=768 * MiB)),
+        make_row(
+            "t.py::test_moved", dram_bytes=RIGHT, moved_bytes=MovedBytes(0, 0, declared=768 * MiB)
+        ),
         make_row("t.py::test_copy"),
-        make_row("t.py::test_raised", Outcome.FAIL, reason="failed before anything was measured", measured=False),
+        make_row(
+            "t.py::test_raised",
+            Outcome.FAIL,
+            reason="failed before anything was measured",
+            measured=False,
+        ),
     ]
     heading, _rule, *lines = draw(rows, facts)
     assert re.split(r"\s{2,}", heading) == [
@@ -43,7 +52,14 @@ def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFa
         "the count says",
     ]
     fields = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    assert fields[0] == ["test_right", "512 MiB + 256 MiB", "512 MiB + 250 MiB", "-0.781 %", "512 MiB + 256 MiB", "agrees"]
+    assert fields[0] == [
+        "test_right",
+        "512 MiB + 256 MiB",
+        "512 MiB + 250 MiB",
+        "-0.781 %",
+        "512 MiB + 256 MiB",
+        "agrees",
+    ]
     assert fields[1][3] == "-33.3 %"
     assert fields[1][-1] == "declared too much"
     assert fields[2][3:] == ["+66.7 %", "-", "moves more"]

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from committing import git
 
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, line_between, of_no_hook
+from pytest_gpumem.revisions import (
+    RevisionError,
+    ancestry,
+    files_at,
+    head,
+    line_between,
+    of_no_hook,
+)
 
 
 class Repository:
@@ -31,7 +38,9 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
 
 
-def test_a_hook_of_another_repository(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_of_another_repository(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Git names its own repository in variables, for every folder."""
     other = Repository(tmp_path / "other")
     own, _ = repository.commit("one"), other.commit("other")
@@ -43,7 +52,10 @@ def test_a_hook_of_another_repository(repository: Repository, tmp_path: Path, mo
     }.items():
         monkeypatch.setenv(f"GIT_{name}", str(value))
     assert head(repository.folder / "tests") == own
-    settings = {"GIT_CONFIG_COUNT": "1", "PREFIX": "/usr"}  # such as safe.directory, and what is not git's
+    settings = {
+        "GIT_CONFIG_COUNT": "1",
+        "PREFIX": "/usr",
+    }  # such as safe.directory, and what is not git's
     assert of_no_hook({"GIT_DIR": "a", **settings}) == settings
 
 
@@ -71,7 +83,11 @@ def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
     with_files = repository.commit("files")
     (folder / "later.json").write_text("{}")
     (folder / "a.json").unlink()
-    assert {"a.json", "\u00e9 \n.json"} <= files_at(with_files, Path("kept"), folder.parent) <= {"a.json", "\u00e9 \n.json", "deeper"}
+    assert (
+        {"a.json", "\u00e9 \n.json"}
+        <= files_at(with_files, Path("kept"), folder.parent)
+        <= {"a.json", "\u00e9 \n.json", "deeper"}
+    )
     assert files_at(with_files, Path("nowhere"), folder.parent) == frozenset()
     with pytest.raises(RevisionError):
         files_at("0" * 40, Path("kept"), folder.parent)
@@ -106,7 +122,9 @@ def test_no_common_history_is_said(repository: Repository) -> None:
 
 def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> None:
     first, second = repository.commit("first"), repository.commit("second")
-    repository.git("clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow"))
+    repository.git(
+        "clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow")
+    )
     found = ancestry("main", {first, second}, tmp_path / "shallow")
     assert (found.base, found.unknown) == (frozenset({second}), frozenset({first}))
 
@@ -144,7 +162,11 @@ def test_the_line_follows_first_parents(repository: Repository) -> None:
     repository.git("config", "log.showSignature", "true")
     line = line_between(first[:12], "main", repository.folder)
     assert [one.id for one in line] == [first, second, merge, last]
-    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab, a \x01 and a | bar", "Ada", (second, last_own))
+    assert (line[1].subject, line[1].author, line[2].parents) == (
+        "second: a\ttab, a \x01 and a | bar",
+        "Ada",
+        (second, last_own),
+    )
     assert [one.id for one in line_between(own, last, repository.folder)] == [own, merge, last]
 
 

@@ -24,7 +24,14 @@ KEY = "test_a.py::test_a"
 class Commits:
     """Commits that are slower than good by these shares; each runs the code of this name."""
 
-    def __init__(self, slower: Sequence[float], *, ran: Sequence[str] | None = None, spread: float = 0.002, seed: int = 0) -> None:
+    def __init__(
+        self,
+        slower: Sequence[float],
+        *,
+        ran: Sequence[str] | None = None,
+        spread: float = 0.002,
+        seed: int = 0,
+    ) -> None:
         self.slower = [math.log1p(share) for share in slower]
         self.ran = ran
         self.spread = spread
@@ -39,14 +46,22 @@ class Commits:
         # Without evidence, each commit runs code of its own.
         name = self.ran[index] if self.ran is not None else str(index)
         clocks = Conditions(sm_clock_hz=1e9, memory_clock_hz=1e9)
-        return measured(1.0, what_ran=what_ran([Launched(StepKind.KERNEL, "k", code=name)], {}), conditions=(clocks, clocks))
+        return measured(
+            1.0,
+            what_ran=what_ran([Launched(StepKind.KERNEL, "k", code=name)], {}),
+            conditions=(clocks, clocks),
+        )
 
     def time(self, base: int, head: int, judge: Judge, name: str, rounds: int = 96) -> Paired:
         self.duets.append((base, head, name))
         pairs = self.kept.setdefault((base, head, name), [])
         for count in range(1, rounds + 1):
             if len(pairs) < count:
-                pairs.append(self.slower[head] - self.slower[base] + self.rng.normal(0, self.spread * math.sqrt(2)))
+                pairs.append(
+                    self.slower[head]
+                    - self.slower[base]
+                    + self.rng.normal(0, self.spread * math.sqrt(2))
+                )
             found = judge({KEY: pairs[:count]}, {KEY: 0.01}, ())[KEY]
             if found.outcome is not None:
                 break
@@ -54,7 +69,9 @@ class Commits:
 
     def bisect(self, on_step: Callable[..., Any] = lambda *_: None) -> Conclusion:
         last = len(self.slower) - 1
-        return bisect_times(last, self.time(0, last, judge_pairs, ""), self.look, self.time, on_step)
+        return bisect_times(
+            last, self.time(0, last, judge_pairs, ""), self.look, self.time, on_step
+        )
 
 
 def step_at(commit: int, share: float = 0.03) -> list[float]:
@@ -78,11 +95,16 @@ def test_without_a_change_it_says_so_after_one_duet() -> None:
     assert (found.nothing, found.commit, len(commits.duets)) == (True, None, 1)
 
 
-@pytest.mark.parametrize("shares", [(0.03, 0.03), (0.02, 0.05), (0.05, 0.02), (0.04, -0.02)], ids=str)
+@pytest.mark.parametrize(
+    "shares", [(0.03, 0.03), (0.02, 0.05), (0.05, 0.02), (0.04, -0.02)], ids=str
+)
 @pytest.mark.parametrize("places", [(10, 50), (33, 34), (1, 64)], ids=str)
 def test_of_two_changes_it_names_one(places: tuple[int, int], shares: tuple[float, float]) -> None:
     """Also where the commits between them lie at half of the whole, the bound between the sides."""
-    slower = [sum(share for place, share in zip(places, shares, strict=True) if index >= place) for index in range(65)]
+    slower = [
+        sum(share for place, share in zip(places, shares, strict=True) if index >= place)
+        for index in range(65)
+    ]
     found = Commits(slower).bisect()
     assert found.commit in [place for place, share in zip(places, shares, strict=True) if share > 0]
 
@@ -128,7 +150,9 @@ def test_commits_that_cannot_be_measured_are_stepped_over() -> None:
     commits.skipped = dict.fromkeys(range(28, 40), "does not build")
     found = commits.bisect()
     assert found.commit == 20
-    assert [step.skipped for step in found.steps if step.skipped is not None][:1] == ["does not build"]
+    assert [step.skipped for step in found.steps if step.skipped is not None][:1] == [
+        "does not build"
+    ]
 
 
 def test_a_change_among_them_is_a_range() -> None:

@@ -14,7 +14,14 @@ from functools import wraps
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, Frame, Layer, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import (
+    AllocationEvent,
+    Figures,
+    Frame,
+    Layer,
+    MemoryLog,
+    Series,
+)
 from pytest_gpumem.devices.protocol import NotCounted
 
 NAME = "PyTorch"
@@ -23,7 +30,11 @@ MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of `torch._C` that begin and end a history, whoever calls them."""
 _OWN = "a history of the test's own: the peak is that of its statistics"
-_ACTIONS: Mapping[str, tuple[Layer, bool]] = {"alloc": ("use", True), "free_requested": ("use", False), "segment_alloc": ("segment", True)}
+_ACTIONS: Mapping[str, tuple[Layer, bool]] = {
+    "alloc": ("use", True),
+    "free_requested": ("use", False),
+    "segment_alloc": ("segment", True),
+}
 """Entries that count, and whether they allocate. The driver reports freed segments."""
 
 
@@ -39,7 +50,9 @@ class TorchMemory(Source):
         self._stacks = False
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
-        self._wrapped: dict[str, Any] = {}  # by name: functions of `_RECORDERS`, while the history is ours
+        self._wrapped: dict[
+            str, Any
+        ] = {}  # by name: functions of `_RECORDERS`, while the history is ours
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
@@ -48,7 +61,11 @@ class TorchMemory(Source):
     def _torch(self) -> Any:
         """PyTorch, if it is imported and uses CUDA."""
         torch = sys.modules.get("torch")
-        return torch if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() else None
+        return (
+            torch
+            if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available()
+            else None
+        )
 
     def ready(self) -> bool:
         return self._torch is not None
@@ -75,7 +92,9 @@ class TorchMemory(Source):
             return _OWN
         try:
             context = "alloc" if self._stacks else None
-            torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=MOST_ENTRIES)
+            torch.cuda.memory._record_memory_history(
+                "all", context=context, stacks="python", max_entries=MOST_ENTRIES
+            )
         except (AttributeError, TypeError, RuntimeError) as error:
             return f"its history cannot be recorded ({error}): the peak is that of its statistics"
         if self._yielded:  # watches that are open have not seen all
@@ -108,7 +127,11 @@ class TorchMemory(Source):
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
         torch = self._torch
-        if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
+        if (
+            torch is None
+            or not torch.cuda.is_initialized()
+            or torch.cuda.get_allocator_backend() != "native"
+        ):
             return {}
         found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
         return found
@@ -131,7 +154,9 @@ class TorchMemory(Source):
         self._end()
         self._record()
         if len(entries) >= MOST_ENTRIES:
-            raise NotCounted(f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost")
+            raise NotCounted(
+                f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost"
+            )
 
     def _end(self) -> None:
         torch = self._torch
@@ -150,7 +175,11 @@ class TorchMemory(Source):
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
         current, unused = int(used["current"]) + self._held, unused - self._held
         made = int(statistics["allocation"]["all"]["allocated"])
-        return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records, allocations=made)}
+        return {
+            _SERIES: Figures(
+                current, unused, reserved, int(used["peak"]), single=self._records, allocations=made
+            )
+        }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
@@ -181,7 +210,8 @@ class TorchMemory(Source):
         return sum(
             int(segment["total_size"]) - int(segment["allocated_size"])
             for segment in self._torch.cuda.memory_snapshot()
-            if segment["device"] == self._index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+            if segment["device"] == self._index
+            and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         )
 
     def arrays(self) -> Iterable[tuple[int, object]]:
@@ -189,8 +219,14 @@ class TorchMemory(Source):
         for one in gc.get_objects() if torch is not None else ():
             if not issubclass(type(one), torch.Tensor):
                 continue
-            with suppress(RuntimeError, NotImplementedError):  # a tensor without a storage, such as a sparse one
-                if one.is_cuda and one.device.index == self._index and (address := one.untyped_storage().data_ptr()):
+            with suppress(
+                RuntimeError, NotImplementedError
+            ):  # a tensor without a storage, such as a sparse one
+                if (
+                    one.is_cuda
+                    and one.device.index == self._index
+                    and (address := one.untyped_storage().data_ptr())
+                ):
                     yield address, one
 
     def stop(self) -> None:
@@ -219,8 +255,14 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allo
             continue
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
-        stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
-        yield AllocationEvent(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
+        stack = (
+            tuple(_frame(one) for one in reversed(entry.get("frames", ())))
+            if allocates and layer == "use"
+            else ()
+        )
+        yield AllocationEvent(
+            at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack
+        )
 
 
 def _frame(frame: Mapping[str, Any]) -> Frame:

@@ -25,9 +25,17 @@ class FakeCupti(ModuleType):
     """What `from cupti import cupti` gives: records are delivered at the next flush while their kind is on."""
 
     cuptiError = cuptiError  # noqa: N815
-    ActivityKind = enum.IntEnum("ActivityKind", ["INVALID", "CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "UNIFIED_MEMORY_COUNTER"])
-    ActivityMemcpyKind = enum.IntEnum("ActivityMemcpyKind", ["UNKNOWN", "HTOD", "DTOH", "DTOD", "PTOP"])
-    ActivityMemoryKind = enum.IntEnum("ActivityMemoryKind", ["UNKNOWN", "PAGEABLE", "PINNED", "DEVICE", "MANAGED", "DEVICE_STATIC"])
+    ActivityKind = enum.IntEnum(
+        "ActivityKind",
+        ["INVALID", "CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "UNIFIED_MEMORY_COUNTER"],
+    )
+    ActivityMemcpyKind = enum.IntEnum(
+        "ActivityMemcpyKind", ["UNKNOWN", "HTOD", "DTOH", "DTOD", "PTOP"]
+    )
+    ActivityMemoryKind = enum.IntEnum(
+        "ActivityMemoryKind",
+        ["UNKNOWN", "PAGEABLE", "PINNED", "DEVICE", "MANAGED", "DEVICE_STATIC"],
+    )
 
     def __init__(self) -> None:
         super().__init__("cupti")
@@ -71,7 +79,16 @@ def kernel(cupti: FakeCupti, name: str, start: int, end: int, blocks: int = 132)
     )  # fmt: skip
 
 
-def copy(cupti: FakeCupti, way: str, source: str, destination: str, nbytes: int, time: int, *, activity: str = "MEMCPY") -> Any:
+def copy(
+    cupti: FakeCupti,
+    way: str,
+    source: str,
+    destination: str,
+    nbytes: int,
+    time: int,
+    *,
+    activity: str = "MEMCPY",
+) -> Any:
     kinds = cupti.ActivityMemoryKind
     return SimpleNamespace(
         kind=int(cupti.ActivityKind[activity]), copy_kind=int(cupti.ActivityMemcpyKind[way]), src_kind=int(kinds[source]),
@@ -89,7 +106,9 @@ def watched(cupti: FakeCupti, *records: Any) -> Activity:
 
 def test_kernels_of_one_name_and_shape_are_added_up(cupti: FakeCupti) -> None:
     add, mul = kernel(cupti, "add", 0, 10), kernel(cupti, "mul", 10, 15)
-    seen = watched(cupti, add, mul, kernel(cupti, "add", 20, 40), kernel(cupti, "add", 50, 51, blocks=1))
+    seen = watched(
+        cupti, add, mul, kernel(cupti, "add", 20, 40), kernel(cupti, "add", 50, 51, blocks=1)
+    )
     shape = {"registers": 40, "shared": 3072, "local": 0}
     assert seen.kernels == (
         KernelUse("add", (132, 1, 1), (256, 1, 1), launches=2, nanoseconds=30, **shape),
@@ -108,7 +127,11 @@ def test_the_time_in_which_kernels_ran_at_once(cupti: FakeCupti) -> None:
 
 def test_copies_have_their_kinds_of_memory_and_memsets_are_apart(cupti: FakeCupti) -> None:
     memset = SimpleNamespace(
-        kind=int(cupti.ActivityKind.MEMSET), bytes=64, start=0, end=3, memory_kind=int(cupti.ActivityMemoryKind.DEVICE_STATIC)
+        kind=int(cupti.ActivityKind.MEMSET),
+        bytes=64,
+        start=0,
+        end=3,
+        memory_kind=int(cupti.ActivityMemoryKind.DEVICE_STATIC),
     )
     seen = watched(
         cupti,
@@ -130,7 +153,9 @@ def test_copies_have_their_kinds_of_memory_and_memsets_are_apart(cupti: FakeCupt
 
 def test_a_refusal_is_told_and_leaves_nothing_on(cupti: FakeCupti) -> None:
     cupti.refused = "MEMSET"
-    with pytest.raises(NotCounted, match="CUPTI refuses records of MEMSET: CUPTI_ERROR_NOT_COMPATIBLE"):
+    with pytest.raises(
+        NotCounted, match="CUPTI refuses records of MEMSET: CUPTI_ERROR_NOT_COMPATIBLE"
+    ):
         watched(cupti)
     assert cupti.on == set()
 

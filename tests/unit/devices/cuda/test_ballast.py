@@ -43,7 +43,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     for name in ("memGetInfo", "malloc", "free"):
         monkeypatch.setattr(f"cupy.cuda.runtime.{name}", getattr(made, name))
-    monkeypatch.setattr(allocators.nvml, "bytes_of_this_process", lambda facts: CONTEXT + sum(made.held.values()))
+    monkeypatch.setattr(
+        allocators.nvml, "bytes_of_this_process", lambda facts: CONTEXT + sum(made.held.values())
+    )
     return made
 
 
@@ -52,7 +54,9 @@ def memory(h100: DeviceFacts) -> CudaMemory:
     return CudaMemory(0, h100)
 
 
-def test_the_driver_has_left_what_a_card_of_that_size_has(driver: Driver, memory: CudaMemory) -> None:
+def test_the_driver_has_left_what_a_card_of_that_size_has(
+    driver: Driver, memory: CudaMemory
+) -> None:
     memory.limit(16 * GiB)
     assert 16 * GiB <= driver.memGetInfo()[0] + CONTEXT < 16 * GiB + 2 * MiB
     assert memory.in_use() == CONTEXT
@@ -74,14 +78,21 @@ def test_where_the_driver_lists_no_process_all_that_is_in_use_counts(
     assert 16 * GiB <= driver.memGetInfo()[0] + CONTEXT + OTHERS < 16 * GiB + 2 * MiB
 
 
-@pytest.mark.parametrize(("limit", "named"), [(400 * MiB, r"400 MiB.*context.*500 MiB"), (75 * GiB, r"75 GiB.*only 69\.51 GiB are free")])
-def test_a_limit_that_cannot_be_holds_nothing(driver: Driver, memory: CudaMemory, limit: int, named: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [(400 * MiB, r"400 MiB.*context.*500 MiB"), (75 * GiB, r"75 GiB.*only 69\.51 GiB are free")],
+)
+def test_a_limit_that_cannot_be_holds_nothing(
+    driver: Driver, memory: CudaMemory, limit: int, named: str
+) -> None:
     with pytest.raises(DeviceError, match=named):
         memory.limit(limit)
     assert not driver.held
 
 
-def test_the_reserve_and_what_is_kept_shrink_with_the_limit(driver: Driver, memory: CudaMemory) -> None:
+def test_the_reserve_and_what_is_kept_shrink_with_the_limit(
+    driver: Driver, memory: CudaMemory
+) -> None:
     memory.limit(CONTEXT + 400 * MiB)
     assert memory.free_bytes(MemoryKind.DEVICE) >= 300 * MiB
     blocks = memory.scatter([4 * MiB] * 3, seed=1)

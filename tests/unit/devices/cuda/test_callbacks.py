@@ -47,24 +47,37 @@ DATA = struct.Struct("<i4xQQQQQIxxxxQI4x")  # CUpti_CallbackData
 class Cupti:
     """Calls back what is enabled, and takes one subscriber. Its functions are C functions, as those of the library."""
 
-    CallbackDomain, driver_api_trace_cbid, CallbackIdResource, cuptiError = Domain, Driver, Resource, CuptiError  # noqa: N815
+    CallbackDomain, driver_api_trace_cbid, CallbackIdResource, cuptiError = (
+        Domain,
+        Driver,
+        Resource,
+        CuptiError,
+    )
 
     def __init__(self) -> None:
         self.callback: Any = None
         self.enabled: set[tuple[int, int]] = set()
         number, pointer = ctypes.c_uint32, ctypes.c_void_p
         self._kept = {
-            "__cuptiSubscribe": ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(self._subscribe),
+            "__cuptiSubscribe": ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(
+                self._subscribe
+            ),
             "__cuptiUnsubscribe": ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._unsubscribe),
-            "__cuptiEnableCallback": ctypes.CFUNCTYPE(ctypes.c_int, number, pointer, ctypes.c_int, number)(self._enable),
+            "__cuptiEnableCallback": ctypes.CFUNCTYPE(
+                ctypes.c_int, number, pointer, ctypes.c_int, number
+            )(self._enable),
         }
-        self.pointers = {name: ctypes.cast(function, pointer).value for name, function in self._kept.items()}
+        self.pointers = {
+            name: ctypes.cast(function, pointer).value for name, function in self._kept.items()
+        }
 
     def _subscribe(self, handle: int, callback: int, data: int) -> int:
         if self.callback is not None:
             return SUBSCRIBED
         ctypes.c_uint64.from_address(handle).value = 7
-        self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)(callback)
+        self.callback = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p
+        )(callback)
         return 0
 
     def _unsubscribe(self, subscriber: int) -> int:
@@ -90,7 +103,9 @@ class Cupti:
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
     # Callbacks that another test never ended would wrap the profiler first, and be the hook.
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Lending)])
+    monkeypatch.setattr(
+        sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Lending)]
+    )
     made = Cupti()
     package, internal = ModuleType("cupti"), ModuleType("cupti._internal")
     package.cupti, package._internal = made, internal  # type: ignore[attr-defined]
@@ -130,7 +145,13 @@ def test_the_begins_of_calls_may_have_a_receiver_of_their_own(cupti: Cupti) -> N
         if seen.count("begun") == 2:
             raise ValueError("broken")
 
-    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda *_: seen.append("ended"), missed.append, begins=begun)
+    end = callbacks.add(
+        "DRIVER_API",
+        ["cuMemAlloc_v2"],
+        lambda *_: seen.append("ended"),
+        missed.append,
+        begins=begun,
+    )
     other = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda *_: None)
     for _ in range(2):
         cupti.call(Domain.DRIVER_API, 243)
@@ -153,7 +174,9 @@ def test_an_error_of_a_receiver_reaches_neither_cupti_nor_others(cupti: Cupti) -
         raise ValueError("broken")
 
     callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], broken, missed.append, begins=False)
-    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), begins=False)
+    callbacks.add(
+        "DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), begins=False
+    )
     cupti.call(Domain.DRIVER_API, 243)
     assert (seen, missed) == ([243], ["a call could not be read: broken"])
 
@@ -172,7 +195,11 @@ def signalled_call(cupti: Cupti) -> None:
     list(map(partial.__call__, (partial(_thread.interrupt_main, signal.SIGUSR1), back)))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), Timeout("a test", 5), SystemExit(143), TimeoutError("late")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), Timeout("a test", 5), SystemExit(143), TimeoutError("late")],
+    ids=repr,
+)
 @pytest.mark.parametrize("replaced", [False, True], ids=["", "another-hook"])
 def test_the_error_of_a_signal_reaches_the_line_and_the_call_is_missed(
     cupti: Cupti, monkeypatch: pytest.MonkeyPatch, error: BaseException, replaced: bool
@@ -184,7 +211,13 @@ def test_the_error_of_a_signal_reaches_the_line_and_the_call_is_missed(
 
     others, hook = list[Any](), sys.unraisablehook
     callbacks, seen, missed = Callbacks(), list[int](), list[str]()
-    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
+    end = callbacks.add(
+        "DRIVER_API",
+        ["cuMemAlloc_v2"],
+        lambda cbid, data: seen.append(cbid),
+        missed.append,
+        begins=False,
+    )
     if replaced:  # as pytest before 8.4 does in each test
         monkeypatch.setattr(sys, "unraisablehook", others.append)
         cupti.call(Domain.DRIVER_API, 243)
@@ -210,16 +243,26 @@ def test_the_error_of_a_signal_reaches_the_line_and_the_call_is_missed(
 def test_the_data_of_a_call_lie_as_in_cuptis_header() -> None:
     result = ctypes.c_int(2)
     name = ctypes.create_string_buffer(b"triad")
-    data = ctypes.create_string_buffer(DATA.pack(1, 11, 12, ctypes.addressof(result), ctypes.addressof(name), 13, 14, 15, 16))
+    data = ctypes.create_string_buffer(
+        DATA.pack(1, 11, 12, ctypes.addressof(result), ctypes.addressof(name), 13, 14, 15, 16)
+    )
     call = ApiCall.from_address(ctypes.addressof(data))
-    assert (call.site, call.parameters, call.symbol, call.correlation, call.failed) == (1, 12, b"triad", 16, True)
+    assert (call.site, call.parameters, call.symbol, call.correlation, call.failed) == (
+        1,
+        12,
+        b"triad",
+        16,
+        True,
+    )
     result.value = 0
     assert not call.failed
 
 
 def test_calls_are_refused_while_a_profiler_has_cupti(cupti: Cupti) -> None:
     """Also in a part of a test that begins then: it would count nothing, and its limits would hold."""
-    source = pytest.importorskip("pytest_gpumem.devices.cuda.calls", exc_type=ImportError).CudaCalls()
+    source = pytest.importorskip(
+        "pytest_gpumem.devices.cuda.calls", exc_type=ImportError
+    ).CudaCalls()
     CALLBACKS._lend("PyTorch")
     try:
         assert "the profiler of PyTorch" in str(source.start())
@@ -284,7 +327,13 @@ def test_a_profiler_has_cupti_while_it_traces(cupti: Cupti, torch: Path, first: 
     if first == "profiler":
         importlib.import_module("torch.profiler.profiler")
     callbacks, seen, missed = Callbacks(), list[int](), list[str]()
-    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
+    end = callbacks.add(
+        "DRIVER_API",
+        ["cuMemAlloc_v2"],
+        lambda cbid, data: seen.append(cbid),
+        missed.append,
+        begins=False,
+    )
     profiler: Any = importlib.import_module("torch.profiler.profiler")
     for times in (1, 2):
         profile, other = profiler._KinetoProfile(), profiler._KinetoProfile()
@@ -306,7 +355,9 @@ def test_a_profiler_has_cupti_while_it_traces(cupti: Cupti, torch: Path, first: 
     assert not any(isinstance(one, Lending) for one in sys.meta_path)
 
 
-def test_a_test_that_subscribes_has_cupti_until_it_unsubscribes(cupti: Cupti, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_subscribes_has_cupti_until_it_unsubscribes(
+    cupti: Cupti, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def subscribe(callback: Any, data: Any) -> int:
         if callback is None:
             raise CuptiError(1)
@@ -318,7 +369,13 @@ def test_a_test_that_subscribes_has_cupti_until_it_unsubscribes(cupti: Cupti, mo
     module.subscribe, module.unsubscribe = subscribe, cupti._unsubscribe  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupti.cupti", module)
     callbacks, seen, missed = Callbacks(), list[int](), list[str]()
-    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
+    end = callbacks.add(
+        "DRIVER_API",
+        ["cuMemAlloc_v2"],
+        lambda cbid, data: seen.append(cbid),
+        missed.append,
+        begins=False,
+    )
     with pytest.raises(CuptiError):
         module.subscribe(None, None)
     handle = module.subscribe(print, None)

@@ -34,7 +34,14 @@ class Counted:
         monkeypatch.setattr(code_cache, "compiled", self._compile)
         monkeypatch.setattr(code_cache, "architecture_of", lambda capability: "sm_90")
 
-    def __call__(self, source: str = "s", entry: str = "e", capability: tuple[int, int] = (9, 0), *, fresh: bool = False) -> int:
+    def __call__(
+        self,
+        source: str = "s",
+        entry: str = "e",
+        capability: tuple[int, int] = (9, 0),
+        *,
+        fresh: bool = False,
+    ) -> int:
         """The number that this one call compiled. Each is by a cache of its own, as in another process."""
         before, cache = self.compiled, CodeCache(capability, self.folder)
         assert cache.get(source, entry, fresh=fresh) == CODE
@@ -43,7 +50,9 @@ class Counted:
         assert self.compiled - before == compiled  # this process has it now
         return compiled
 
-    def _compile(self, source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compilation:
+    def _compile(
+        self, source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any
+    ) -> Compilation:
         self.compiled += 1
         return Compilation(CODE.code, "", dict.fromkeys(entries, CODE.symbol))
 
@@ -64,9 +73,17 @@ def test_code_that_cannot_be_loaded_is_compiled_again(counted: Counted) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: b"", lambda data: data[:-9], lambda data: data.replace(b"ELF", b"ELE"), lambda data: b"\xc1" + data]
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-9],
+        lambda data: data.replace(b"ELF", b"ELE"),
+        lambda data: b"\xc1" + data,
+    ],
 )
-def test_a_damaged_file_is_compiled_again(counted: Counted, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_file_is_compiled_again(
+    counted: Counted, damage: Callable[[bytes], bytes]
+) -> None:
     counted()
     (file,) = counted.folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
@@ -82,13 +99,17 @@ def test_another_compiler_compiles_again(counted: Counted, compiler: Path) -> No
         counted()
 
 
-def test_another_environment_has_entries_of_its_own(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_has_entries_of_its_own(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted()
     monkeypatch.setenv("CUDA_PATH", "/elsewhere")
     assert counted() == 1
 
 
-def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_it_is_compiled_each_time(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("no folder")
     assert [Counted(tmp_path / "file", monkeypatch)() for _ in range(2)] == [1, 1]
     monkeypatch.chdir(tmp_path)
@@ -97,10 +118,16 @@ def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, compiler: Pat
 
 
 def test_the_loaded_compiler_is_found_by_its_file(tmp_path: Path) -> None:
-    library, builtins, maps = tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.0", tmp_path / "maps"
+    library, builtins, maps = (
+        tmp_path / "libnvrtc.so.13",
+        tmp_path / "libnvrtc-builtins.so.13.0",
+        tmp_path / "maps",
+    )
     library.write_text("a compiler")
     line = "7f00-7f01 r-xp 00000000 00:2a 12 "
-    maps.write_text(f"{line}{library}\n{line}{library}\n{line}{builtins}\n7f02-7f03 rw-p 0 00:00 0\n")
+    maps.write_text(
+        f"{line}{library}\n{line}{library}\n{line}{builtins}\n7f02-7f03 rw-p 0 00:00 0\n"
+    )
     found = loaded_nvrtc(maps)
     assert found == Library.of(str(library))
     maps.write_text(f"{line}{library}\n{line}/elsewhere/libnvrtc.so.12\n")
@@ -108,12 +135,21 @@ def test_the_loaded_compiler_is_found_by_its_file(tmp_path: Path) -> None:
     assert loaded_nvrtc(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize(("capability", "architecture"), [((9, 0), "sm_90"), ((10, 3), "compute_90"), ((7, 0), None)])
-def test_what_is_compiled_for_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], architecture: str | None) -> None:
+@pytest.mark.parametrize(
+    ("capability", "architecture"), [((9, 0), "sm_90"), ((10, 3), "compute_90"), ((7, 0), None)]
+)
+def test_what_is_compiled_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], architecture: str | None
+) -> None:
     """One that is newer than the compiler gets code that the driver translates; one that is too old is refused with the remedy."""
-    monkeypatch.setattr(nvrtc, "_loaded", lambda: SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90])))
+    monkeypatch.setattr(
+        nvrtc, "_loaded", lambda: SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
+    )
     if architecture is not None:
         assert nvrtc.architecture_of(capability) == architecture
         return
-    with pytest.raises(nvrtc.CompilerMissing, match=r"for compute capability 7\.5 and newer, this GPU has 7\.0: .*cuda12"):
+    with pytest.raises(
+        nvrtc.CompilerMissing,
+        match=r"for compute capability 7\.5 and newer, this GPU has 7\.0: .*cuda12",
+    ):
         nvrtc.architecture_of(capability)

@@ -14,7 +14,16 @@ pytest.importorskip("cupy")
 
 from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.migrations import GPU_FAULT, SHOWN_GROUPS, TO_DEVICE, FaultGroup, PageCounts, PageEvent, busy, page_counts
+from pytest_gpumem.records.migrations import (
+    GPU_FAULT,
+    SHOWN_GROUPS,
+    TO_DEVICE,
+    FaultGroup,
+    PageCounts,
+    PageEvent,
+    busy,
+    page_counts,
+)
 
 
 class cuptiError(Exception):  # noqa: N801  (CUPTI's own spelling)
@@ -54,7 +63,9 @@ class FakeCupti(ModuleType):
         "REMOTE_MAP", "BYTES_TRANSFER_DTOD",
     )  # fmt: skip
     ActivityUnifiedMemoryAccessType = names("UNKNOWN", "READ", "WRITE", "ATOMIC", "PREFETCH")
-    ActivityUnifiedMemoryMigrationCause = names("UNKNOWN", "USER", "COHERENCE", "PREFETCH", "EVICTION", "ACCESS_COUNTERS")
+    ActivityUnifiedMemoryMigrationCause = names(
+        "UNKNOWN", "USER", "COHERENCE", "PREFETCH", "EVICTION", "ACCESS_COUNTERS"
+    )
 
     def __init__(self) -> None:
         super().__init__("cupti")
@@ -81,7 +92,9 @@ class FakeCupti(ModuleType):
         def ptr(self) -> Any:
             return self
 
-    def activity_register_callbacks(self, request: Callable[[], Any], complete: Callable[[list[Any]], None]) -> None:
+    def activity_register_callbacks(
+        self, request: Callable[[], Any], complete: Callable[[list[Any]], None]
+    ) -> None:
         self._call("register")
         self._complete = complete
 
@@ -102,7 +115,11 @@ class FakeCupti(ModuleType):
         self._call("flush")
         if self.asleep:
             return
-        seen = [record(kind, BLOCK, address=BEACON, flags=1) for kind in (1, 2) for _ in range(self.beacon.moves)]
+        seen = [
+            record(kind, BLOCK, address=BEACON, flags=1)
+            for kind in (1, 2)
+            for _ in range(self.beacon.moves)
+        ]
         self.beacon.moves = 0
         # The pass that wakes the counters moves nothing else.
         self._complete(seen + (self.batches.pop(0) if self.batches and "work" in self.log else []))
@@ -121,8 +138,25 @@ def cupti(install_cupti: Callable[[ModuleType], None]) -> FakeCupti:
     return fake
 
 
-def record(kind: int, value: int, *, address: int = 0, flags: int = 0, start: int = 0, end: int = 0, activity: int = 1) -> Any:
-    return SimpleNamespace(kind=activity, counter_kind=kind, value=value, address=address, flags_=flags, start=start, end=end)
+def record(
+    kind: int,
+    value: int,
+    *,
+    address: int = 0,
+    flags: int = 0,
+    start: int = 0,
+    end: int = 0,
+    activity: int = 1,
+) -> Any:
+    return SimpleNamespace(
+        kind=activity,
+        counter_kind=kind,
+        value=value,
+        address=address,
+        flags_=flags,
+        start=start,
+        end=end,
+    )
 
 
 def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) -> None:
@@ -143,8 +177,17 @@ def test_faults_groups_duplicates_bytes_and_causes_are_told(cupti: FakeCupti) ->
         ],
     ]
     counts = CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work"))
-    assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (27, 3, 2, 25)
-    assert counts.groups == (FaultGroup(0x20000, 1, "read"), FaultGroup(0x10000, 24, "write"), FaultGroup(0x10000, 2, "write"))
+    assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages, counts.duplicates) == (
+        27,
+        3,
+        2,
+        25,
+    )
+    assert counts.groups == (
+        FaultGroup(0x20000, 1, "read"),
+        FaultGroup(0x10000, 24, "write"),
+        FaultGroup(0x10000, 2, "write"),
+    )
     assert counts.cpu_faults == 2  # their values are program counters
     assert (counts.to_device, counts.to_host, counts.mapped) == (12288, 100, 65536)
     assert counts.causes == {"fault": 4096, "speculation": 8192, "prefetch": 100}
@@ -182,8 +225,16 @@ def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
 @pytest.mark.parametrize(
     ("refused", "text", "said"),
     [
-        ("register", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "another tool, such as a profiler"),
-        ("enable", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "another tool, such as a profiler"),
+        (
+            "register",
+            "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+            "another tool, such as a profiler",
+        ),
+        (
+            "enable",
+            "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+            "another tool, such as a profiler",
+        ),
         (
             "configure BYTES_TRANSFER_HTOD BYTES_TRANSFER_DTOH CPU_PAGE_FAULT_COUNT GPU_PAGE_FAULT",
             "CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED_ON_DEVICE",
@@ -191,14 +242,19 @@ def test_records_are_flushed_until_there_are_no_more(cupti: FakeCupti) -> None:
         ),
     ],
 )
-def test_a_refusal_is_the_reason_and_nothing_runs(refused: str, text: str, said: str, cupti: FakeCupti) -> None:
+def test_a_refusal_is_the_reason_and_nothing_runs(
+    refused: str, text: str, said: str, cupti: FakeCupti
+) -> None:
     cupti.refuses = {refused: text}
     with pytest.raises(NotCounted, match=said):
         CudaCounters(2, cupti.beacon).pages(lambda: pytest.fail("it ran uncounted"))
 
 
 def test_counters_that_not_every_platform_has_may_be_missing(cupti: FakeCupti) -> None:
-    cupti.refuses = dict.fromkeys(("configure REMOTE_MAP", "configure BYTES_TRANSFER_DTOD"), "CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED")
+    cupti.refuses = dict.fromkeys(
+        ("configure REMOTE_MAP", "configure BYTES_TRANSFER_DTOD"),
+        "CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED",
+    )
     assert CudaCounters(2, cupti.beacon).pages(lambda: None) == PageCounts(mapped=None)
 
 
@@ -218,13 +274,17 @@ def test_without_cupti_python_nothing_is_counted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("asleep", [0, 1, 3])
-def test_passes_that_deliver_nothing_are_not_the_one_that_counts(cupti: FakeCupti, asleep: int) -> None:
+def test_passes_that_deliver_nothing_are_not_the_one_that_counts(
+    cupti: FakeCupti, asleep: int
+) -> None:
     cupti.asleep, cupti.batches = asleep, [[record(4, 7, address=0x10000)]]
     assert CudaCounters(2, cupti.beacon).pages(lambda: cupti.log.append("work")).gpu_faults == 7
     assert cupti.log.count("work") == 1
 
 
-def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(cupti: FakeCupti) -> None:
+def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(
+    cupti: FakeCupti,
+) -> None:
     cupti.asleep = 100
     with pytest.raises(NotCounted, match="0 of 2 moves"):
         CudaCounters(2, cupti.beacon).pages(lambda: None)
@@ -242,11 +302,18 @@ def test_a_pass_that_does_not_tell_of_what_was_moved_on_purpose_is_no_count(cupt
 def test_totals_count_all_groups_and_the_first_are_shown() -> None:
     events = [PageEvent(GPU_FAULT, 2, i, i, i << 16, "read") for i in range(2 * SHOWN_GROUPS)]
     counts = page_counts(events, maps=False)
-    assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (4 * SHOWN_GROUPS, 2 * SHOWN_GROUPS, SHOWN_GROUPS)
+    assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (
+        4 * SHOWN_GROUPS,
+        2 * SHOWN_GROUPS,
+        SHOWN_GROUPS,
+    )
 
 
 def test_copies_beside_each_other_take_their_time_once() -> None:
-    copies = [PageEvent(TO_DEVICE, 1, start, end, 0, "prefetch") for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))]
+    copies = [
+        PageEvent(TO_DEVICE, 1, start, end, 0, "prefetch")
+        for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))
+    ]
     assert busy(copies) == pytest.approx(13e-9)
 
 

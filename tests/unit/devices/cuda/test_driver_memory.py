@@ -24,9 +24,29 @@ from pytest_gpumem.devices.protocol import NotCounted
 
 KEPT = (AllocationEvent(0.0, ("CUDA", "device"), "driver", 1, 100),)
 NAMES = (
-    *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"),
-    *("cuMemAllocAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuMemFreeAsync"),
-    *("cuMemcpyHtoD_v2", "cuGraphLaunch", *driver_memory._VIRTUAL, *driver_memory._ARRAYS, *driver_memory._OWN_POOLS),
+    *(
+        "cuMemAlloc_v2",
+        "cuMemAllocPitch_v2",
+        "cuMemAllocManaged",
+        "cuMemHostAlloc",
+        "cuMemAllocHost_v2",
+        "cuMemHostRegister_v2",
+    ),
+    *(
+        "cuMemAllocAsync",
+        "cuMemAllocFromPoolAsync_ptsz",
+        "cuMemFree_v2",
+        "cuMemFreeHost",
+        "cuMemHostUnregister",
+        "cuMemFreeAsync",
+    ),
+    *(
+        "cuMemcpyHtoD_v2",
+        "cuGraphLaunch",
+        *driver_memory._VIRTUAL,
+        *driver_memory._ARRAYS,
+        *driver_memory._OWN_POOLS,
+    ),
 )
 Number = IntEnum("Number", NAMES)  # type: ignore[misc]
 CUPTI = SimpleNamespace(driver_api_trace_cbid=Number)
@@ -46,7 +66,13 @@ class Calls:
         self.serves = True
 
     def add(
-        self, domain: str, names: Any, receive: Receive, lost: Callable[[str], None] | None = None, *, begins: bool
+        self,
+        domain: str,
+        names: Any,
+        receive: Receive,
+        lost: Callable[[str], None] | None = None,
+        *,
+        begins: bool,
     ) -> Callable[[], None]:
         assert domain == "DRIVER_API"
         assert not begins
@@ -58,7 +84,12 @@ class Calls:
         """The end of a call as CUPTI shows it, with its parameters in memory. `repeats`: the call and those within it."""
         self.number += 1
         values, returned = (ctypes.c_uint64 * len(parameters))(*parameters), ctypes.c_int(result)
-        data = ApiCall(1, parameters=ctypes.addressof(values), result=ctypes.addressof(returned), correlation=self.number)
+        data = ApiCall(
+            1,
+            parameters=ctypes.addressof(values),
+            result=ctypes.addressof(returned),
+            correlation=self.number,
+        )
         for _ in range(repeats):
             for names, receive in self.receivers:
                 if name in names:
@@ -73,8 +104,14 @@ class Calls:
 class Runtime:
     """The counts of the driver's pool and of graphs. `living`: bytes of graphs that exist."""
 
-    cudaMemPoolAttr = SimpleNamespace(cudaMemPoolAttrUsedMemCurrent=1, cudaMemPoolAttrReservedMemCurrent=2, cudaMemPoolAttrUsedMemHigh=3)  # noqa: N815
-    cudaGraphMemAttributeType = SimpleNamespace(cudaGraphMemAttrUsedMemCurrent=4, cudaGraphMemAttrReservedMemCurrent=5)  # noqa: N815
+    cudaMemPoolAttr = SimpleNamespace(
+        cudaMemPoolAttrUsedMemCurrent=1,
+        cudaMemPoolAttrReservedMemCurrent=2,
+        cudaMemPoolAttrUsedMemHigh=3,
+    )
+    cudaGraphMemAttributeType = SimpleNamespace(
+        cudaGraphMemAttrUsedMemCurrent=4, cudaGraphMemAttrReservedMemCurrent=5
+    )
 
     def __init__(self) -> None:
         self.asked = self.pool = self.graphs = self.living = 0
@@ -126,9 +163,15 @@ def source() -> DriverMemory:
     return DriverMemory(0)
 
 
-def test_a_device_without_pools_has_nothing_in_them(source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_pools_has_nothing_in_them(
+    source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver_memory, "has_pools", lambda index: False)
-    monkeypatch.setattr(driver_memory.R, "cudaDeviceGetDefaultMemPool", lambda index: (SimpleNamespace(name="cudaErrorNotSupported"), None))
+    monkeypatch.setattr(
+        driver_memory.R,
+        "cudaDeviceGetDefaultMemPool",
+        lambda index: (SimpleNamespace(name="cudaErrorNotSupported"), None),
+    )
     assert set(source.figures().values()) == {Figures(0, 0)}
     assert not source.settle(KEPT)
 
@@ -162,7 +205,12 @@ def test_calls_become_events_by_kind(calls: Calls, source: DriverMemory) -> None
         (0xA300, "device"): 50,
     }
     assert len(log.since()[0]) == len(living)
-    for name, address in (("cuMemFree_v2", 0xA000), ("cuMemFree_v2", 0xA100), ("cuMemFree_v2", 0xB100), ("cuMemFreeHost", 0xB200)):
+    for name, address in (
+        ("cuMemFree_v2", 0xA000),
+        ("cuMemFree_v2", 0xA100),
+        ("cuMemFree_v2", 0xB100),
+        ("cuMemFreeHost", 0xB200),
+    ):
         calls(name, address)
     for name, address in (("cuMemFreeHost", 0xB300), ("cuMemHostUnregister", 0xB400)):
         calls(name, address)
@@ -227,13 +275,17 @@ def test_virtual_memory_of_others_counts_nothing(calls: Calls, source: DriverMem
     log.settle()
     assert (log.since()[0], source.gaps) == ([], ())
     creates(calls, 0xE2, 100)
-    calls.allocates("cuMemImportFromShareableHandle", 0xE2, 6, 1)  # what the process exported itself
+    calls.allocates(
+        "cuMemImportFromShareableHandle", 0xE2, 6, 1
+    )  # what the process exported itself
     calls("cuMemRelease", 0xE2)
     log.settle()
     assert [one.nbytes for one in log.of_driver()] == [100]
 
 
-def test_virtual_memory_from_before_the_watch_is_not_watched(calls: Calls, source: DriverMemory) -> None:
+def test_virtual_memory_from_before_the_watch_is_not_watched(
+    calls: Calls, source: DriverMemory
+) -> None:
     assert source.start(MemoryLog(), stacks=False) is None
     calls("cuMemRelease", 0xE0)  # to free it takes nothing
     assert not source.gaps
@@ -242,7 +294,9 @@ def test_virtual_memory_from_before_the_watch_is_not_watched(calls: Calls, sourc
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_number_of_a_handle_that_is_given_out_again_is_another_handle(calls: Calls, source: DriverMemory, paused: bool) -> None:
+def test_a_number_of_a_handle_that_is_given_out_again_is_another_handle(
+    calls: Calls, source: DriverMemory, paused: bool
+) -> None:
     """Of another process at first, then of this one, which created it unseen."""
     source.start(MemoryLog(), stacks=False)
     calls.allocates("cuMemImportFromShareableHandle", 0xE1, 5, 1)
@@ -254,7 +308,9 @@ def test_a_number_of_a_handle_that_is_given_out_again_is_another_handle(calls: C
     assert source.gaps == ("virtual memory was mapped that was created before the watch",)
 
 
-def test_virtual_memory_in_a_sparse_array_is_not_watched(calls: Calls, source: DriverMemory) -> None:
+def test_virtual_memory_in_a_sparse_array_is_not_watched(
+    calls: Calls, source: DriverMemory
+) -> None:
     log = MemoryLog()
     assert source.start(log, stacks=False) is None
     described = ctypes.create_string_buffer(struct.pack("<QQQIII", 64, 64, 0, 0x20, 1, 0x40))
@@ -275,9 +331,13 @@ def test_arrays_count_by_their_elements(calls: Calls, source: DriverMemory) -> N
         kept.append(ctypes.create_string_buffer(struct.pack(layout, *values)))
         return ctypes.addressof(kept[-1])
 
-    calls.allocates("cuArrayCreate_v2", 0xC0, described("<QQII", 64, 0, 0x20, 4))  # one-dimensional, float4
+    calls.allocates(
+        "cuArrayCreate_v2", 0xC0, described("<QQII", 64, 0, 0x20, 4)
+    )  # one-dimensional, float4
     calls.allocates("cuArray3DCreate_v2", 0xC1, described("<QQQIII", 8, 8, 8, 0x10, 1, 0))  # half
-    calls.allocates("cuMipmappedArrayCreate", 0xC2, described("<QQQIII", 8, 8, 3, 0x08, 2, 0x01), 4)  # three layers of char2
+    calls.allocates(
+        "cuMipmappedArrayCreate", 0xC2, described("<QQQIII", 8, 8, 3, 0x08, 2, 0x01), 4
+    )  # three layers of char2
     log.settle()
     living = {one.address: one.nbytes for one in log.of_driver()}
     assert living == {0xC0: 64 * 16, 0xC1: 512 * 2, 0xC2: (64 + 16 + 4 + 1) * 3 * 2}
@@ -289,12 +349,16 @@ def test_arrays_count_by_their_elements(calls: Calls, source: DriverMemory) -> N
     assert log.of_driver() == []
     calls.allocates("cuArrayCreate_v2", 0xC0, described("<QQII", 64, 64, 0x91, 1))
     source.drain()
-    assert source.gaps == ("a call of the driver could not be read: a CUDA array of the format 0x91, whose bytes are not known",)
+    assert source.gaps == (
+        "a call of the driver could not be read: a CUDA array of the format 0x91, whose bytes are not known",
+    )
 
 
 def test_what_own_pools_keep_is_reserved(calls: Calls, source: DriverMemory) -> None:
     assert source.start(MemoryLog(), stacks=False) is None
-    here, elsewhere = (ctypes.create_string_buffer(struct.pack("<IIii", 1, 0, 1, device)) for device in (0, 1))
+    here, elsewhere = (
+        ctypes.create_string_buffer(struct.pack("<IIii", 1, 0, 1, device)) for device in (0, 1)
+    )
     calls.allocates("cuMemPoolCreate", 0xF0, ctypes.addressof(here))
     calls.allocates("cuMemPoolCreate", 0xF1, ctypes.addressof(elsewhere))
     assert source.figures()["CUDA", "device"].unused == 700
@@ -307,7 +371,9 @@ def test_what_own_pools_keep_is_reserved(calls: Calls, source: DriverMemory) -> 
     assert "a stream-ordered pool of the test's own" in " ".join(source.gaps)
 
 
-def test_memory_that_is_allocated_again_at_once_counts_again(calls: Calls, source: DriverMemory) -> None:
+def test_memory_that_is_allocated_again_at_once_counts_again(
+    calls: Calls, source: DriverMemory
+) -> None:
     log = MemoryLog()
     source.start(log, stacks=False)
     for _ in range(2):
@@ -350,7 +416,9 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     assert [change for _, change, _ in log.since()[0]] == [100]
 
 
-def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_callbacks_the_reason_is_given(
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: Any, **__: Any) -> Any:
         raise NotCounted("another tool holds CUPTI")
 
@@ -360,10 +428,14 @@ def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemor
     source.settle(KEPT)
     source.stop()
     monkeypatch.setitem(sys.modules, "cupti", None)
-    assert "cupti-python cannot be imported" in (DriverMemory(0).start(MemoryLog(), stacks=False) or "")
+    assert "cupti-python cannot be imported" in (
+        DriverMemory(0).start(MemoryLog(), stacks=False) or ""
+    )
 
 
-def test_a_call_that_cannot_be_read_is_told_to_every_watch(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_cannot_be_read_is_told_to_every_watch(
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also to that of the test, where a part of it is read first."""
     monkeypatch.setattr(DriverMemory, "figures", lambda _: {})
     footprints = SourceFootprints(source, [], lambda: None)
@@ -372,7 +444,9 @@ def test_a_call_that_cannot_be_read_is_told_to_every_watch(calls: Calls, source:
     monkeypatch.setattr(driver_memory.D, "cuPointerGetAttribute", lambda *_: 1 / 0)
     calls.allocates("cuMemAlloc_v2", 0xA000, 100)
     for watch in (part, test):
-        with pytest.raises(NotCounted, match="a call of the driver could not be read: division by zero"):
+        with pytest.raises(
+            NotCounted, match="a call of the driver could not be read: division by zero"
+        ):
             watch.read()
     footprints.watch().read()
 
@@ -386,12 +460,16 @@ def test_an_allocation_has_the_stack_of_its_call(calls: Calls, source: DriverMem
 
     takes_memory()
     log.settle()
-    assert [name for _, _, name in log.of_driver()[-1].stack if name == "takes_memory"] == ["takes_memory"]
+    assert [name for _, _, name in log.of_driver()[-1].stack if name == "takes_memory"] == [
+        "takes_memory"
+    ]
     source.stop()
     assert not calls.receivers
 
 
-def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(calls: Calls, source: DriverMemory, runtime: Runtime) -> None:
+def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(
+    calls: Calls, source: DriverMemory, runtime: Runtime
+) -> None:
     def is_asked() -> bool:
         runtime.asked = 0
         source.figures()
@@ -410,7 +488,9 @@ def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(calls: Ca
     assert [is_asked(), is_asked()] == [True, True]
 
 
-def test_memory_that_no_graph_uses_any_more_is_not_kept(calls: Calls, source: DriverMemory, runtime: Runtime) -> None:
+def test_memory_that_no_graph_uses_any_more_is_not_kept(
+    calls: Calls, source: DriverMemory, runtime: Runtime
+) -> None:
     source.start(MemoryLog(), stacks=False)
     assert not source.settle(())
     calls("cuGraphLaunch", 1, 2)
@@ -420,13 +500,17 @@ def test_memory_that_no_graph_uses_any_more_is_not_kept(calls: Calls, source: Dr
     assert source.figures()["CUDA graphs", "device"] == Figures(32, 0)
 
 
-def test_calls_that_a_profiler_has_kept_from_it_are_a_gap(calls: Calls, source: DriverMemory) -> None:
+def test_calls_that_a_profiler_has_kept_from_it_are_a_gap(
+    calls: Calls, source: DriverMemory
+) -> None:
     source.start(MemoryLog(), stacks=False)
     calls.lost("the profiler of PyTorch had CUPTI")
     assert source.gaps == ("the profiler of PyTorch had CUPTI",)
 
 
-def test_each_look_while_another_tool_has_cupti_is_a_gap(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_look_while_another_tool_has_cupti_is_a_gap(
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source.drain()
     source.start(MemoryLog(), stacks=False)
     source.drain()

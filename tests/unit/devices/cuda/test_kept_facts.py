@@ -63,7 +63,9 @@ def test_the_driver_is_asked_once(session: Session) -> None:
 
 
 @pytest.mark.parametrize("change", ["driver", "variable"])
-def test_it_is_asked_again_when_something_changes(session: Session, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_it_is_asked_again_when_something_changes(
+    session: Session, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     session()
     monkeypatch.setattr(Process, "card", H200)
     if change == "driver":
@@ -74,7 +76,9 @@ def test_it_is_asked_again_when_something_changes(session: Session, monkeypatch:
 
 
 @pytest.mark.parametrize("unknown", ["MIG", "MPS", "MPS elsewhere"])
-def test_nothing_is_kept_where_too_little_is_known(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str) -> None:
+def test_nothing_is_kept_where_too_little_is_known(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
+) -> None:
     if unknown == "MIG":
         monkeypatch.setattr(nvml, "identities", lambda: None)
     elif unknown == "MPS":

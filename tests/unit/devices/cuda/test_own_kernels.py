@@ -9,7 +9,13 @@ import pytest
 
 from pytest_gpumem.devices.cuda import code_cache
 from pytest_gpumem.devices.cuda.nvrtc import Compilation, DoesNotCompile
-from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, HOLD, compiled_meanwhile, fill, mismatch
+from pytest_gpumem.devices.cuda.own_kernels import (
+    CONTENT_SOURCE,
+    HOLD,
+    compiled_meanwhile,
+    fill,
+    mismatch,
+)
 from pytest_gpumem.devices.protocol import Launch, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
@@ -22,7 +28,9 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The entries that were compiled, by a compiler that makes nothing."""
     made: list[str] = []
 
-    def compiled(source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compilation:
+    def compiled(
+        source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any
+    ) -> Compilation:
         made.extend(entries)
         return Compilation(b"", "", dict.fromkeys(entries, name))
 
@@ -33,7 +41,9 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
-def test_it_is_what_the_harness_launches(name: str, no_compiler: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_the_harness_launches(
+    name: str, no_compiler: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = SimulatedDevice(DATASHEETS[name], seed=0)
     launched, launch = set[str](), device.kernels.launch
 
@@ -52,7 +62,9 @@ def test_it_is_what_the_harness_launches(name: str, no_compiler: list[str], monk
     assert {*no_compiler} == {*launched, HOLD, fill("f4"), mismatch("f4", "close")}
 
 
-def test_what_does_not_compile_is_reported_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_compile_is_reported_where_it_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*arguments: Any, **keywords: Any) -> Compilation:
         raise DoesNotCompile("expected a ';'")
 

@@ -24,7 +24,10 @@ DRAM = SHEET.dram_peak * SHEET.dram_share
 
 def seconds(bench: Workbench, kernel: Any = SCAN, **kinds: MemoryKind) -> float:
     """Of a kernel on arrays of `N` bytes in device memory, or as said."""
-    arrays: Any = {parameter.name: bench.memory(N, kinds.get(parameter.name, MemoryKind.DEVICE)) for parameter in kernel.parameters}
+    arrays: Any = {
+        parameter.name: bench.memory(N, kinds.get(parameter.name, MemoryKind.DEVICE))
+        for parameter in kernel.parameters
+    }
     return bench.time(bench.bind(kernel, **arrays))
 
 
@@ -35,12 +38,23 @@ def test_bytes_over_the_bandwidth_of_dram(name: str) -> None:
     assert 2 * N / took == pytest.approx(sheet.dram_peak * sheet.dram_share, rel=0.03)
 
 
-@pytest.mark.parametrize(("sectors", "times"), [(4.0, 1.0), (5.0, 1 + SHEET.edge / 4), (8.0, 2.0), (32.0, 8.0)])
-def test_bytes_are_taken_times_the_sectors_of_a_request(bench: Workbench, sectors: float, times: float) -> None:
+@pytest.mark.parametrize(
+    ("sectors", "times"), [(4.0, 1.0), (5.0, 1 + SHEET.edge / 4), (8.0, 2.0), (32.0, 8.0)]
+)
+def test_bytes_are_taken_times_the_sectors_of_a_request(
+    bench: Workbench, sectors: float, times: float
+) -> None:
     """Of every eighth word: the sectors of an array are no more than the array. Neighbours share a fifth sector."""
 
     def accesses(call: Any) -> Any:
-        return tuple(replace(touch(call, *access, sectors_per_request=sectors), footprint=N // 8, requested=N // 8) for access in roles)
+        return tuple(
+            replace(
+                touch(call, *access, sectors_per_request=sectors),
+                footprint=N // 8,
+                requested=N // 8,
+            )
+            for access in roles
+        )
 
     roles = (("x", "read"), ("y", "write"))
     took = seconds(bench, replace(scale(), accesses=accesses))
@@ -49,9 +63,13 @@ def test_bytes_are_taken_times_the_sectors_of_a_request(bench: Workbench, sector
 
 def test_sectors_that_neighbours_ask_for_too_cost_bandwidth_of_l2(bench: Workbench) -> None:
     def accesses(call: Any) -> Any:
-        return touch(call, "x", "read"), touch(call, "y", "write", sectors_per_request=32.0, nearby=True)
+        return touch(call, "x", "read"), touch(
+            call, "y", "write", sectors_per_request=32.0, nearby=True
+        )
 
-    assert seconds(bench, replace(scale(), accesses=accesses)) == pytest.approx(8 * N / SHEET.l2_bandwidth, rel=0.03)
+    assert seconds(bench, replace(scale(), accesses=accesses)) == pytest.approx(
+        8 * N / SHEET.l2_bandwidth, rel=0.03
+    )
 
 
 def test_the_link_serves_host_memory(bench: Workbench) -> None:
@@ -78,7 +96,10 @@ def test_the_oldest_arrays_make_room_in_l2(bench: Workbench) -> None:
 
 def test_what_a_launch_reads_again_is_served_by_l2_where_it_fits(bench: Workbench) -> None:
     out = bench.memory(GiB)
-    table, large = (bench.time(bench.bind(LOOKUP, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (8 * MiB, 64 * MiB))
+    table, large = (
+        bench.time(bench.bind(LOOKUP, table=bench.memory(nbytes), out=out, dtype="i4"))
+        for nbytes in (8 * MiB, 64 * MiB)
+    )
     assert table == pytest.approx(GiB / DRAM, rel=0.05)
     assert large == pytest.approx(2 * GiB / DRAM, rel=0.05)
 
@@ -91,7 +112,9 @@ def test_what_a_launch_reads_again_is_served_by_l2_where_it_fits(bench: Workbenc
         (MemoryKind.PINNED, False, SHEET.link_latency),
     ],
 )
-def test_dependent_accesses_take_a_latency_each(bench: Workbench, kind: MemoryKind, hot: bool, latency: float) -> None:
+def test_dependent_accesses_take_a_latency_each(
+    bench: Workbench, kind: MemoryKind, hot: bool, latency: float
+) -> None:
     launch = bench.bind(WALK, nodes=bench.memory(8 * MiB, kind))
     took = bench.hot(launch) if hot else bench.cold(launch)
     assert took / (8 * MiB // 64) == pytest.approx(latency, rel=0.05)
@@ -133,7 +156,9 @@ def test_placement_matters_less_the_larger_the_buffers() -> None:
 def test_the_model_knows_no_kernel_by_name() -> None:
     folder = Path(pytest_gpumem.devices.simulated.__file__).parent
     # Names that are also words of the trade (read, write, copy, add) cannot tell anything.
-    names = {n for n in CATALOGUE if n not in ("read", "write", "copy", "mul", "add", "init", "dot")}
+    names = {
+        n for n in CATALOGUE if n not in ("read", "write", "copy", "mul", "add", "init", "dot")
+    }
     assert len(names) >= 10
     naming = re.compile(rf"\b({'|'.join(sorted(names))})\b")
     for file in folder.rglob("*.py"):

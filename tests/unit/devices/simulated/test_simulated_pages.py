@@ -56,10 +56,17 @@ def test_pages_that_are_mostly_read_have_two_copies_until_they_are_written() -> 
     assert pages.place == "device"
 
 
-@pytest.mark.parametrize(("advice", "faulted"), [({"preferred": "host"}, N), ({"accessed_by_device": True, "mapped": True}, 0)])
-def test_pages_that_stay_on_the_host_are_mapped_and_read_across_the_link(advice: Any, faulted: int) -> None:
+@pytest.mark.parametrize(
+    ("advice", "faulted"),
+    [({"preferred": "host"}, N), ({"accessed_by_device": True, "mapped": True}, 0)],
+)
+def test_pages_that_stay_on_the_host_are_mapped_and_read_across_the_link(
+    advice: Any, faulted: int
+) -> None:
     pages = on_host(**advice)
-    assert pages.touched_by_device(N, writes=False) == Touched(mapped=faulted, faulted=faulted, remote=N)
+    assert pages.touched_by_device(N, writes=False) == Touched(
+        mapped=faulted, faulted=faulted, remote=N
+    )
     assert pages.touched_by_device(N, writes=False) == Touched(remote=N)
 
 
@@ -98,13 +105,21 @@ def counted(device: SimulatedDevice) -> list[PageCounts]:
         device.content.poison(memory, stream)
         device.streams.synchronize()
 
-    return [device.counters.pages(work) for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)]
+    return [
+        device.counters.pages(work)
+        for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)
+    ]
 
 
 def test_a_fault_a_page_is_counted_and_timed(device: SimulatedDevice) -> None:
     back, faulting, read = counted(device)
     pages = 16 * MiB // PAGE_BYTES
-    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (16 * MiB, {"prefetch": 16 * MiB}, 0, 0)
+    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (
+        16 * MiB,
+        {"prefetch": 16 * MiB},
+        0,
+        0,
+    )
     assert (faulting.gpu_pages, faulting.gpu_faults) == (pages, SHARED_FAULTS * pages)
     assert faulting.causes == {"fault": faulting.to_device} == {"fault": 16 * MiB}
     assert len(faulting.groups) == SHOWN_GROUPS < faulting.gpu_groups
@@ -118,7 +133,9 @@ def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) 
     bench.run(launch)
     resident = bench.time(launch)
     bench.device.managed.prefetch(memory, True, bench.stream)
-    lost = 16 * MiB // PAGE_BYTES * sheet.fault + 16 * MiB / (sheet.migration_share * sheet.link_bandwidth)
+    lost = 16 * MiB // PAGE_BYTES * sheet.fault + 16 * MiB / (
+        sheet.migration_share * sheet.link_bandwidth
+    )
     assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
 
 
@@ -133,7 +150,9 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
         device.memory.allocate(free + GiB // 2, MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory, match="evicted"):
         device.managed.oversubscribe(10 * free)
-    device.memory.allocate(free - 16 * GiB, MemoryKind.DEVICE)  # the host holds 64 GiB of evicted pages
+    device.memory.allocate(
+        free - 16 * GiB, MemoryKind.DEVICE
+    )  # the host holds 64 GiB of evicted pages
     arena = Arena(device, seed=1)
     memory = device.managed.oversubscribe(32 * GiB)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
@@ -156,8 +175,12 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
     [("advise", "advised about"), ("discard", "discarded"), ("prefetch", "prefetched")],
     ids=["advise", "discard", "prefetch"],
 )
-def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(device: SimulatedDevice, verb: str, done: str) -> None:
-    plain, managed = (device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED))
+def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(
+    device: SimulatedDevice, verb: str, done: str
+) -> None:
+    plain, managed = (
+        device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
+    )
 
     def steer(memory: Allocation) -> None:
         if verb == "advise":
@@ -171,5 +194,7 @@ def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(device: 
     with pytest.raises(DeviceError, match=f"only managed memory can be {done}, not device memory"):
         steer(plain)
     device.roofline.facts = replace(device.facts, concurrent_managed_access=False)
-    with pytest.raises(Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"):
+    with pytest.raises(
+        Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"
+    ):
         steer(managed)

@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 from workbench import LOOKUP, Workbench
 
-from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    AccessProperty,
+    CannotCapture,
+    DeviceError,
+    Launch,
+    WindowSpec,
+)
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -20,7 +26,9 @@ class Table:
         device = self.device = self.bench.device
         device.l2.request_set_aside(25 * MiB)
         self.memory = self.bench.memory(24 * MiB)
-        self.launch: Launch = self.bench.bind(LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB))
+        self.launch: Launch = self.bench.bind(
+            LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB)
+        )
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
 
     def plain(self) -> None:
@@ -41,7 +49,10 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
         device.kernels.launch(table.launch, stream, window=own)
 
     assert device.graphs.windows(device.graphs.capture(stream, body)) == (None, own)
-    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (window, window)
+    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (
+        window,
+        window,
+    )
     device.l2.set_window(stream, streams)
     assert device.graphs.windows(device.graphs.capture(stream, body)) == (streams, own)
 
@@ -62,8 +73,12 @@ def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
         device.graphs.capture(stream, lambda: device.graphs.replay(graph, stream))
 
 
-@pytest.mark.parametrize(("hit", "persists"), [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)])
-def test_what_persists_is_kept_until_a_reset(table: Table, hit: AccessProperty, persists: bool) -> None:
+@pytest.mark.parametrize(
+    ("hit", "persists"), [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]
+)
+def test_what_persists_is_kept_until_a_reset(
+    table: Table, hit: AccessProperty, persists: bool
+) -> None:
     device, l2 = table.device, table.device.roofline.l2
     device.kernels.launch(table.launch, table.bench.stream, window=replace(table.window, hit=hit))
     assert l2.persisting is persists
@@ -80,12 +95,16 @@ def test_what_persists_ends_without_a_reset_too(table: Table, ends: str) -> None
     if ends == "another set-aside":
         device.l2.request_set_aside(0)
     else:
-        device.kernels.launch(table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL))
+        device.kernels.launch(
+            table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL)
+        )
     assert not device.roofline.l2.persisting
 
 
 def test_no_time_depends_on_a_window(table: Table) -> None:
     device, stream = table.device, table.bench.stream
     without = table.bench.interval(table.plain)
-    under = table.bench.interval(lambda: device.kernels.launch(table.launch, stream, window=table.window))
+    under = table.bench.interval(
+        lambda: device.kernels.launch(table.launch, stream, window=table.window)
+    )
     assert under == pytest.approx(without, rel=0.01)
