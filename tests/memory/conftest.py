@@ -33,10 +33,10 @@ def swept_bytes(gpu_device) -> int:
 
 
 @pytest.fixture
-def real_gpu(gpu_device) -> None:
-    """For code that a model cannot run, before its library is even imported."""
+def needs_gpu(gpu_device) -> None:
+    """For effects of hardware that a roofline does not have, and for code that it cannot run."""
     if gpu_device.facts.simulated:
-        pytest.skip("the simulated device runs no foreign kernels")
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture

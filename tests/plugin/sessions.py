@@ -71,12 +71,12 @@ def slower(factor: str) -> str:
     return f"""
 import os
 import pytest
-from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.devices.simulated.roofline import Roofline
 
 @pytest.fixture(autouse=True)
 def _slower(request, monkeypatch):
-    factor, kernel = {factor}, Timing.kernel
-    monkeypatch.setattr(Timing, "kernel", lambda self, *given: kernel(self, *given) * factor)
+    factor, kernel = {factor}, Roofline.kernel
+    monkeypatch.setattr(Roofline, "kernel", lambda self, *given: kernel(self, *given) * factor)
 """
 
 

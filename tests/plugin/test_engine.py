@@ -83,12 +83,12 @@ def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpu
     pytester.makepyfile(TRIAD)
     gpumem("--benchmark-save=first", "--benchmark-storage=file://./kept").assert_outcomes(passed=1)
     other = gpumem(
-        "--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept"
+        "--gpumem-device", "sim:h200", "--benchmark-compare", "--benchmark-storage=file://./kept"
     )
     assert other.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in other.stderr.lines if line.startswith("ERROR"))
     assert "--benchmark-compare" in line
-    assert "A100" in line
+    assert "H200" in line
     assert "H100" in line
 
 
@@ -109,7 +109,7 @@ def host():
 @pytest.mark.parametrize(
     "where", [(), ("--benchmark-storage=file://./.benchmarks",), ("--benchmark-storage=kept",)]
 )
-@pytest.mark.parametrize("saved_with", ["", "sim:a100"])
+@pytest.mark.parametrize("saved_with", ["", "sim:h200"])
 def test_benchmarks_of_the_host_compare_as_without_the_plugin(
     pytester: pytest.Pytester, session: Run, gpumem: Run, where: tuple[str, ...], saved_with: str
 ) -> None:
@@ -245,7 +245,7 @@ def test_early(gpu_benchmark):
     result = gpumem("-n2", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines_random(
-        ["test_pair *3 *measured*", "FAILED *::test_slow - 3.* us is above max_latency*"]
+        ["test_pair *3 *measured*", "FAILED *::test_slow - * us is above max_latency*"]
     )
     document = json.loads((pytester.path / "out.json").read_text())
     assert len(document["gpumem"]["rows"]) == 6

@@ -37,7 +37,7 @@ def test_command_line_over_environment_over_ini(
 ) -> None:
     pytester.makepyfile(SHOW)
     pytester.makeini(
-        "[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:a100\ngpumem_timeout = 1 min"
+        "[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:h200\ngpumem_timeout = 1 min"
     )
     monkeypatch.setenv("GPUMEM_TIMEOUT", "2 min")
     result = gpumem("-s", "--gpumem-device", "sim:h200", "-o", "gpumem_placements=4")

@@ -129,7 +129,7 @@ def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
         from msgspec.structs import replace
 
         def test_table(gpu_device, device_buffer, persisting_stream, monkeypatch):
-            monkeypatch.setattr(gpu_device.machine, "facts", replace(gpu_device.facts, {changes}))
+            monkeypatch.setattr(gpu_device.roofline, "facts", replace(gpu_device.facts, {changes}))
             with persisting_stream(device_buffer(1 << 20), set_aside="max"):
                 pass
         """

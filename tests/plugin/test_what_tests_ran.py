@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import SIMULATED, Run, rows_in, stored_in
+from sessions import SIMULATED, Run, rows_in, slower, stored_in
 
 TESTS = """
 import os
@@ -111,6 +111,7 @@ def test_a_kernel_that_is_slower_by_a_scalar_argument_is_not_the_same_code(
 def test_a_failure_begins_with_what_ran_differently(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytester.makeconftest(slower("2.0 if 'GRID' in os.environ else 1.0"))
     for _ in range(3):
         assert run("--gpumem-save").ret == 0
     monkeypatch.setenv("GRID", "8")

@@ -1,1 +1,1 @@
-"""A discrete-event model of a GPU memory system."""
+"""A GPU whose times are those of a roofline, on virtual time."""

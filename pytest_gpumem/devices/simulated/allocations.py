@@ -1,23 +1,15 @@
-"""The simulated device's memory: placed, freed, counted; and what allocating costs the host."""
+"""The simulated device's memory: placed, freed, counted and seen as arrays."""
 
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import (
-    check_allocator,
-    check_host_array,
-    check_oversubscription,
-    check_size,
-    part_of,
-)
+from pytest_gpumem.devices import checks
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import (
@@ -29,230 +21,134 @@ from pytest_gpumem.devices.protocol import (
     Unsupported,
 )
 from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
-from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
+from pytest_gpumem.units import GiB, MiB
 
-SMALL_BYTES = 2**20
-"""Below this an allocation shares a 2 MiB page with others; from here on it starts on a page of
-its own."""
-SMALL_ALIGNMENT = 512
-PAGE_BYTES = 2 * 2**20
-
-
-class _Heap:
-    """Free ranges of one address range, lowest first."""
-
-    def __init__(self, base: int, alignment: int) -> None:
-        self._free: list[tuple[int, int]] = [(base, 2**44)]
-        self._alignment = alignment
-        self._taken: dict[int, int] = {}
-
-    def take(self, nbytes: int) -> int:
-        size = -(-max(nbytes, 1) // self._alignment) * self._alignment
-        for i, (start, length) in enumerate(self._free):
-            if length >= size:
-                self._free[i : i + 1] = [(start + size, length - size)] if length > size else []
-                self._taken[start] = size
-                return start
-        raise MemoryError("the simulated address range is full")
-
-    def give_back(self, address: int) -> bool:
-        size = self._taken.pop(address, None)
-        if size is None:
-            return False
-        insort(self._free, (address, size))
-        merged: list[tuple[int, int]] = []
-        for start, length in self._free:
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((start, length))
-        self._free = merged
-        return True
-
-
-class AddressSpace:
-    """Addresses that look like a driver's: distinct, aligned, used again after a free."""
-
-    def __init__(self, base: int) -> None:
-        self._small = _Heap(base, SMALL_ALIGNMENT)
-        self._large = _Heap(base + 2**45, PAGE_BYTES)
-
-    def take(self, nbytes: int) -> int:
-        """An address aligned to 512 bytes, or to 2 MiB for 1 MiB and more."""
-        return (self._small if nbytes < SMALL_BYTES else self._large).take(nbytes)
-
-    def give_back(self, address: int) -> None:
-        _ = self._small.give_back(address) or self._large.give_back(address)
-
-
-_PINNABLE = 0.9  # share of the host's memory that the system lets one process lock
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Virtual seconds of one allocation and its free."""
-
-    kind: MemoryKind
-    by_driver: bool  # every cycle goes to the driver, as `allocate` and `free` of the device do
-    call: float = 0.0  # where it does not: the calls themselves
-    first: float = 0.0  # where it does not: growing the pool, once for each size, or after every synchronisation that empties it
-    keeps: bool = False  # memory stays in the pool across synchronisations
-
-
-COSTS = {
-    "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
-    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6),
-    "cudaMallocAsync, kept": Cost(
-        MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6, keeps=True
-    ),
-    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=5.5e-6, first=120e-6, keeps=True),
-    "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
-    "cudaHostRegister": Cost(MemoryKind.REGISTERED, by_driver=True),
-}
+_PINNABLE = 0.9  # share of the host's memory that the system lets a process lock
+_ALLOCATED = {"cudaHostAlloc": MemoryKind.PINNED, "cudaHostRegister": MemoryKind.REGISTERED}
 
 
 class SimulatedMemory(Facet):
     """Allocates memory of every kind and counts it."""
 
-    def __init__(self, timeline: Timeline, machine: SimulatedMachine) -> None:
-        super().__init__(timeline, machine)
+    def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
+        super().__init__(timeline, roofline)
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
-        self._device_addresses = AddressSpace(0x7F00_0000_0000)
-        self._host_addresses = AddressSpace(0x5500_0000_0000)
+        self._ends = {"device": 0x7F00_0000_0000, "host": 0x5500_0000_0000}
 
-    def allocate(
-        self,
-        nbytes: int,
-        kind: MemoryKind,
-        *,
-        mapped: bool = True,
-        write_combined: bool = False,
-        portable: bool = True,
-    ) -> Allocation:
+    def _address(self, side: str, nbytes: int) -> int:
+        """Return a new address, aligned to 512 bytes, or to 2 MiB for 1 MiB and more."""
+        alignment = 512 if nbytes < MiB else 2 * MiB
+        address = -(-self._ends[side] // alignment) * alignment
+        self._ends[side] = address + nbytes
+        return address
+
+    def allocate(self, nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
-        check_size(nbytes)
+        checks.check_size(nbytes)
         if kind.on_peer:
             raise Unsupported("one GPU is simulated: there is no peer to copy to")
         self._take(nbytes, kind)
+        address = host_address = 0
         if kind.on_host:
-            host_address = self._host_addresses.take(nbytes)
-            address = host_address if kind.locked and mapped else 0
-        else:
-            address = self._device_addresses.take(nbytes)
-            host_address = address if kind.managed else 0
-        if kind.locked and kind.traits.adopted:
-            address = self._device_addresses.take(nbytes)
-        allocation = self._made(Allocation(kind, nbytes, address, host_address, backing(nbytes)))
+            host_address = self._address("host", nbytes)
+        if not kind.on_host or kind is MemoryKind.REGISTERED:
+            address = self._address("device", nbytes)
+        elif kind.locked and flags.get("mapped", True):
+            address = host_address
         if kind.managed:
-            self._machine.pages[id(allocation)] = Pages(nbytes)
-        if write_combined:
-            self._machine.write_combined.add(id(allocation))
+            host_address = address
+        return self._made(Allocation(kind, nbytes, address, host_address, backing(nbytes)))
+
+    def _made(self, allocation: Allocation, room: float = math.inf) -> Allocation:
+        self._live[id(allocation)] = allocation
+        if allocation.kind.managed:
+            self._roofline.pages[id(allocation)] = Pages(room)
         self._watch(StepKind.ALLOCATION, allocation)
+        self._timeline.host += ALLOCATE
         return allocation
 
-    def _made(self, allocation: Allocation) -> Allocation:
-        self._live[id(allocation)] = allocation
-        self._timeline.host += ALLOCATE + self._locking(allocation.nbytes, allocation.kind)
-        return allocation
+    def _watch(self, kind: StepKind, allocation: Allocation) -> None:
+        step = Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes)
+        self._timeline.watch(step)
+
+    def _take(self, nbytes: int, kind: MemoryKind) -> None:
+        free = self.free_bytes(kind)
+        if nbytes > free:
+            problem = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, "
+            problem += f"{free / GiB:.3g} GiB are free on the simulated device"
+            raise OutOfMemory(problem)
+        self._used[kind] += nbytes
 
     def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
         raise Unsupported("the simulated device has no memory of other libraries' pools")
 
-    def _watch(self, kind: StepKind, allocation: Allocation) -> None:
-        self._timeline.watch(Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes))
-
     def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory, whatever the device has free; half of the host's memory at most."""
         self._timeline.forbid_capture("it allocates memory")
-        check_oversubscription(nbytes, self._machine.sheet.host_memory_bytes)
-        room = max(0, self.free_bytes(MemoryKind.MANAGED))
+        checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
+        room = self.free_bytes(MemoryKind.MANAGED)
         self._used[MemoryKind.MANAGED] += nbytes
-        address = self._device_addresses.take(nbytes)
-        allocation = self._made(
-            Allocation(MemoryKind.MANAGED, nbytes, address, address, backing(nbytes))
-        )
-        self._machine.pages[id(allocation)] = Pages(nbytes, room=room)
-        return allocation
-
-    def _locking(self, nbytes: int, kind: MemoryKind) -> float:
-        """Seconds for locking pages: the system goes through them one by one."""
-        if not kind.locked:
-            return 0.0
-        sheet = self._machine.sheet
-        return nbytes / (sheet.registering if kind is MemoryKind.REGISTERED else sheet.page_locking)
+        address = self._address("device", nbytes)
+        content = backing(nbytes)
+        return self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, content), room)
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        part = part_of(allocation, offset, nbytes)
+        part = checks.part_of(allocation, offset, nbytes)
         part.backing = backed(allocation)[offset : offset + nbytes]
         return part
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         self._timeline.forbid_capture("it registers host memory")
-        check_host_array(array)
-        kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
+        checks.check_host_array(array)
+        kind, address = MemoryKind.PAGEABLE, 0
+        if register:
+            kind, address = MemoryKind.REGISTERED, self._address("device", array.nbytes)
         self._take(array.nbytes, kind)
-        address = self._device_addresses.take(array.nbytes) if register else 0
-        allocation = Allocation(
-            kind, array.nbytes, address, array.ctypes.data, backing(array.nbytes, array)
-        )
-        self._live[id(allocation)] = allocation
-        self._timeline.host += ALLOCATE + self._locking(array.nbytes, kind) if register else 0.0
-        return allocation
+        content = array.reshape(-1).view(np.uint8)[: len(backing(array.nbytes))]
+        return self._made(Allocation(kind, array.nbytes, address, array.ctypes.data, content))
 
     def free(self, allocation: Allocation) -> None:
         if allocation.freed:
             return
         self._timeline.forbid_capture("it frees memory")
         self._watch(StepKind.FREE, allocation)
-        self._timeline.run()
         allocation.freed = True
-        self._used[allocation.kind] -= allocation.nbytes
-        self._machine.l2.forget(allocation)
-        self._live.pop(id(allocation), None)
-        self._machine.pages.pop(id(allocation), None)
-        self._machine.write_combined.discard(id(allocation))
-        self._device_addresses.give_back(allocation.address)
-        self._host_addresses.give_back(allocation.host_address)
         allocation.backing = None
+        self._used[allocation.kind] -= allocation.nbytes
+        self._live.pop(id(allocation), None)
+        self._roofline.l2.forget(allocation)
+        self._roofline.pages.pop(id(allocation), None)
         self._timeline.host += ALLOCATE
 
     def free_bytes(self, kind: MemoryKind) -> int:
         if not kind.beyond_link:
-            sheet = self._machine.sheet
+            sheet = self._roofline.sheet
             used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
             return max(0, sheet.memory_bytes - sheet.context_bytes - used)
         host = self.host()
-        return (
-            min(int(host.total * _PINNABLE) - host.locked, host.available)
-            if kind.locked
-            else host.available
-        )
+        if kind.locked:
+            return min(int(host.total * _PINNABLE) - host.locked, host.available)
+        return host.available
 
-    def _take(self, nbytes: int, kind: MemoryKind) -> None:
-        free = self.free_bytes(kind)
-        if nbytes > free:
-            raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
-            )
-        self._used[kind] += nbytes
+    def host(self) -> HostMemory:
+        total = self._roofline.sheet.host_memory_bytes
+        used = sum(nbytes for kind, nbytes in self._used.items() if kind.on_host)
+        locked = sum(nbytes for kind, nbytes in self._used.items() if kind.locked)
+        return HostMemory(total, total - used, locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
-        if needed > free:
-            raise OutOfMemory(
-                f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device"
-            )
+        self._take(sum(sizes), MemoryKind.DEVICE)
+        self._used[MemoryKind.DEVICE] -= sum(sizes)
         made: dict[int, Allocation] = {}
-        for which in np.random.default_rng(seed).permutation(len(sizes)):
-            made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
-        return [made[which] for which in range(len(sizes))]
+        for index in np.random.default_rng(seed).permutation(len(sizes)):
+            made[int(index)] = self.allocate(sizes[index], MemoryKind.DEVICE)
+        return [made[index] for index in range(len(sizes))]
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        """Nothing is kept here."""
         return False
 
     def settle(self) -> None:
@@ -260,18 +156,11 @@ class SimulatedMemory(Facet):
 
     def kind_at(self, address: int) -> MemoryKind | None:
         for allocation in self._live.values():
-            for start in (allocation.address, allocation.host_address):
-                if start and start <= address < start + allocation.nbytes:
-                    return (
-                        MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
-                    )  # a driver knows no pools
-        return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
-
-    def host(self) -> HostMemory:
-        locked = sum(nbytes for kind, nbytes in self._used.items() if kind.locked)
-        used = sum(nbytes for kind, nbytes in self._used.items() if kind.on_host)
-        total = self._machine.sheet.host_memory_bytes
-        return HostMemory(total, total - used, locked)
+            for begin in (allocation.address, allocation.host_address):
+                if begin and begin <= address < begin + allocation.nbytes:
+                    # A driver knows no pools.
+                    return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
+        return None if is_mapped(address) is False else MemoryKind.PAGEABLE
 
     @contextmanager
     def near_host(self, node: int | None) -> Iterator[int | None]:
@@ -280,54 +169,41 @@ class SimulatedMemory(Facet):
         yield 0
 
     def allocator(self, name: str) -> Allocator:
-        check_allocator(name)
-        return SimulatedAllocator(self, self._timeline, name)
+        checks.check_allocator(name)
+        return SimulatedAllocator(self, _ALLOCATED.get(name, MemoryKind.DEVICE))
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
         return prefix(allocation, dtype, size)
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        name = getattr(like, "__name__", None)
+        name = getattr(like, "__name__", repr(like))
         if name != "numpy":
-            asked = name if isinstance(name, str) else repr(like)
-            raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {asked}")
+            raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {name}")
         if allocation.kind.on_device:
-            raise Unsupported(
-                "NumPy cannot see device memory; choose managed or pinned memory, or another library"
-            )
+            problem = "NumPy cannot see device memory; choose managed or pinned memory"
+            raise Unsupported(f"{problem}, or another library")
         if allocation.kind.managed:
-            self._timeline.wait()
-            self._timeline.host += self._machine.host_access(allocation, writes=True)
-        array = self.view(allocation, dtype, math.prod(shape))
-        if array.size == math.prod(shape):
+            self._timeline.wait(None)
+            self._timeline.host += self._roofline.host_access(allocation, writes=True)
+        size, row = math.prod(shape), math.prod(shape[1:])
+        array = self.view(allocation, dtype, size)
+        if array.size == size:
             return array.reshape(shape)
+        if array.size < row:
+            return array
         # Partly backed: as many whole rows as there are.
-        row = math.prod(shape[1:])
-        return (
-            array[: array.size // row * row].reshape(-1, *shape[1:]) if array.size >= row else array
-        )
+        return array[: array.size // row * row].reshape(-1, *shape[1:])
 
 
 class SimulatedAllocator:
-    """One way of allocating on the simulated device."""
+    """One way of allocating; all take the same time here."""
 
-    def __init__(self, memory: SimulatedMemory, timeline: Timeline, name: str) -> None:
+    def __init__(self, memory: SimulatedMemory, kind: MemoryKind) -> None:
         self._memory = memory
-        self._timeline = timeline
-        self._cost = COSTS[name]
-        self._kept = 0
+        self._kind = kind
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        memory, cost = self._memory, self._cost
-        if cost.by_driver:
-            memory.free(memory.allocate(nbytes, cost.kind))
-            return
-        if nbytes > memory.free_bytes(cost.kind):
-            memory.allocate(nbytes, cost.kind)  # raises, in its own words
-        if nbytes > self._kept:
-            self._timeline.host += cost.first
-        self._kept = max(self._kept, nbytes) if cost.keeps else 0
-        self._timeline.host += cost.call
+        self._memory.free(self._memory.allocate(nbytes, self._kind))
 
     def close(self) -> None:
-        self._kept = 0
+        """Nothing is kept."""

@@ -1,4 +1,4 @@
-"""A simulated device: its facets, on one timeline and one machine."""
+"""A simulated device: its facets, on one timeline and one roofline."""
 
 from __future__ import annotations
 
@@ -6,225 +6,170 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import SourceFootprints
-from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Unsupported, WindowSpec
+from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, WorkItem
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
-from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.streams import (
-    ALLOCATE,
-    CALL,
-    LAUNCH,
-    Facet,
-    QueueStep,
-    SimulatedGraphs,
-    SimulatedStreams,
-    StepLog,
-    Timeline,
-    own_stream,
-)
+from pytest_gpumem.devices.simulated.roofline import Roofline
+from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
+from pytest_gpumem.records import uses
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import (
-    Activity,
-    CopyUse,
-    KernelUse,
-    at_once,
-    copies_together,
-    kernels_together,
-)
-from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
 class SimulatedL2(Facet):
-    """The set-aside of the model's L2, and windows."""
+    """The set-aside and windows: their limits and what is granted. No time depends on them."""
 
     def set_aside(self) -> int:
-        return self._machine.l2.set_aside
+        return self._roofline.l2.set_aside
 
     def request_set_aside(self, nbytes: int) -> int:
-        reason = unsupported(self._machine.facts, self.set_aside)
+        reason = unsupported(self._roofline.facts, self.set_aside)
         if reason is not None:
             raise Unsupported(reason)
         self._timeline.forbid_capture("it changes the set-aside")
-        self._timeline.run()
-        self._timeline.host += ALLOCATE
-        return self._machine.l2.request_set_aside(nbytes)
+        self._timeline.host += streams.ALLOCATE
+        return self._roofline.l2.request_set_aside(nbytes)
 
-    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        own = own_stream(stream)
-        self._timeline.host += CALL
+    def set_window(self, stream: Any, window: WindowSpec | None) -> None:
+        self._timeline.host += streams.CALL
         if window is not None:
-            check_window(window, self._machine.facts)
-        self._timeline.windows[own] = window
+            check_window(window, self._roofline.facts)
+        self._timeline.windows[stream] = window
 
-    def window(self, stream: Stream) -> WindowSpec | None:
-        self._timeline.host += CALL
-        return self._timeline.windows.get(own_stream(stream))
+    def window(self, stream: Any) -> WindowSpec | None:
+        self._timeline.host += streams.CALL
+        return self._timeline.windows.get(stream)
 
     def reset_persisting(self) -> None:
         self._timeline.forbid_capture("it resets persisting lines")
-        self._timeline.run()
-        self._timeline.host += CALL
-        self._machine.l2.reset_persisting()
+        self._timeline.host += streams.CALL
+        self._roofline.l2.persisting = False
 
 
 class SimulatedManaged(Facet):
     """Moves pages and takes advice."""
 
-    def __init__(
-        self, timeline: Timeline, machine: SimulatedMachine, memory: SimulatedMemory
-    ) -> None:
-        super().__init__(timeline, machine)
+    def __init__(self, timeline: Timeline, roofline: Roofline, memory: SimulatedMemory) -> None:
+        super().__init__(timeline, roofline)
         self.oversubscribe = memory.oversubscribe
 
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        pages = self._pages_of(allocation, "prefetched")
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
+        self._pages_of(allocation, "prefetched")
         self._timeline.forbid_capture("a prefetch cannot be captured")
-        self._timeline.called("cudaMemPrefetchAsync")
-        duration = partial(self._run_prefetch, allocation, pages, to_host)
-        engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
-        self._timeline.queue(own_stream(stream), QueueStep(WorkItem(engine, duration)), LAUNCH)
-
-    def _run_prefetch(
-        self, allocation: Allocation, pages: Pages, to_host: bool, start: float
-    ) -> float:
-        if to_host:
-            moved = pages.to_host()
-            seconds = self._machine.timing.pages.prefetched_to_host(moved)
-        else:
-            touched = pages.to_device()
-            moved = touched.moved
-            seconds = self._machine.timing.pages.prefetched(touched)
-        if moved:
-            self._machine.l2.forget(allocation)
-        seconds += self._machine.sheet.launch
-        return seconds * self._machine.noise.sample(seconds)
+        self._timeline.called["cudaMemPrefetchAsync"] += 1
+        engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
+        work = Work(engine, partial(self._roofline.prefetch, allocation, to_host))
+        self._timeline.queue(stream, work, streams.LAUNCH)
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         pages = self._pages_of(allocation, "advised about")
-        self._timeline.called("cudaMemAdvise")
-        self._timeline.run()  # at once on the host's clock, but not before what was queued
-        self._timeline.host += CALL
+        self._timeline.called["cudaMemAdvise"] += 1
+        self._timeline.host += streams.CALL
         pages.advise(advice, to_host, on=on)
 
-    def discard(self, allocation: Allocation, stream: Stream) -> None:
+    def discard(self, allocation: Allocation, stream: Any) -> None:
         pages = self._pages_of(allocation, "discarded")
         self._timeline.forbid_capture("a discard cannot be captured")
-        self._timeline.called("cudaMemDiscardBatchAsync")
-        self._timeline.queue(
-            own_stream(stream),
-            QueueStep(WorkItem(COMPUTE, partial(self._run_discard, pages))),
-            LAUNCH,
-        )
-
-    def _run_discard(self, pages: Pages, start: float) -> float:
-        pages.discard()
-        return self._machine.sheet.launch
+        self._timeline.called["cudaMemDiscardBatchAsync"] += 1
+        launch = self._roofline.sheet.launch
+        work = Work(streams.COMPUTE, lambda: launch, pages.discard)
+        self._timeline.queue(stream, work, streams.LAUNCH)
 
     def _pages_of(self, allocation: Allocation, done: str) -> Pages:
-        check_managed(allocation, done, self._machine.facts)
-        return self._machine.pages[id(allocation)]
+        check_managed(allocation, done, self._roofline.facts)
+        return self._roofline.pages[id(allocation)]
 
 
 class SimulatedCounters(Facet):
-    """Counts in the model what CUPTI counts on a GPU."""
+    """Counts what CUPTI counts on a GPU."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        self._timeline.run()
-        self._machine.timing.pages.take()
+        self._roofline.page_log.take()
         work()
-        self._timeline.run()
-        return self._machine.timing.pages.take()
+        return self._roofline.page_log.take()
 
-    def _watched(self, work: Callable[[], None]) -> list[tuple[Step, float, float]]:
-        """Each kernel and copy of `work`, with its start and its seconds."""
-        self._timeline.run()
-        seen = self._machine.watching = list[tuple[Step, float, float]]()
+    def _timed(self, work: Callable[[], None]) -> list[tuple[Step, float, float]]:
+        """Return each kernel and copy of `work`, with its start and its seconds."""
+        timed = self._timeline.timed = []
         try:
             work()
-            self._timeline.run()
         finally:
-            self._machine.watching = None
-        return seen
+            self._timeline.timed = None
+        return [each for each in timed if each[0].kind in (StepKind.KERNEL, StepKind.COPY)]
 
-    def activity(self, work: Callable[[], None]) -> Activity:
-        kernels, copies, times = list[KernelUse](), list[CopyUse](), list[tuple[float, float]]()
-        for ran, start, seconds in self._watched(work):
-            nanoseconds = round(seconds * 1e9)
-            if ran.grid is not None and ran.block is not None:
-                kernels.append(
-                    KernelUse(
-                        ran.name, ran.grid, ran.block, 1, nanoseconds, shared=ran.dynamic_shared
-                    )
-                )
-                times.append((start * 1e9, start * 1e9 + nanoseconds))
+    def activity(self, work: Callable[[], None]) -> uses.Activity:
+        kernels, copies = [], []
+        for step, _, seconds in self._timed(work):
+            time = round(seconds * 1e9)
+            if step.grid is not None and step.block is not None:
+                shape, shared = (step.grid, step.block), step.dynamic_shared
+                kernels.append(uses.KernelUse(step.name, *shape, 1, time, shared=shared))
             else:
-                copies.append(
-                    CopyUse(
-                        ran.name,
-                        ran.source or "",
-                        ran.memory or "",
-                        1,
-                        ran.nbytes or 0,
-                        nanoseconds,
-                    )
-                )
-        together = kernels_together(kernels), copies_together(copies)
-        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)))
+                memory, nbytes = (step.source or "", step.memory or ""), step.nbytes or 0
+                copies.append(uses.CopyUse(step.name, *memory, 1, nbytes, time))
+        return uses.Activity(
+            kernels=uses.kernels_together(kernels),
+            copies=uses.copies_together(copies),
+        )
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        return [
-            Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds)
-            for ran, start, seconds in self._watched(work)
-        ]
+        spans = []
+        for step, start, seconds in self._timed(work):
+            spans.append(Span(step.name, math.prod(step.grid or (0,)), start, start + seconds))
+        return spans
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        self._timeline.run()
-        watching, host = StepLog(), self._timeline.host
-        self._timeline.watching = watching
+        timeline, host = self._timeline, self._timeline.host
+        steps: list[Step] = []
+        timeline.steps = steps
+        timeline.called.clear()
         try:
             work()
         finally:
-            self._timeline.watching, self._timeline.host = None, host
-        return what_ran(watching.steps, watching.calls)
+            timeline.steps, timeline.host = None, host
+        return what_ran(steps, timeline.called)
 
     def loading(self) -> AbstractContextManager[object]:
         return nullcontext()
 
 
 class SimulatedDevice:
-    """A device that models a datasheet.
-    `datasheet`: its figures and fitted parameters.
-    `seed`: of its noise. The same seed and the same calls give exactly the same times.
+    """A device with a datasheet's figures.
+
+    Args:
+        datasheet: the figures.
+        seed: of its noise. The same seed and the same calls give exactly the same times.
     """
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
-        self.timeline = Timeline(datasheet)
-        self.machine = SimulatedMachine(datasheet, seed)
-        self.streams = SimulatedStreams(self.timeline, self.machine)
-        self.graphs = SimulatedGraphs(self.timeline, self.machine)
-        self.memory = SimulatedMemory(self.timeline, self.machine)
-        self.content = SimulatedContent(self.timeline, self.machine)
-        self.kernels = SimulatedKernels(self.timeline, self.machine, self.content.copy)
-        self.l2 = SimulatedL2(self.timeline, self.machine)
-        self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
-        self.counters = SimulatedCounters(self.timeline, self.machine)
+        timeline = self.timeline = Timeline(datasheet)
+        roofline = self.roofline = Roofline(datasheet, seed)
+        self.streams = streams.SimulatedStreams(timeline, roofline)
+        self.graphs = streams.SimulatedGraphs(timeline, roofline)
+        self.memory = SimulatedMemory(timeline, roofline)
+        self.content = SimulatedContent(timeline, roofline)
+        self.kernels = SimulatedKernels(timeline, roofline, self.content)
+        self.l2 = SimulatedL2(timeline, roofline)
+        self.managed = SimulatedManaged(timeline, roofline, self.memory)
+        self.counters = SimulatedCounters(timeline, roofline)
         self.footprints = SourceFootprints(None, (), lambda: None)
 
     @property
     def facts(self) -> DeviceFacts:
-        return self.machine.facts
+        return self.roofline.facts
 
     def now(self) -> float:
-        self.timeline.host += CALL
+        self.timeline.host += streams.CALL
         return self.timeline.host
 
     def pause(self, seconds: float) -> None:
@@ -234,13 +179,9 @@ class SimulatedDevice:
         return seed
 
     def conditions(self) -> Conditions:
-        sheet = self.machine.sheet
-        return Conditions(
-            sm_clock_hz=sheet.sm_clock,
-            memory_clock_hz=sheet.memory_clock,
-            throttle_reasons=(),
-            other_processes=0,
-        )
+        sheet = self.roofline.sheet
+        clocks = {"sm_clock_hz": sheet.sm_clock, "memory_clock_hz": sheet.memory_clock}
+        return Conditions(**clocks, throttle_reasons=(), other_processes=0)
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""The simulated device's kernels: references that compute the results, and the work that the model takes the time of."""
+"""The simulated device's kernels: results by their references, times by the roofline."""
 
 from __future__ import annotations
 
@@ -7,234 +7,145 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
-from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
+from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import (
-    Allocation,
-    DeviceError,
-    Foreign,
-    Launch,
-    Stream,
-    Unsupported,
-    WindowSpec,
-)
-from pytest_gpumem.devices.simulated import timing
-from pytest_gpumem.devices.simulated.content import computation, memory_name
-from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, WorkItem
-from pytest_gpumem.devices.simulated.machine import SimulatedMachine
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, QueueStep, Timeline, own_stream
-from pytest_gpumem.kernels.kernel import Access, LaunchShape
+from pytest_gpumem.devices.protocol import Foreign, Launch, Stream, WindowSpec
+from pytest_gpumem.devices.simulated.content import SimulatedContent, computation, memory_name
+from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
+from pytest_gpumem.devices.simulated.streams import COMPUTE, LAUNCH, Facet, Timeline, Work
+from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
-from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.arguments import text
-from pytest_gpumem.records.what_ran import StepKind
+from pytest_gpumem.records.what_ran import Step, StepKind
 
 
-class _ReadyLaunch(NamedTuple):
-    """A launch made ready: its result and its work."""
-
-    computation: Callable[[], None]
-    work: timing.LaunchWork
-    ran: what_ran.Step  # its entry in records of what ran
+class _Ready(NamedTuple):
+    compute: Callable[[], object]
+    traffic: Traffic
+    ran: Step
 
 
 class SimulatedKernels(Facet):
-    """Queues launches. Each is prepared once.
-    `copy`: the facet `content`'s.
-    """
+    """Queues launches. Each is made ready once."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        machine: SimulatedMachine,
-        copy: Callable[[Allocation, Allocation, int, Stream], None],
-    ) -> None:
-        super().__init__(timeline, machine)
-        self._copy = copy
+    def __init__(self, timeline: Timeline, roofline: Roofline, content: SimulatedContent) -> None:
+        super().__init__(timeline, roofline)
+        self._content = content
 
     def compile(self, launch: Launch) -> None:
         """Nothing: references need no compiler."""
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-        own = own_stream(stream)
         if window is not None:
-            check_window(window, self._machine.facts)
+            check_window(window, self._roofline.facts)
         if launch.kernel.source is None:
-            self._copy(*copied_by(launch), stream)
+            self._content.copy(*copied_by(launch), stream)
             return
         check_live(launch)
         if launch.backing is None:
-            launch.backing = self._prepare(launch)
-        prepared: _ReadyLaunch = launch.backing
-        window = self._timeline.window_of_kernel(own, window)
-        self._queue(own, prepared.work, window, prepared.computation, prepared.ran, LAUNCH)
+            launch.backing = self._ready(launch)
+        self._queue(launch.backing, stream, window, LAUNCH)
 
-    def _queue(
-        self,
-        stream: SimulatedStream,
-        work: timing.LaunchWork,
-        window: WindowSpec | None,
-        effect: Callable[[], object],
-        ran: what_ran.Step,
-        cost: float,
-    ) -> None:
-        duration = partial(
-            self._machine.watched, ran, partial(self._machine.run_kernel, work, window)
-        )
-        if window is not None and self._timeline.recording:
+    def _queue(self, ready: _Ready, stream: Stream, window: WindowSpec | None, cost: float) -> None:
+        ran = ready.ran
+        window = self._timeline.window_of_kernel(stream, window)
+        if window is not None:
             ran = replace(ran, window=window.words)
-        self._timeline.queue(
-            stream,
-            QueueStep(WorkItem(COMPUTE, duration, self._machine.share_of(work)), effect, ran),
-            cost,
-        )
+        seconds = partial(self._roofline.kernel, ready.traffic, window)
+        self._timeline.queue(stream, Work(COMPUTE, seconds, ready.compute, ran), cost)
 
-    def _prepare(self, launch: Launch) -> _ReadyLaunch:
+    def _ready(self, launch: Launch) -> _Ready:
         kernel, call = launch.kernel, launch.call
         for name, allocation in launch.arrays.items():
             if not allocation.address:
-                raise DeviceError(
-                    f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see"
-                )
-        work = timing.work_of(
-            self._machine.sheet,
-            self._machine.pages,
-            [
-                (a, launch.arrays[a.argument], call.arrays[a.argument].itemsize)
-                for a in kernel.accesses(call)
-            ],
-            launch.shape,
-            kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
-            kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None,
-            kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
-            kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
-        )
-        code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {launch.shape.vectors}"
-        return _ReadyLaunch(
-            computation(launch),
-            work,
-            replace(_kernel_step(kernel.name, launch.shape, code), arguments=_arguments(launch)),
-        )
+                problem = f"{name} is {allocation.kind.value} memory, which kernels cannot see"
+                raise protocol.DeviceError(f"{kernel.name}: {problem}")
+        touched = [(access, launch.arrays[access.argument]) for access in kernel.accesses(call)]
+        chain = cycles = 0.0
+        if kernel.accesses_per_launch is not None:
+            chain = kernel.accesses_per_launch(call)
+        if kernel.on_chip_cycles is not None:
+            cycles = kernel.on_chip_cycles(call)
+        busy = min(launch.shape.blocks, self._roofline.facts.sm_count)
+        traffic = self._roofline.traffic(touched, chain, cycles / busy)
+        code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)}"
+        step = _kernel_step(kernel.name, launch.shape, f"{code} {launch.shape.vectors}")
+        return _Ready(computation(launch), traffic, replace(step, arguments=_arguments(launch)))
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        if foreign.reference is None and foreign.on_simulated:
+        reference = foreign.reference
+        if reference is None and foreign.on_simulated:
             foreign.function()
             return
-        if foreign.reference is None:
-            raise Unsupported("a function without reference= does not run on the simulated device")
-        own = own_stream(stream)
-        # Memory without an access is known to be touched, not how: once, to be read. An access without memory is to memory of its size.
-        known = foreign.allocations[: len(foreign.accesses)]
-        accesses = [
-            *foreign.accesses,
-            *(
-                Access("memory", "read", m.nbytes, m.nbytes)
-                for m in foreign.allocations[len(known) :]
-            ),
-        ]
-        unknown = [
-            Allocation(MemoryKind.DEVICE, access.footprint, 0, 0)
-            for access in foreign.accesses[len(known) :]
-        ]
-        touched = zip(accesses, [*foreign.allocations, *unknown], strict=True)
-        full = self._machine.full_grid
-        work = timing.work_of(
-            self._machine.sheet,
-            self._machine.pages,
-            [(access, m, 4) for access, m in touched],
-            full,
-            4,
-            None,
-        )
-        window = self._timeline.window_of_kernel(own)
+        if reference is None:
+            problem = "a function without reference= does not run on the simulated device"
+            raise protocol.Unsupported(problem)
         code = ""
-        if self._timeline.watching is not None:
-            code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
-        self._queue(
-            own, work, window, foreign.reference, _kernel_step("reference", full, code), 2 * LAUNCH
-        )
+        if self._timeline.steps is not None:
+            code = f"{_code_of(foreign.function)} {_code_of(reference)} {foreign.accesses}"
+        shape = LaunchShape(8 * self._roofline.facts.sm_count, 256)
+        touched = zip(foreign.accesses, foreign.allocations, strict=True)
+        traffic = self._roofline.traffic(touched)
+        ran = _kernel_step("reference", shape, code)
+        self._queue(_Ready(reference, traffic, ran), stream, None, 2 * LAUNCH)
 
 
-def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
-    """A launch as a step. `code` is the source and the model, which stand for machine code."""
-    digest = hashlib.sha256(code.encode()).hexdigest()
-    grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
-    return what_ran.Step(
+def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
+    """Return a launch as a step. `code`: what stands for machine code."""
+    return Step(
         StepKind.KERNEL,
         name,
-        code=digest,
-        grid=grid,
-        block=block,
+        code=hashlib.sha256(code.encode()).hexdigest(),
+        grid=(shape.blocks, 1, 1),
+        block=(shape.threads, 1, 1),
         dynamic_shared=shape.shared_bytes,
     )
 
 
 def _arguments(launch: Launch) -> tuple[str, ...]:
-    """The arguments that a GPU would get: pointers, 64-bit integers, and scalars in the element type of the first array."""
-    element = np.dtype(_element(launch)).type
-    defaults = {parameter.name: parameter.default for parameter in launch.kernel.parameters}
-    arguments = []
-    for item in launch.kernel.arguments_of(launch.call):
-        if not isinstance(item, str):
-            arguments.append(text(np.int64(item).tobytes(), 0, lambda _: None))
-        elif item in launch.arrays:
-            arguments.append(f"{memory_name(launch.arrays[item])} -")
-        else:
-            value = element(launch.call.scalars.get(item, defaults[item]))
-            arguments.append(text(value.tobytes(), 0, lambda _: None))
-    return tuple(arguments)
+    """Return the arguments that a GPU would get, as in `records.arguments`."""
+    call, element = launch.call, np.dtype(_element(launch)).type
+    scalars: dict[str, Any] = {p.name: p.default for p in launch.kernel.parameters}
+    scalars.update(call.scalars)
+    texts = []
+    for item in launch.kernel.arguments_of(call):
+        if item in launch.arrays:
+            texts.append(f"{memory_name(launch.arrays[str(item)])} -")
+            continue
+        number: Any = np.int64(item) if not isinstance(item, str) else element(scalars[item])
+        texts.append(text(number.tobytes(), 0, lambda _: None))
+    return tuple(texts)
 
 
 @lru_cache
 def _source(name: str) -> str:
-    """Digest of a source's text; the name of one that is not the catalogue's, which nobody compiles here."""
+    """Return the digest of a source's text, or the name of what is not the catalogue's."""
     try:
         return fingerprint(name)
     except SourceMissing:
         return name
 
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
-
-
 def _code_of(function: Callable[[], object]) -> str:
-    """Instructions, names and constants of a Python function, and the plain values that it finds outside, such as whether it waits for
-    the device; not its file, lines and comments."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if not isinstance(code, CodeType):
-        return type(function).__name__
+    """Return a Python function's text, and the plain values that it finds outside."""
     try:
         outside = inspect.getclosurevars(function)
-    except ValueError:  # a variable that the function finds outside has no value yet
-        return repr(_instructions(code))
-    values = {
-        name: value
-        for name, value in {**outside.globals, **outside.nonlocals}.items()
-        if isinstance(value, _PLAIN)
-    }
-    return repr((_instructions(code), sorted(values.items())))
-
-
-def _instructions(code: CodeType) -> tuple[object, ...]:
-    constants = [
-        _instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts
-    ]
-    return code.co_code, code.co_names, constants
+        code = inspect.getsource(function)
+    except (OSError, TypeError, ValueError):
+        return type(function).__name__
+    for name, value in {**outside.globals, **outside.nonlocals}.items():
+        if isinstance(value, (bool, int, float, str)):
+            code += f"{name} = {value!r}\n"
+    return code
 
 
 def _element(launch: Launch) -> str:
     return next(iter(launch.call.arrays.values())).dtype
-
-
-def _elements_of_a_load(launch: Launch) -> int:
-    itemsize = next(iter(launch.call.arrays.values())).itemsize
-    return max(1, (launch.kernel.load_bytes or itemsize) // itemsize)

@@ -1,258 +1,181 @@
 """Pages of managed memory: where they are, how advice changes that, and what each access counts.
 
-Pages are bytes, not a list: a launch that touches a share of an allocation touches that share of what lies on each side. Rules of
-advice: CUDA C++ Programming Guide, Data Usage Hints; CUDA Runtime API, cudaMemAdvise and cudaMemDiscardBatchAsync.
+The pages of an allocation lie together. Rules of advice: CUDA C++ Programming Guide, Data Usage
+Hints; CUDA Runtime API, cudaMemAdvise and cudaMemDiscardBatchAsync.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Advice
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.records.migrations import SHOWN_GROUPS, FaultGroup, PageCounts
+from pytest_gpumem.units import KiB, MiB
 
-PAGE_BYTES = 64 * 1024  # bytes of one GPU page fault
+PAGE_BYTES = 64 * KiB  # of a page fault of the GPU
+POPULATED_BYTES = 2 * MiB  # that the device maps at a first touch
+HOST_PAGE_BYTES = 16 * MiB // 48  # that a page fault of the host brings
+GROUP_PAGES = 6  # page faults that the driver handles together
+SHARED_FAULTS = 16  # of the warps that touch a page at once
 
 
 @dataclass(frozen=True)
-class TouchedBytes:
+class Touched:
     """Bytes that an access by the device moved or mapped."""
 
     moved: float = 0.0  # copied from the host
     evicted: float = 0.0  # copied to the host to make room
-    fresh: float = 0.0  # mapped on the device without a copy: touched for the first time
-    dropped: float = 0.0  # the same for discarded pages, each after a fault of its own
-    mapped: float = 0.0  # mapped where they were, on the host, after a fault
-    unshared: float = 0.0  # whose copies on the host were dropped by a write, after a fault
-    remote: float = 0.0  # read or written on the host, across the link
+    fresh: float = 0.0  # touched for the first time
+    faulted: float = 0.0  # whose pages faulted
+    mapped: float = 0.0  # mapped where they are, on the host
+    remote: float = 0.0  # read or written across the link
 
 
 @dataclass
 class Pages:
-    """The places of the pages of one managed allocation, in bytes; pages without a place were never touched."""
+    """The pages of one managed allocation."""
 
-    nbytes: int
     room: float = math.inf  # bytes that the device can hold of them
-    on_host: float = 0.0
-    on_device: float = 0.0
-    on_both: float = 0.0  # read-only copies on both sides
-    mapped: float = 0.0  # of those on the host, mapped by the device
-    discarded: float = 0.0  # of those on the host, without content
+    place: str | None = None  # "host", "device", or "both" for read-only copies; None: untouched
+    mapped: bool = False  # the device has those on the host mapped
+    discarded: bool = False  # they are on the host, without content
     read_mostly: bool = False
     preferred: str | None = None  # "host" or "device"
     accessed_by_device: bool = False
 
-    @property
-    def untouched(self) -> float:
-        return max(0.0, self.nbytes - self.on_host - self.on_device - self.on_both)
-
     def advise(self, advice: Advice, to_host: bool, *, on: bool) -> None:
-        """Set or unset an advice; nothing moves. Without ReadMostly, copies on both sides become one."""
+        """Set or unset an advice; nothing moves, but two copies end as a single copy."""
         if advice is Advice.READ_MOSTLY:
             self.read_mostly = on
-            if not on:
-                kept, self.on_both = self.on_both, 0.0
-                if self.preferred == "device":
-                    self.on_device += kept
-                else:
-                    self.on_host += kept
+            if not on and self.place == "both":
+                self.place = self.preferred or "host"
         elif advice is Advice.PREFERRED_LOCATION:
-            self.preferred = ("host" if to_host else "device") if on else None
-            if self.preferred != "host" and not self.accessed_by_device:
-                self.mapped = 0.0  # the next touch moves them
+            self.preferred = None
+            if on:
+                self.preferred = "host" if to_host else "device"
+            self.mapped = False
         elif not to_host:
-            self.accessed_by_device = on
-            self.mapped = self.on_host if on else 0.0
+            self.accessed_by_device = self.mapped = on
 
     def discard(self) -> None:
-        """No content is of use; where the pages are stays as it is."""
-        self.discarded = self.on_host
+        """Drop the content; the pages stay where they are."""
+        self.discarded = self.place == "host"
 
-    def to_device(self) -> TouchedBytes:
-        """A prefetch to the device. It undoes a discard, so the content is copied."""
-        moved, fresh = self.on_host, self.untouched
-        self._arrive(moved, fresh, copies=self.read_mostly)
-        self.on_host = self.mapped = self.discarded = 0.0
-        return TouchedBytes(moved=moved, fresh=fresh, evicted=self._evict())
+    def to_device(self, nbytes: float) -> Touched:
+        """Prefetch to the device. It undoes a discard, so that the content is copied."""
+        if self.place is None:
+            self.place = "device"
+            return Touched(fresh=nbytes)
+        if self.place != "host":
+            return Touched()
+        self.place = "both" if self.read_mostly else "device"
+        self.mapped = self.discarded = False
+        return Touched(moved=nbytes, evicted=max(0.0, nbytes - self.room))
 
-    def to_host(self, *, writes: bool = False) -> float:
-        """A prefetch to the host, or the host reads or writes everything; gives the bytes that cross the link."""
-        moved = self.on_device
-        if self.read_mostly and not writes:
-            self.on_both += self.on_device
-            self.on_host = self.nbytes - self.on_both
-        else:
-            self.on_host, self.on_both = float(self.nbytes), 0.0
-        self.on_device = 0.0
-        # Pages that did not move stay mapped, as on an H200.
-        self.mapped = self.on_host if self.accessed_by_device else self.mapped
-        self.discarded = 0.0
-        return moved
+    def to_host(self, nbytes: float, *, writes: bool = False) -> float:
+        """Prefetch to the host, or an access by it. Return the bytes that cross the link."""
+        before, self.place = self.place, "host"
+        self.discarded = False
+        if before in ("device", "both") and self.read_mostly and not writes:
+            self.place = "both"
+        return nbytes if before == "device" else 0.0
 
-    def touched_by_device(self, share: float, *, writes: bool) -> TouchedBytes:
-        """A launch touches a share of the pages."""
-        host, untouched = self.on_host * share, self.untouched
-        populated = (
-            min(untouched, max(0.0, share * self.nbytes - host - self.on_device - self.on_both))
-            if share < 1.0
-            else untouched
-        )
-        unshared = self.on_both * share if writes else 0.0
-        self.on_both -= unshared
-        self.on_device += unshared
+    def touched_by_device(self, nbytes: float, *, writes: bool) -> Touched:
+        """A launch touches `nbytes` of them."""
+        before = self.place
+        if before is None and self.preferred == "host":
+            before = self.place = "host"
+        if before is None:
+            self.place = "device"
+            return Touched(fresh=nbytes)
+        if before == "both":
+            if not writes:
+                return Touched()
+            self.place = "device"
+            return Touched(faulted=nbytes)  # the copy on the host is dropped
+        beyond = max(0.0, nbytes - self.room)
+        if before == "device":
+            # The least recently used page goes first: where some are too many, each is gone.
+            if not beyond:
+                return Touched()
+            return Touched(moved=nbytes, evicted=nbytes, faulted=nbytes)
         if self.accessed_by_device or self.preferred == "host":
-            # Never touched pages come into being where they are preferred; the others stay on the host and are mapped.
-            stays = populated if self.preferred == "host" else 0.0
-            self.on_host += stays
-            newly = 0.0 if self.accessed_by_device else max(0.0, host + stays - self.mapped)
-            self.mapped = max(self.mapped, host + stays)
-            self.on_device += populated - stays
-            return TouchedBytes(
-                fresh=populated - stays,
-                mapped=newly,
-                unshared=unshared,
-                remote=host + stays,
-                evicted=self._evict(),
-            )
-        dropped = self.discarded * share
-        moved = host - dropped
-        again = 0.0
-        if self.nbytes > self.room:
-            # Least recently used first, and more than fits: each page is evicted before its next use.
-            again = min(self.on_device, share * self.nbytes)
-            moved, self.on_device = moved + again, self.on_device - again
-        self.on_host -= host
-        self.discarded -= dropped
-        self._arrive(moved, dropped + populated, copies=self.read_mostly and not writes)
-        return TouchedBytes(
-            moved=moved,
-            fresh=populated,
-            dropped=dropped,
-            unshared=unshared,
-            evicted=again + self._evict(),
-        )
-
-    def _arrive(self, moved: float, fresh: float, *, copies: bool) -> None:
-        if copies:
-            self.on_both += moved
-        else:
-            self.on_device += moved
-        self.on_device += fresh
-
-    def _evict(self) -> float:
-        excess = max(0.0, self.on_device + self.on_both - self.room)
-        self.on_device -= excess
-        self.on_host += excess
-        return excess
+            if self.mapped:
+                return Touched(remote=nbytes)
+            self.mapped = True
+            return Touched(mapped=nbytes, faulted=nbytes, remote=nbytes)
+        self.place = "device"
+        if self.discarded:
+            self.discarded = False
+            return Touched(faulted=nbytes)
+        if self.read_mostly and not writes:
+            self.place = "both"
+        return Touched(moved=nbytes, evicted=beyond, faulted=nbytes)
 
 
 class PageLog:
-    """Counts migrations and faults, and gives their time."""
+    """Counts faults and migrations, and gives their time: so much a page, and the link's a byte."""
 
     def __init__(self, sheet: Datasheet) -> None:
         self._sheet = sheet
+        self._bandwidth = sheet.link_bandwidth * sheet.migration_share
         self._clear()
 
     def _clear(self) -> None:
-        self._counts = defaultdict[str, float](float)  # by the field of `PageCounts`
-        self._causes = defaultdict[str, float](float)
-        self._shown: list[FaultGroup] = []
-
-    @property
-    def bandwidth(self) -> float:
-        """The rate of migrations across the link, in bytes per second."""
-        return self._sheet.pinned_bandwidth * self._sheet.migration_share
+        self._counts: Counter[str] = Counter()  # by the field of `PageCounts`
+        self._seconds = {"to_device": 0.0, "to_host": 0.0}
+        self._causes: Counter[str] = Counter()
+        self._groups: list[FaultGroup] = []
 
     def take(self) -> PageCounts:
-        """Counts since the last call."""
-        counts = self._counts
-        faults = round(counts["gpu_faults"])
-        found = PageCounts(
-            gpu_faults=faults,
-            gpu_groups=round(counts["gpu_groups"]),
-            gpu_pages=faults,  # no duplicates here: the model does not know which warps touch a page together
-            cpu_faults=round(counts["cpu_faults"]),
-            to_device=round(counts["to_device"]),
-            to_host=round(counts["to_host"]),
-            mapped=round(counts["mapped"]),
-            causes={cause: round(nbytes) for cause, nbytes in self._causes.items()},
-            to_device_seconds=counts["to_device_seconds"],
-            to_host_seconds=counts["to_host_seconds"],
-            groups=tuple(self._shown),
+        """Return the counts since the last call."""
+        counts = PageCounts(
+            **{"mapped": 0, **self._counts},
+            causes=dict(self._causes),
+            to_device_seconds=self._seconds["to_device"],
+            to_host_seconds=self._seconds["to_host"],
+            groups=tuple(self._groups),
         )
         self._clear()
-        return found
+        return counts
 
-    def faulted(
-        self, address: int, touched: TouchedBytes, *, writes: bool, page_by_page: bool
-    ) -> float:
-        """A launch touched pages; gives the seconds that it lost."""
-        sheet = self._sheet
-        counted = sheet.page_by_page_faults if page_by_page else 1.0
-        seconds = 0.0
-        each = sheet.fault_group_time
-        for nbytes, at_once, time in (
-            (touched.moved, sheet.fault_group_bytes, each),
-            (touched.mapped, sheet.fault_group_bytes, each),
-            (touched.unshared, PAGE_BYTES, sheet.collapse_time),
-            (touched.dropped, PAGE_BYTES, each),
-        ):
-            if nbytes > 0.0:
-                groups = max(1.0, nbytes / at_once)
-                seconds += groups * time
-                self._groups(address, nbytes, counted * groups, writes)
-        if touched.moved > 0.0:
-            faults = math.floor(
-                max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group
-            )
-            faulted = min(touched.moved, float(faults * PAGE_BYTES))
-            seconds += self._crossed("to_device", faulted, "fault") + self._crossed(
-                "to_device", touched.moved - faulted, "speculation"
-            )
-        if touched.evicted > 0.0:
-            seconds += self._crossed("to_host", touched.evicted, "eviction")
-        if touched.fresh > 0.0:
-            groups = max(1.0, touched.fresh / sheet.populate_bytes)
-            seconds += groups * sheet.populate_time
-            self._groups(address, touched.fresh, counted * groups, writes)
-        self._counts["mapped"] += touched.mapped
-        return seconds
+    def touched(self, address: int, touched: Touched, *, writes: bool, page_by_page: bool) -> float:
+        """A launch touched pages. Return the seconds that it lost."""
+        faulting = math.ceil(touched.faulted / PAGE_BYTES)
+        populated = math.ceil(touched.fresh / POPULATED_BYTES)
+        each = 1 if page_by_page else SHARED_FAULTS
+        groups = math.ceil((faulting + populated) / GROUP_PAGES)
+        self._counts["gpu_pages"] += faulting + populated
+        self._counts["gpu_faults"] += (faulting + populated) * each
+        self._counts["gpu_groups"] += groups
+        self._counts["mapped"] += round(touched.mapped)
+        for number in range(min(groups, SHOWN_GROUPS - len(self._groups))):
+            page = address + number * GROUP_PAGES * PAGE_BYTES
+            self._groups.append(FaultGroup(page, GROUP_PAGES * each, "write" if writes else "read"))
+        seconds = faulting * self._sheet.fault + populated * self._sheet.populate
+        seconds += self.moved("to_device", touched.moved, "fault")
+        return seconds + self.moved("to_host", touched.evicted, "eviction")
 
-    def prefetched(self, touched: TouchedBytes) -> float:
-        """A prefetch to the device; gives its seconds."""
-        seconds = self._crossed("to_device", touched.moved, "prefetch") if touched.moved else 0.0
-        seconds += self._crossed("to_host", touched.evicted, "eviction") if touched.evicted else 0.0
-        return seconds + touched.fresh / self._sheet.populate_bytes * self._sheet.populate_time
+    def prefetched(self, touched: Touched) -> float:
+        """A prefetch to the device. Return its seconds."""
+        seconds = self.moved("to_device", touched.moved, "prefetch")
+        seconds += self.moved("to_host", touched.evicted, "eviction")
+        return seconds + touched.fresh / POPULATED_BYTES * self._sheet.populate
 
-    def prefetched_to_host(self, moved: float) -> float:
-        """A prefetch to the host; gives its seconds."""
-        return self._crossed("to_host", moved, "prefetch") if moved else 0.0
+    def host_touched(self, nbytes: float) -> float:
+        """The host touched pages that were on the device. Return the seconds that it lost."""
+        self._counts["cpu_faults"] += math.ceil(nbytes / HOST_PAGE_BYTES)
+        return self.moved("to_host", nbytes, "fault")
 
-    def host_touched(self, moved: float) -> float:
-        """The host touched pages that were on the device; gives the seconds that it lost."""
-        if not moved:
+    def moved(self, direction: str, nbytes: float, cause: str) -> float:
+        """Pages moved. Return the seconds that the link needs."""
+        if not nbytes:
             return 0.0
-        self._counts["cpu_faults"] += max(1, round(moved / self._sheet.cpu_fault_bytes))
-        return self._crossed("to_host", moved, "fault")
-
-    def _groups(self, address: int, nbytes: float, groups: float, writes: bool) -> None:
-        count = math.ceil(groups)
-        faults = min(groups * self._sheet.faults_per_group, max(1.0, nbytes / PAGE_BYTES))
-        self._counts["gpu_groups"] += count
-        self._counts["gpu_faults"] += faults
-        shown = range(min(count, SHOWN_GROUPS - len(self._shown)))
-        access = "write" if writes else "read"
-        self._shown += [
-            FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access)
-            for i in shown
-        ]
-
-    def _crossed(self, way: str, nbytes: float, cause: str) -> float:
-        seconds = nbytes / self.bandwidth
-        self._counts[way] += nbytes
-        self._counts[f"{way}_seconds"] += seconds
-        self._causes[cause] += nbytes
+        seconds = nbytes / self._bandwidth
+        self._counts[direction] += round(nbytes)
+        self._seconds[direction] += seconds
+        self._causes[cause] += round(nbytes)
         return seconds

@@ -1,227 +1,227 @@
 """The simulated device's streams, events and captured graphs, on virtual time.
 
-Results are computed in the order of the calls, when work is queued: a valid order, because streams meet only where the host waits.
-Times are found when the host waits for them.
+Results, times, L2 and pages follow the order of the calls. A stream is in order, and so are the
+engines for kernels and for copies each way. What is behind a hold is scheduled when the hold is
+released or has timed out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from msgspec.structs import replace
 
+from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_window, why_not_captured
-from pytest_gpumem.devices.protocol import (
-    CannotCapture,
-    DeviceError,
-    Event,
-    Graph,
-    Hold,
-    HoldExpired,
-    Stream,
-    WindowSpec,
-)
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import (
-    Engine,
-    HoldItem,
-    Item,
-    Mark,
-    SimulatedEvent,
-    SimulatedStream,
-    StampItem,
-    WaitItem,
-)
-from pytest_gpumem.devices.simulated.machine import SimulatedMachine
-from pytest_gpumem.records import what_ran
-from pytest_gpumem.records.what_ran import StepKind
+from pytest_gpumem.devices.simulated.roofline import Roofline
+from pytest_gpumem.records.what_ran import Step, StepKind
 
-# Virtual seconds that a call takes on the host, from Python. Fit set: event pairs without a hold read 3 to 6 us above held ones.
-_RECORD = 1.0e-6
-LAUNCH = 4.5e-6
-_REPLAY = 8.0e-6
-_SYNCHRONIZE = 4.0e-6
-ALLOCATE = 60.0e-6
+COMPUTE, HOST_TO_DEVICE, DEVICE_TO_HOST = "compute", "host to device", "device to host"
+
+# Virtual seconds that a call takes on the host, from Python.
 CALL = 0.2e-6
-_SUBMIT = 2.0e-6  # from a host call's end to the start of its work on an idle device
-_JOIN = 1.5e-6  # an event recorded and waited for
+LAUNCH = 4.5e-6
+_SYNCHRONIZE = 4e-6
+ALLOCATE = 60e-6
+_SUBMIT = 2e-6  # from the end of a call to the start of its work on an idle device
 
 
 @dataclass(eq=False)
-class QueueStep:
-    """One piece of queued work: its effect on memory, and its time."""
-
-    item: Item
-    effect: Callable[[], object] | None = None
-    ran: what_ran.Step | None = None  # its entry in the record of a launch, without the stream
+class SimulatedStream:
+    handle: int
+    ready: float = 0.0  # virtual time at which the last scheduled item ends
+    blocked: bool = False  # something waits behind a hold
 
 
 @dataclass(eq=False)
-class StepLog:
-    """What ran so far, while a launch is watched."""
+class SimulatedEvent:
+    time: float | None = None  # virtual time; None before the first record
+    pending: int = 0  # records that wait behind a hold
 
-    steps: list[what_ran.Step] = field(default_factory=list)
-    calls: Counter[str] = field(
-        default_factory=Counter
-    )  # calls of the CUDA runtime that have no step, by name
+
+@dataclass(eq=False)
+class Work:
+    """A kernel, a copy or a fill."""
+
+    engine: str
+    seconds: Callable[[], float]  # is called each time that the work is queued
+    effect: Callable[[], object] | None = None  # on the content of memory
+    ran: Step | None = None  # its entry in the record of a launch, without the stream
+
+
+@dataclass(eq=False)
+class Wait:
+    """A wait for an event of another stream."""
+
+    event: SimulatedEvent
+
+
+@dataclass(eq=False)
+class SimulatedHold:
+    """A wait for the host."""
+
+    timeline: Timeline
+    timeout: float
+    released: float | None = None  # virtual time; infinite where nobody will release it
+
+    def clock(self) -> float | None:
+        return self.timeline.sheet.sm_clock
+
+    def release(self) -> None:
+        self.timeline.host += CALL
+        if self.released is None:
+            self.released = self.timeline.host
+            self.timeline.run()
+
+
+Item = Work | SimulatedEvent | Wait | SimulatedHold
 
 
 @dataclass(eq=False)
 class SimulatedGraph:
-    """Captured steps; each replay does all of them again."""
-
-    steps: list[QueueStep]
-    windows: tuple[WindowSpec | None, ...]  # the window of each of its kernels
-
-
-@dataclass(eq=False)
-class Capture:
-    """A capture that is under way."""
+    """Captured items; also a capture that is under way."""
 
     stream: SimulatedStream
-    window: WindowSpec | None  # of every kernel, where one is given
-    steps: list[QueueStep] = field(default_factory=list)
-    windows: list[WindowSpec | None] = field(default_factory=list)
+    window: WindowSpec | None  # of every kernel; None: each its own
+    items: list[Item] = field(default_factory=list)
+    windows: list[WindowSpec | None] = field(default_factory=list)  # of each of its kernels
 
 
 class Timeline:
-    """The host's virtual clock, the queues of the streams and the capture that is under way. All facets queue their work here."""
+    """The host's virtual clock, what is queued, and the capture that is under way."""
 
     def __init__(self, sheet: Datasheet) -> None:
-        self.engine = Engine(
-            submit=_SUBMIT, record=sheet.record, visibility=sheet.visibility, tick=sheet.tick
-        )
+        self.sheet = sheet
         self.host = 0.0  # seconds on the host's clock
-        self.windows: dict[
-            SimulatedStream, WindowSpec | None
-        ] = {}  # of each stream that ever had one
-        self.capturing: Capture | None = None
-        # why the capture that is under way, or the last one, is impossible
-        self.cannot: CannotCapture | None = None
-        self.watching: StepLog | None = None
+        self.latest = 0.0  # end of the last scheduled item of all streams
+        self.made = 0  # streams
+        self.expired: set[SimulatedStream] = set()  # streams with a hold that timed out
+        self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # by stream
+        self.capturing: SimulatedGraph | None = None
+        self.cannot: CannotCapture | None = None  # why the present or last capture is impossible
+        self.steps: list[Step] | None = None  # while a launch is watched
+        self.called: Counter[str] = Counter()  # calls meanwhile that have no step
+        self.timed: list[tuple[Step, float, float]] | None = None  # with start and seconds
+        self._free = {COMPUTE: 0.0, HOST_TO_DEVICE: 0.0, DEVICE_TO_HOST: 0.0}
+        self._waiting: list[tuple[SimulatedStream, Item, float, float]] = []
+        """What holds stop, in the order of the calls, with the time of issue and its seconds."""
 
-    def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:
+    def watch(self, step: Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
-        if self.watching is not None:
-            self.watching.steps.append(
-                step if stream is None else replace(step, stream=stream.handle)
-            )
+        if self.steps is not None:
+            self.steps.append(step if stream is None else replace(step, stream=stream.handle))
 
-    @property
-    def recording(self) -> bool:
-        """True if the steps that are queued now may be those of a record: of a launch that is watched, or of a graph."""
-        return self.watching is not None or self.capturing is not None
+    def queue(self, stream: Any, item: Item, cost: float) -> None:
+        """Queue an item: now, or at every replay of the graph that is being captured."""
+        if self.capturing is None:
+            self.host += cost
+            self.submit(stream, item)
+            return
+        if stream is not self.capturing.stream:
+            self.forbid_capture("it uses another stream")
+        self.capturing.items.append(item)
 
-    def called(self, name: str) -> None:
-        """Record a call of the CUDA runtime if a launch is watched."""
-        if self.watching is not None:
-            self.watching.calls[name] += 1
-
-    @property
-    def streams(self) -> list[SimulatedStream]:
-        return self.engine.streams
+    def submit(self, stream: SimulatedStream, item: Item) -> None:
+        """Do an item now on the host's clock. While a launch is watched, it is only recorded."""
+        if self.steps is not None:
+            if isinstance(item, Wait):
+                self.watch(Step(StepKind.JOIN), stream)
+            elif isinstance(item, Work) and item.ran is not None:
+                self.watch(item.ran, stream)
+            return
+        seconds = 0.0
+        if isinstance(item, Work):
+            if item.effect is not None:
+                item.effect()
+            seconds = item.seconds()
+        elif isinstance(item, SimulatedEvent):
+            item.pending += 1
+        if stream.blocked or not self._schedule(stream, item, self.host, seconds):
+            stream.blocked = True
+            self._waiting.append((stream, item, self.host, seconds))
 
     def run(self) -> None:
-        """Run all queued work that no hold stops."""
-        self.engine.run()
+        """Schedule what waits, as far as no hold stops it."""
+        waiting, self._waiting = self._waiting, []
+        for stream, *_ in waiting:
+            stream.blocked = False
+        for stream, item, issued, seconds in waiting:
+            if stream.blocked or not self._schedule(stream, item, issued, seconds):
+                stream.blocked = True
+                self._waiting.append((stream, item, issued, seconds))
+
+    def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> bool:
+        """Schedule an item behind all others of its stream; False if it has to wait."""
+        time = max(stream.ready, issued + _SUBMIT)
+        if isinstance(item, Work):
+            time = max(time, self._free[item.engine])
+            if self.timed is not None and item.ran is not None:
+                self.timed.append((item.ran, time, seconds))
+            time += seconds
+            self._free[item.engine] = time
+        elif isinstance(item, SimulatedEvent):
+            time += self.sheet.record
+            item.time = round(time / self.sheet.tick) * self.sheet.tick
+            item.pending -= 1
+        elif isinstance(item, Wait):
+            if item.event.time is None:
+                return False
+            time = max(time, item.event.time)
+        elif item.released is None:
+            return False
+        elif item.released > time + item.timeout:
+            time += item.timeout
+            self.expired.add(stream)
+        else:
+            time = max(time, item.released)
+        stream.ready = time
+        self.latest = max(self.latest, time)
+        return True
 
     def unfinished(self) -> bool:
-        """True if work that is queued ends later than now."""
-        self.run()
-        return self.engine.latest > self.host
+        return bool(self._waiting) or self.latest > self.host
 
-    def wait(self, streams: Sequence[SimulatedStream] | None = None) -> None:
-        """The host waits for streams, or for all; a hold that nobody released runs into its time-out."""
-        self.run()
-        for stream in [
-            one for one in (self.engine.busy if streams is None else streams) if one.queue
-        ]:
-            while (held := self.engine.holding(stream)) is not None:
-                self.engine.release(*held, at=math.inf)
-                self.run()
-        latest = self.engine.latest if streams is None else max(stream.ready for stream in streams)
-        self.host = max(self.host, latest) + _SYNCHRONIZE
+    def wait(self, stream: SimulatedStream | None) -> None:
+        """Wait for a stream, or for all (None); holds that stop it run into their time-outs."""
+        while self._waiting if stream is None else stream.blocked:
+            holds = [item for _, item, *_ in self._waiting if isinstance(item, SimulatedHold)]
+            holds[0].released = math.inf
+            self.run()
+        self.host = max(self.host, self.latest if stream is None else stream.ready)
+        self.host += _SYNCHRONIZE
 
-    def queue(self, stream: SimulatedStream, step: QueueStep, cost: float) -> None:
-        """Do a step in stream order: now, or at every replay of the graph that is being captured."""
+    def window_of_kernel(self, stream: Any, window: WindowSpec | None) -> WindowSpec | None:
+        """Return the window of a kernel: its graph's, else its launch's, else its stream's."""
+        if window is None:
+            window = self.windows.get(stream)
         if self.capturing is not None:
-            if stream is not self.capturing.stream:
-                self.refuse("it uses another stream")
-            self.capturing.steps.append(step)
-            return
-        self.host += cost
-        self.run_step(stream, step)
-
-    def run_step(self, stream: SimulatedStream, step: QueueStep) -> None:
-        """Do a step in stream order, at once on the host's clock. While a launch is watched, steps are recorded and take no time."""
-        if self.watching is not None:
-            if step.ran is not None:
-                self.watch(step.ran, stream)
-            return
-        if step.effect is not None:
-            step.effect()
-        self.engine.queue(stream, step.item, self.host)
-
-    def window_of_kernel(
-        self, stream: SimulatedStream, own: WindowSpec | None = None
-    ) -> WindowSpec | None:
-        """The window of a kernel that is queued now: its graph's, else its launch's own, else its stream's."""
-        if own is None:
-            own = self.windows.get(stream)
-        if self.capturing is not None:
-            if self.capturing.window is not None:
-                own = self.capturing.window
-            self.capturing.windows.append(own)
-        return own
+            window = self.capturing.window or window
+            self.capturing.windows.append(window)
+        return window
 
     def forbid_capture(self, reason: str) -> None:
-        """Refuse what cannot be captured, with the reason, while a capture is under way."""
+        """Refuse what cannot be captured; remember it, as user code may catch the error."""
         if self.capturing is not None:
-            self.refuse(reason)
-
-    def refuse(self, reason: str) -> None:
-        """Raise `CannotCapture`, and remember it: user code may catch it."""
-        if self.cannot is None:
-            self.cannot = CannotCapture(reason)
-        raise self.cannot
+            self.cannot = self.cannot or CannotCapture(reason)
+            raise self.cannot
 
     def clear(self) -> None:
-        """Forget queued work and windows."""
-        self.engine.clear()
+        self._waiting.clear()
         self.windows.clear()
 
 
 class Facet:
-    """A part of the device: it queues work on the timeline, and asks the machine for the time of it."""
+    """A part of the device: it queues work on the timeline and asks the roofline for its time."""
 
-    def __init__(self, timeline: Timeline, machine: SimulatedMachine) -> None:
-        self._timeline, self._machine = timeline, machine
-
-
-class SimulatedHold:
-    """A stream that waits."""
-
-    def __init__(
-        self, timeline: Timeline, stream: SimulatedStream, item: HoldItem, clock: float | None
-    ) -> None:
+    def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
         self._timeline = timeline
-        self._stream = stream
-        self._item = item
-        self._clock = clock
-
-    def clock(self) -> float | None:
-        return self._clock
-
-    def release(self) -> None:
-        timeline, item = self._timeline, self._item
-        timeline.host += CALL
-        timeline.run()
-        if item.released is None:
-            timeline.engine.release(self._stream, item, timeline.host)
+        self._roofline = roofline
 
 
 class SimulatedStreams(Facet):
@@ -229,7 +229,8 @@ class SimulatedStreams(Facet):
 
     def create(self) -> Stream:
         self._timeline.host += CALL
-        return self._timeline.engine.stream()
+        self._timeline.made += 1  # handles count from 1, as 0 names the default stream
+        return SimulatedStream(self._timeline.made)
 
     def defaults(self) -> tuple[Stream, ...]:
         return ()
@@ -237,106 +238,88 @@ class SimulatedStreams(Facet):
     def visible(self) -> tuple[Stream, ...]:
         return tuple(self._timeline.windows)
 
-    def event(self) -> Event:
+    def event(self) -> protocol.Event:
         self._timeline.host += CALL
         return SimulatedEvent()
 
-    def record(self, event: Event, stream: Stream) -> None:
-        self._timeline.queue(
-            own_stream(stream), QueueStep(StampItem(cast(SimulatedEvent, event))), _RECORD
-        )
+    def record(self, event: Any, stream: Any) -> None:
+        self._timeline.queue(stream, event, CALL)
 
-    def elapsed(self, start: Event, end: Event) -> float:
-        first, last = cast(SimulatedEvent, start), cast(SimulatedEvent, end)
-        if first.pending or last.pending:
-            self._timeline.run()
-        times = []
-        for which, event in (("first", first), ("second", last)):
+    def elapsed(self, start: Any, end: Any) -> float:
+        times: list[float] = []
+        for name, event in (("first", start), ("second", end)):
             if event.time is None and not event.pending:
-                raise DeviceError(f"the {which} event was never recorded")
+                raise DeviceError(f"the {name} event was never recorded")
             if event.pending or event.time is None or event.time > self._timeline.host:
-                raise DeviceError(
-                    f"the {which} event has not completed: synchronize before reading the time"
-                )
+                problem = "has not completed: synchronize before reading the time"
+                raise DeviceError(f"the {name} event {problem}")
             times.append(event.time)
         return times[1] - times[0]
 
-    def synchronize(self, stream: Stream | None = None) -> None:
-        self._timeline.forbid_capture("it synchronises")
-        streams = None if stream is None else [own_stream(stream)]
-        waits = what_ran.Step(StepKind.SYNCHRONISATION, "device" if stream is None else "stream")
-        self._timeline.watch(waits, None if stream is None else own_stream(stream))
-        self._timeline.wait(streams)
-        expired = [one for one in streams or self._timeline.streams if one.expired]
+    def synchronize(self, stream: Any = None) -> None:
+        timeline = self._timeline
+        timeline.forbid_capture("it synchronises")
+        kind = "device" if stream is None else "stream"
+        timeline.watch(Step(StepKind.SYNCHRONISATION, kind), stream)
+        timeline.wait(stream)
+        expired = timeline.expired if stream is None else timeline.expired & {stream}
         if expired:
-            for one in expired:
-                one.expired = False
-            raise HoldExpired(
-                "a held stream ran into its time-out: the host waited for work that was queued behind it"
-            )
+            timeline.expired = timeline.expired - expired
+            problem = "the host waited for work that was queued behind it"
+            raise protocol.HoldExpired(f"a held stream ran into its time-out: {problem}")
 
     def end_captures(self) -> int:
         return 0
 
-    def join(self, stream: Stream, other: Stream) -> None:
-        waiting, marked = own_stream(stream), own_stream(other)
-        if waiting is marked:
+    def join(self, stream: Any, other: Any) -> None:
+        if stream is other:
             return
-        if self._timeline.capturing is not None:
-            self._timeline.refuse("it uses another stream")
-        mark = Mark(marked)
-        self._timeline.queue(marked, QueueStep(mark), _JOIN)
-        self._timeline.queue(
-            waiting, QueueStep(WaitItem(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0
-        )
+        self._timeline.forbid_capture("it uses another stream")
+        event = SimulatedEvent()
+        self._timeline.queue(other, event, CALL)
+        self._timeline.queue(stream, Wait(event), CALL)
 
-    def hold(self, stream: Stream, timeout: float) -> Hold:
+    def hold(self, stream: Any, timeout: float) -> protocol.Hold:
         self._timeline.forbid_capture("it holds the stream")
-        own, item = own_stream(stream), HoldItem(timeout)
-        self._timeline.queue(own, QueueStep(item), LAUNCH)
-        return SimulatedHold(self._timeline, own, item, self._machine.sheet.sm_clock)
+        hold = SimulatedHold(self._timeline, timeout)
+        self._timeline.queue(stream, hold, LAUNCH)
+        return hold
 
 
 class SimulatedGraphs(Facet):
     """Captures work; a replay queues it again."""
 
     def capture(
-        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
-    ) -> Graph:
-        if self._timeline.capturing is not None:
+        self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> protocol.Graph:
+        timeline = self._timeline
+        if timeline.capturing is not None:
             raise CannotCapture("another capture is under way")
         if window is not None:
-            check_window(window, self._machine.facts)
-        capture = Capture(own_stream(stream), window)
-        self._timeline.capturing, self._timeline.cannot = capture, None
+            check_window(window, self._roofline.facts)
+        graph = SimulatedGraph(stream, window)
+        timeline.capturing, timeline.cannot = graph, None
         try:
             body()
         except Exception as error:
             # A function may dress the refusal up in an error of its own.
-            cannot = self._timeline.cannot or CannotCapture(why_not_captured(error))
+            cannot = timeline.cannot or CannotCapture(why_not_captured(error))
             if cannot is error:
                 raise
             raise cannot from error
         finally:
-            self._timeline.capturing = None
-        if self._timeline.cannot is not None:
-            raise self._timeline.cannot
-        if all(isinstance(step.item, StampItem) for step in capture.steps):
+            timeline.capturing = None
+        if timeline.cannot is not None:
+            raise timeline.cannot
+        if not any(isinstance(item, Work) for item in graph.items):
             raise CannotCapture("it queued nothing on the stream that is captured")
-        return SimulatedGraph(capture.steps, tuple(capture.windows))
+        return graph
 
-    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
-        return cast(SimulatedGraph, graph).windows
+    def windows(self, graph: Any) -> tuple[WindowSpec | None, ...]:
+        return tuple(graph.windows)
 
-    def replay(self, graph: Graph, stream: Stream) -> None:
+    def replay(self, graph: Any, stream: Any) -> None:
         self._timeline.forbid_capture("it replays a graph")
-        own = own_stream(stream)
-        self._timeline.host += _REPLAY
-        for step in cast(SimulatedGraph, graph).steps:
-            self._timeline.run_step(own, step)
-
-
-def own_stream(stream: Stream) -> SimulatedStream:
-    """A stream as the one of this device that it is."""
-    assert isinstance(stream, SimulatedStream)
-    return stream
+        self._timeline.host += LAUNCH
+        for item in graph.items:
+            self._timeline.submit(stream, item)

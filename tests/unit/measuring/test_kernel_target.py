@@ -528,7 +528,7 @@ def test_managed_pages_are_home_again_after_a_check(bench: Bench) -> None:
     assert x.kind is MemoryKind.MANAGED
     target = bench.kernel_target("add", x, y)
     check(target)
-    assert {bench.device.machine.pages[id(b.allocation)].on_device for b in (x, y)} == {0}
+    assert {bench.device.roofline.pages[id(b.allocation)].place for b in (x, y)} == {"host"}
     assert set(target.managed) == {x, y}
 
 

@@ -120,7 +120,7 @@ def test_labels_of_the_device_reach_the_notes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        bench.device.machine, "facts", replace(bench.device.facts, pageable_memory_access=True)
+        bench.device.roofline, "facts", replace(bench.device.facts, pageable_memory_access=True)
     )
     assert any(note.startswith("HMM:") for note in added(bench).notes)
 

@@ -47,8 +47,8 @@ def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) ->
 def test_a_misaligned_address_is_an_error_and_is_freed(
     device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = device.memory._device_addresses.take
-    monkeypatch.setattr(device.memory._device_addresses, "take", lambda nbytes: take(nbytes) + 16)
+    address = device.memory._address
+    monkeypatch.setattr(device.memory, "_address", lambda *arguments: address(*arguments) + 16)
     with pytest.raises(BadBuffer, match="not aligned to 256 bytes"):
         arena.buffer(4096)
     arena.close()

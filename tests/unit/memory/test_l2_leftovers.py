@@ -249,7 +249,7 @@ def test_where_nothing_can_be_set_aside_nothing_is_watched(
     resets: list[str],
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(device.machine, "facts", structs.replace(device.facts, **changes))
+    monkeypatch.setattr(device.roofline, "facts", structs.replace(device.facts, **changes))
     watch = L2Watch(device)
     device.l2.set_window(device.streams.create(), WINDOW)
     watch.fresh()

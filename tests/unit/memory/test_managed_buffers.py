@@ -39,7 +39,7 @@ class Advising(CountedDevice):
 
     def pages(self, buffer: ManagedBuffer) -> Pages:
         self.streams.synchronize()
-        return self.machine.pages[id(buffer.allocation)]
+        return self.roofline.pages[id(buffer.allocation)]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_read_mostly_pages_go_home_as_one_copy(
 ) -> None:
     x, y = memory.managed(N, read_mostly=True), memory.prefetched(N)
     first = added(x, y)
-    assert device.pages(x).on_both == N
+    assert device.pages(x).place == "both"
     again = added(
         x, y
     )  # without taking the advice back, the copy on the device would survive the prefetch to the host
@@ -153,10 +153,10 @@ def test_prefetched_read_mostly_pages_have_a_copy_on_both_sides(
     device: Advising, memory: Memory, added: Any
 ) -> None:
     x, y = memory.prefetched(N, read_mostly=True), memory.prefetched(N)
-    assert device.pages(x).on_both == N
+    assert device.pages(x).place == "both"
     counts = added(x, y)
     assert (counts.gpu_faults, counts.migrated) == (0, 0)
-    assert device.pages(x).on_both == N
+    assert device.pages(x).place == "both"
 
 
 def test_writing_read_mostly_pages_faults_without_moving_any(memory: Memory, added: Any) -> None:
@@ -194,17 +194,17 @@ def test_discarded_content_does_not_move(device: Advising, memory: Memory) -> No
 def test_pages_are_moved_and_dropped_by_hand(device: Advising, memory: Memory) -> None:
     buffer = memory.managed(N)
     buffer.prefetch("device")
-    assert device.pages(buffer).on_device == N
+    assert device.pages(buffer).place == "device"
     buffer.prefetch("host")
     buffer.discard()
-    assert (device.pages(buffer).on_host, device.pages(buffer).discarded) == (N, N)
+    assert (device.pages(buffer).place, device.pages(buffer).discarded) == ("host", True)
     with pytest.raises(BadBuffer, match=r"prefetch\('gpu'\); accepted are"):
         buffer.prefetch("gpu")
 
 
 def test_untouched_pages_stay_untouched_under_advice(device: Advising, memory: Memory) -> None:
     buffer = memory.managed(N, first_touch="none", read_mostly=True, preferred_location="device")
-    assert device.pages(buffer).untouched == N
+    assert device.pages(buffer).place is None
     assert device.pages(buffer).read_mostly
     assert not buffer.goes_home
 
@@ -240,7 +240,7 @@ def test_a_device_without_migration_skips(
     monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory
 ) -> None:
     monkeypatch.setattr(
-        device.machine, "facts", replace(device.facts, concurrent_managed_access=False)
+        device.roofline, "facts", replace(device.facts, concurrent_managed_access=False)
     )
     for make in (memory.managed, memory.prefetched):
         with pytest.raises(Unsupported, match="does not migrate managed pages"):

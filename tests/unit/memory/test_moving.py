@@ -132,11 +132,10 @@ def test_pages_are_where_they_were_asked_to_be(
     device: CountedDevice, memory: Memory, home: str
 ) -> None:
     buffer = managed(memory, home)
-    pages = device.machine.pages[id(buffer.allocation)]
-    on_device = 0 if home == "host" else buffer.nbytes
-    assert (pages.on_host, pages.on_device) == (buffer.nbytes - on_device, on_device)
+    pages = device.roofline.pages[id(buffer.allocation)]
+    assert pages.place == ("host" if home == "host" else "device")
 
 
 def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:
-    pages = device.machine.pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
-    assert (pages.on_host, pages.on_device) == (0, 0)
+    pages = device.roofline.pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
+    assert pages.place is None

@@ -19,7 +19,7 @@ from pytest_gpumem.units import MiB
 def under_mps(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """A device on which nobody can change the 9.375 MiB that are set aside."""
     device = SimulatedDevice(DATASHEETS["h100"])
-    monkeypatch.setattr(device.machine, "facts", replace(device.facts, mps=True))
+    monkeypatch.setattr(device.roofline, "facts", replace(device.facts, mps=True))
     monkeypatch.setattr(
         device.l2, "request_set_aside", lambda nbytes: pytest.fail("the set-aside is the server's")
     )

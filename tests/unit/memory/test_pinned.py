@@ -99,7 +99,7 @@ def test_a_node_that_is_not_there_skips(device: CountedDevice, memory: Memory) -
 
 def test_a_device_that_cannot_map_host_memory_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CountedDevice()
-    monkeypatch.setattr(device.machine, "facts", replace(device.facts, can_map_host=False))
+    monkeypatch.setattr(device.roofline, "facts", replace(device.facts, can_map_host=False))
     memory = Memory(Arena(device, seed=1))
     with pytest.raises(Unsupported, match="canMapHostMemory is 0"):
         memory.pinned(4096)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.devices.protocol import Device, Unsupported
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import WrongResult
@@ -171,12 +170,11 @@ def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
     assert sequential == pytest.approx(sum(seconds for _, seconds in parts), rel=0.02)
     assert times == sorted(times, reverse=True)
     assert times[0] == pytest.approx(sequential, rel=0.02)
-    lost = 1.0 + DATASHEETS["h100"].duplex_loss  # while copies run both ways
-    assert bound < times[-1] < 1.15 * lost * bound
+    assert bound < times[-1] < 1.15 * bound
     # tT + tE/n, with everything that is not the longest part to be hidden
     for n, seconds in zip((2, 4, 16), times[1:], strict=True):
         estimate = bound + (sequential - bound) / n
-        assert 0.95 * estimate < seconds < 1.05 * lost * estimate
+        assert 0.95 * estimate < seconds < 1.05 * estimate
 
 
 def test_one_copy_engine_makes_the_directions_share() -> None:
@@ -188,9 +186,6 @@ def test_one_copy_engine_makes_the_directions_share() -> None:
     ]
     assert bound_of(two, parts) == 4.0
     assert bound_of(one, parts) == 5.0
-    assert took(one, staged(Memory(Arena(one, 1)), "64 MiB", 16)) > 1.7 * took(
-        two, staged(Memory(Arena(two, 1)), "64 MiB", 16)
-    )
 
 
 @pytest.mark.parametrize("engines", [0, 1])

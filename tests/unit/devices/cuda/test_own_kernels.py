@@ -37,7 +37,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", ["h100", "a100"])
+@pytest.mark.parametrize("name", ["h100", "h200"])
 def test_it_is_what_the_harness_launches(
     name: str, no_compiler: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

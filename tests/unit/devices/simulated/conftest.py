@@ -8,7 +8,5 @@ from workbench import Workbench
 
 @pytest.fixture
 def bench() -> Workbench:
-    """A simulated H100 with a stream, warmed up."""
-    made = Workbench()
-    made.warm_up()
-    return made
+    """A simulated H100 with a stream."""
+    return Workbench()

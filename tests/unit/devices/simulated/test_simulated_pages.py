@@ -6,50 +6,85 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
-from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.pages import PAGE_BYTES, SHARED_FAULTS, Pages, Touched
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.migrations import SHOWN_GROUPS, PageCounts
 from pytest_gpumem.units import GiB, MiB
 
 N = 64 * MiB
 
 
 def on_host(**advice: Any) -> Pages:
-    pages = Pages(N, **advice)
-    pages.to_host()
-    return pages
+    return Pages(place="host", **advice)
 
 
 def test_untouched_pages_come_into_being_where_they_are_touched() -> None:
-    touched = Pages(N).touched_by_device(1.0, writes=True)
-    assert (touched.moved, touched.fresh) == (0, N)
-    pages = Pages(N)
-    assert pages.to_host(writes=True) == 0
-    assert pages.on_host == N
+    pages = Pages()
+    assert pages.touched_by_device(N, writes=True) == Touched(fresh=N)
+    assert pages.place == "device"
+    pages = Pages()
+    assert pages.to_host(N, writes=True) == 0
+    assert pages.place == "host"
+
+
+def test_pages_fault_and_migrate_once() -> None:
+    pages = on_host()
+    assert pages.touched_by_device(N, writes=False) == Touched(moved=N, faulted=N)
+    assert pages.touched_by_device(N, writes=True) == Touched()
+    assert pages.to_host(N) == N
+
+
+def test_a_prefetch_moves_pages_without_a_fault() -> None:
+    pages = on_host()
+    assert pages.to_device(N) == Touched(moved=N)
+    assert pages.to_device(N) == pages.touched_by_device(N, writes=True) == Touched()
+
+
+def test_pages_that_are_mostly_read_have_two_copies_until_they_are_written() -> None:
+    pages = on_host(read_mostly=True)
+    assert pages.touched_by_device(N, writes=False) == Touched(moved=N, faulted=N)
+    assert pages.place == "both"
+    assert pages.to_host(N) == 0
+    assert pages.touched_by_device(N, writes=False) == Touched()
+    assert pages.touched_by_device(N, writes=True) == Touched(faulted=N)
+    assert pages.place == "device"
+
+
+@pytest.mark.parametrize(
+    ("advice", "faulted"),
+    [({"preferred": "host"}, N), ({"accessed_by_device": True, "mapped": True}, 0)],
+)
+def test_pages_that_stay_on_the_host_are_mapped_and_read_across_the_link(
+    advice: Any, faulted: int
+) -> None:
+    pages = on_host(**advice)
+    assert pages.touched_by_device(N, writes=False) == Touched(
+        mapped=faulted, faulted=faulted, remote=N
+    )
+    assert pages.touched_by_device(N, writes=False) == Touched(remote=N)
 
 
 def test_discarded_pages_come_without_their_content() -> None:
     pages = on_host()
     pages.discard()
-    touched = pages.touched_by_device(1.0, writes=True)
-    assert (touched.moved, touched.fresh, touched.dropped) == (0, 0, N)
-    pages.to_host()
+    assert pages.touched_by_device(N, writes=True) == Touched(faulted=N)
+    pages.to_host(N)
     pages.discard()
-    assert pages.to_device().moved == N  # a prefetch undoes it
+    assert pages.to_device(N).moved == N  # a prefetch undoes it
 
 
 def test_more_pages_than_there_is_room_for_are_evicted_at_every_touch() -> None:
-    pages = Pages(N, room=N / 2)
-    pages.to_host()
-    first = pages.touched_by_device(1.0, writes=False)
+    pages = on_host(room=N / 2)
+    first = pages.touched_by_device(N, writes=False)
     assert (first.moved, first.evicted) == (N, N / 2)
-    again = pages.touched_by_device(1.0, writes=False)
-    assert (again.moved, again.evicted, pages.on_device) == (N, N, N / 2)
+    again = pages.touched_by_device(N, writes=False)
+    assert (again.moved, again.evicted) == (N, N)
 
 
 @pytest.fixture
@@ -76,21 +111,32 @@ def counted(device: SimulatedDevice) -> list[PageCounts]:
     ]
 
 
-def test_a_profile_of_16_mib_is_what_a_gpu_showed(device: SimulatedDevice) -> None:
+def test_a_fault_a_page_is_counted_and_timed(device: SimulatedDevice) -> None:
     back, faulting, read = counted(device)
+    pages = 16 * MiB // PAGE_BYTES
     assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (
         16 * MiB,
         {"prefetch": 16 * MiB},
         0,
         0,
     )
-    assert 150 <= faulting.gpu_faults <= 165
-    assert 26 <= faulting.gpu_groups <= 27
-    assert faulting.to_device == 16 * MiB == sum(faulting.causes.values())
-    assert set(faulting.causes) == {"fault", "speculation"}
-    assert len(faulting.groups) == faulting.gpu_groups
+    assert (faulting.gpu_pages, faulting.gpu_faults) == (pages, SHARED_FAULTS * pages)
+    assert faulting.causes == {"fault": faulting.to_device} == {"fault": 16 * MiB}
+    assert len(faulting.groups) == SHOWN_GROUPS < faulting.gpu_groups
     assert {group.access for group in faulting.groups} == {"write"}
-    assert (read.cpu_faults, read.to_host, read.gpu_faults) == (48, 16 * MiB, 0)
+    assert (read.cpu_faults, read.to_host, read.gpu_faults) == (49, 16 * MiB, 0)
+
+
+def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) -> None:
+    sheet, memory = DATASHEETS["h100"], bench.memory(16 * MiB, MemoryKind.MANAGED)
+    launch = bench.bind(OVERWRITE, x=memory)
+    bench.run(launch)
+    resident = bench.time(launch)
+    bench.device.managed.prefetch(memory, True, bench.stream)
+    lost = 16 * MiB // PAGE_BYTES * sheet.fault + 16 * MiB / (
+        sheet.migration_share * sheet.link_bandwidth
+    )
+    assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
 
 
 def test_what_happens_outside_is_not_counted(device: SimulatedDevice) -> None:
@@ -147,7 +193,7 @@ def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(
     steer(managed)
     with pytest.raises(DeviceError, match=f"only managed memory can be {done}, not device memory"):
         steer(plain)
-    device.machine.facts = replace(device.facts, concurrent_managed_access=False)
+    device.roofline.facts = replace(device.facts, concurrent_managed_access=False)
     with pytest.raises(
         Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"
     ):

@@ -34,9 +34,7 @@ KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 
 
 @pytest.mark.parametrize(
-    ("name", "terabytes_per_second"),
-    [("rtx3090", 0.936), ("a100", 2.039), ("h100", 3.352), ("h200", 4.8)],
-    ids=str,
+    ("name", "terabytes_per_second"), [("h100", 3.352), ("h200", 4.8)], ids=str
 )
 def test_facts_say_simulated_and_follow_from_the_datasheet(
     name: str, terabytes_per_second: float
@@ -51,16 +49,13 @@ def test_facts_say_simulated_and_follow_from_the_datasheet(
 # Memory
 
 
-def test_addresses_are_aligned_distinct_and_used_again(bench: Workbench) -> None:
+def test_addresses_are_aligned_and_distinct(bench: Workbench) -> None:
     small = [bench.memory(1000) for _ in range(5)]
     large = [bench.memory(3 * MiB) for _ in range(5)]
     assert all(a.address % 256 == 0 for a in small)
     assert all(a.address % (2 * MiB) == 0 for a in large)
     spans = sorted((a.address, a.address + a.nbytes) for a in small + large)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    where = large[2].address
-    bench.device.memory.free(large[2])
-    assert bench.memory(3 * MiB).address == where
 
 
 def test_addresses_by_kind(bench: Workbench) -> None:
@@ -232,23 +227,6 @@ def test_scattering_more_than_there_is_allocates_nothing() -> None:
     with pytest.raises(OutOfMemory, match="GiB are free on the simulated device"):
         device.memory.scatter([before // 2, before // 2 + MiB], seed=1)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == before
-
-
-def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
-    x = bench.memory(512 * MiB)
-    narrow, wide = (
-        bench.cold(bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), x=x))
-        for b in (None, 16)
-    )
-    assert narrow > 1.3 * wide
-    doubled = bench.bind(replace(SCAN, loads_in_flight=1), x=x)
-    assert narrow > 1.3 * bench.cold(replace(doubled, shape=replace(doubled.shape, vectors=4)))
-    # a double is half as many loads' worth
-    pairs = [
-        bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), dtype="f8", x=x)
-        for b in (8, None)
-    ]
-    assert bench.cold(pairs[0]) == pytest.approx(bench.cold(pairs[1]), rel=0.02)
 
 
 def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:

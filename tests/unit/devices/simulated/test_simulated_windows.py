@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from workbench import LOOKUP, OVERWRITE, SCAN, Workbench
+from workbench import LOOKUP, Workbench
 
 from pytest_gpumem.devices.protocol import (
     AccessProperty,
@@ -24,7 +23,6 @@ class Table:
 
     def __init__(self) -> None:
         self.bench = Workbench()
-        self.bench.warm_up()
         device = self.device = self.bench.device
         device.l2.request_set_aside(25 * MiB)
         self.memory = self.bench.memory(24 * MiB)
@@ -32,12 +30,6 @@ class Table:
             LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB)
         )
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
-
-    def time(self, queue: Any) -> float:
-        """Seconds of what `queue` queues, the second time."""
-        _, seconds = self.bench.interval(queue), self.bench.interval(queue)
-        self.device.l2.reset_persisting()
-        return seconds
 
     def plain(self) -> None:
         self.device.kernels.launch(self.launch, self.bench.stream)
@@ -81,28 +73,38 @@ def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
         device.graphs.capture(stream, lambda: device.graphs.replay(graph, stream))
 
 
-@pytest.mark.parametrize("hit", [AccessProperty.NORMAL, AccessProperty.STREAMING])
-def test_only_the_persisting_property_persists(table: Table, hit: AccessProperty) -> None:
+@pytest.mark.parametrize(
+    ("hit", "persists"), [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]
+)
+def test_what_persists_is_kept_until_a_reset(
+    table: Table, hit: AccessProperty, persists: bool
+) -> None:
+    device, l2 = table.device, table.device.roofline.l2
+    device.kernels.launch(table.launch, table.bench.stream, window=replace(table.window, hit=hit))
+    assert l2.persisting is persists
+    device.l2.request_set_aside(device.l2.set_aside())
+    assert l2.persisting is persists
+    device.l2.reset_persisting()
+    assert not l2.persisting
+
+
+@pytest.mark.parametrize("ends", ["another set-aside", "a window with the normal property"])
+def test_what_persists_ends_without_a_reset_too(table: Table, ends: str) -> None:
     device, stream = table.device, table.bench.stream
-    without = table.time(table.plain)
-    other = table.time(
-        lambda: device.kernels.launch(table.launch, stream, window=replace(table.window, hit=hit))
+    device.kernels.launch(table.launch, stream, window=table.window)
+    if ends == "another set-aside":
+        device.l2.request_set_aside(0)
+    else:
+        device.kernels.launch(
+            table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL)
+        )
+    assert not device.roofline.l2.persisting
+
+
+def test_no_time_depends_on_a_window(table: Table) -> None:
+    device, stream = table.device, table.bench.stream
+    without = table.bench.interval(table.plain)
+    under = table.bench.interval(
+        lambda: device.kernels.launch(table.launch, stream, window=table.window)
     )
-    assert other > 0.97 * without
-
-
-def test_a_window_with_the_normal_property_lets_lines_go_as_they_are_touched(table: Table) -> None:
-    bench, device = table.bench, table.device
-    reading = bench.bind(SCAN, x=table.memory)
-    fresh = bench.cold(reading)
-    device.kernels.launch(reading, bench.stream, window=table.window)
-    device.streams.synchronize()
-    assert bench.cold(reading) < 0.8 * fresh
-    normal = replace(table.window, hit=AccessProperty.NORMAL)
-    other = bench.bind(OVERWRITE, x=bench.memory(MiB))
-    device.kernels.launch(other, bench.stream, window=normal)  # touches nothing of it
-    device.streams.synchronize()
-    assert bench.cold(reading) < 0.8 * fresh
-    device.kernels.launch(reading, bench.stream, window=normal)
-    device.streams.synchronize()
-    assert bench.cold(reading) == pytest.approx(fresh, rel=0.05)
+    assert under == pytest.approx(without, rel=0.01)

@@ -147,12 +147,6 @@ class Workbench:
         self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize()
 
-    def warm_up(self) -> None:
-        launch = self.bind(SCAN, x=self.memory(4096))
-        for _ in range(50):
-            self.device.kernels.launch(launch, self.stream)
-        self.device.streams.synchronize()
-
     def time(self, launch: Launch) -> float:
         """Seconds of one launch, launch latency hidden."""
         return self.interval(lambda: self.device.kernels.launch(launch, self.stream))

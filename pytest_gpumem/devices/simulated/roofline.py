@@ -1,0 +1,253 @@
+"""The time of work on the simulated device: a roofline with seeded noise.
+
+A kernel takes a launch's time plus that of its slowest part: bytes over the bandwidth of what
+serves them (DRAM; L2 for arrays that an earlier launch left there; the host link), cycles of the
+SMs, or a chain of dependent accesses. The bytes are those that threads ask for, times the sectors of
+a request over the four of a coalesced request. Page faults and migrations come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, WindowSpec
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
+from pytest_gpumem.devices.simulated.pages import PageLog, Pages
+from pytest_gpumem.kernels.calls import SECTORS_COALESCED
+from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.units import MiB
+
+
+class Noise:
+    """The spread of times as recorded on an H100: the same for the same seed and calls."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random = Random(seed)
+        self._placements: dict[tuple[tuple[int, ...], float], float] = {}
+
+    def sample(self, seconds: float) -> float:
+        """Return the factor of a launch: 0.3 % for a microsecond down to 0.05 %."""
+        return math.exp(self._random.gauss(0.0, 0.0005 + 0.0025 / (1.0 + seconds / 10e-6)))
+
+    def placement(self, addresses: tuple[int, ...], nbytes: float) -> float:
+        """Return the factor of where buffers lie: 2.1 % up to 6 MiB, 0.37 % for 96 MiB."""
+        if not nbytes:  # all beyond the link
+            return 1.0
+        factor = self._placements.get((addresses, nbytes))
+        if factor is None:
+            spread = 0.021 * min(1.0, (6 * MiB / nbytes) ** 0.626) * min(1.0, 96 * MiB / nbytes)
+            z = Random(repr((self._seed, addresses))).gauss(0.0, 1.0)
+            factor = math.exp(spread * min(3.0, max(-3.0, z)))
+            self._placements[addresses, nbytes] = factor
+        return factor
+
+
+class L2State:
+    """What is hot in L2, and the set-aside, on which no time depends."""
+
+    def __init__(self, sheet: Datasheet) -> None:
+        self.nbytes = sheet.l2_bytes
+        self.most = sheet.persisting_l2_max_bytes
+        self.set_aside = sheet.default_set_aside
+        self.persisting = False  # lines persist
+        self.hot: dict[int, float] = {}  # bytes by allocation, least recently used first
+
+    def request_set_aside(self, nbytes: int) -> int:
+        """Round up to steps of L2/16, up to the maximum. A change ends what persists."""
+        step = self.nbytes // 16
+        granted = min(-(-nbytes // step) * step, self.most)
+        self.persisting = self.persisting and granted == self.set_aside
+        self.set_aside = granted
+        return granted
+
+    def touch(self, allocation: Allocation, nbytes: float) -> None:
+        """A launch leaves so many bytes here; the oldest make room."""
+        self.forget(allocation)
+        self.hot[id(allocation)] = nbytes
+        total = sum(self.hot.values())
+        while total > self.nbytes:
+            total -= self.hot.pop(next(iter(self.hot)))
+
+    def forget(self, allocation: Allocation) -> None:
+        """Memory was freed, moved, or written by another than a kernel."""
+        self.hot.pop(id(allocation), None)
+
+
+@dataclass(eq=False)
+class Use:
+    """The accesses of a launch to an allocation, in bytes that move."""
+
+    allocation: Allocation
+    on_host: bool
+    distinct: float = 0.0  # for the distinct bytes touched
+    repeated: float = 0.0  # for the same bytes again
+    nearby: float = 0.0  # between L2 and the SMs alone: neighbours ask for the same sectors
+    lines: float = 0.0  # in L2, until the next launch comes to the same ones
+    written: bool = False
+    page_by_page: bool = False
+    through_l1: bool = False
+
+    def add(self, access: Access, edge: float) -> None:
+        extra = max(0.0, access.sectors_per_request - SECTORS_COALESCED)
+        if extra <= 1.0:
+            extra *= edge
+        factor = 1.0 + extra / SECTORS_COALESCED
+        if access.nearby:
+            self.nearby += access.requested * factor
+            factor = 1.0
+        # Sectors of an array are no more than the array.
+        distinct = min(access.footprint * factor, max(access.footprint, self.allocation.nbytes))
+        self.distinct += distinct
+        self.repeated += max(0.0, access.requested * factor - distinct)
+        self.lines = max(self.lines, distinct)
+        if access.onward:
+            self.lines = float(self.allocation.nbytes)
+        self.written |= access.direction == "write"
+        self.page_by_page |= access.page_by_page
+        self.through_l1 |= access.through_l1
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """One launch as the roofline sees it."""
+
+    uses: tuple[Use, ...]
+    chain: float  # dependent accesses to its first array, one after the other
+    computing: float  # seconds for which the SMs are busy
+    addresses: tuple[int, ...]
+    nbytes: float  # of device memory
+
+
+class Roofline:
+    """The times, and the state on which they depend."""
+
+    def __init__(self, sheet: Datasheet, seed: int) -> None:
+        self.sheet = sheet
+        self.facts = sheet.facts()
+        self.l2 = L2State(sheet)
+        self.noise = Noise(seed)
+        self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
+        self.page_log = PageLog(sheet)
+        self._dram = sheet.dram_peak * sheet.dram_share
+        self._link = sheet.link_bandwidth * sheet.link_share
+
+    def traffic(
+        self, accesses: Iterable[tuple[Access, Allocation]], chain: float = 0, cycles: float = 0
+    ) -> Traffic:
+        """Add up the accesses of a launch, its dependent accesses, and the cycles of its SMs."""
+        uses: dict[int, Use] = {}
+        for access, allocation in accesses:
+            use = uses.setdefault(id(allocation), Use(allocation, allocation.kind.on_host))
+            use.add(access, self.sheet.edge)
+        return Traffic(
+            uses=tuple(uses.values()),
+            chain=chain,
+            computing=cycles / self.sheet.sm_clock,
+            addresses=tuple(use.allocation.address for use in uses.values()),
+            nbytes=sum(use.lines for use in uses.values() if not use.on_host),
+        )
+
+    def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
+        """Return the seconds of a launch; leave L2 and pages as the launch leaves them."""
+        faults = remote = dram = l2 = 0.0
+        if self.pages:
+            faults, remote = self._migrate(traffic)
+        link = remote
+        for use in traffic.uses:
+            if use.on_host:
+                link += use.distinct + use.repeated
+                continue
+            l2 += use.nearby
+            if id(use.allocation) in self.l2.hot:
+                l2 += use.distinct + use.repeated
+            elif use.lines <= self.l2.nbytes:
+                dram += use.distinct
+                l2 += use.repeated
+            else:
+                dram += use.distinct + use.repeated
+        sheet = self.sheet
+        seconds = faults + sheet.launch
+        seconds += max(
+            dram / self._dram,
+            l2 / sheet.l2_bandwidth,
+            link / self._link,
+            traffic.chain and traffic.chain * self._latency(traffic.uses[0], remote),
+            traffic.computing,
+        )
+        if traffic.nbytes > self.l2.nbytes:
+            self.l2.hot.clear()
+        for use in traffic.uses:
+            if not use.on_host and traffic.nbytes <= self.l2.nbytes:
+                self.l2.touch(use.allocation, use.lines)
+        if window is not None and window.hit is not AccessProperty.STREAMING:
+            persists = window.hit is AccessProperty.PERSISTING
+            self.l2.persisting = persists and self.l2.set_aside > 0
+        placement = self.noise.placement(traffic.addresses, traffic.nbytes)
+        return seconds * placement * self.noise.sample(seconds)
+
+    def _latency(self, use: Use, remote: float) -> float:
+        """Return the seconds of a dependent access."""
+        if use.on_host or remote:
+            return self.sheet.link_latency
+        if use.through_l1 and use.allocation.nbytes <= self.sheet.shared_bytes_per_sm:
+            return self.sheet.l1_latency
+        if id(use.allocation) in self.l2.hot:
+            return self.sheet.l2_latency
+        return self.sheet.dram_latency
+
+    def _migrate(self, traffic: Traffic) -> tuple[float, float]:
+        """Return the seconds of page faults, and bytes of managed memory that stay on the host."""
+        seconds = remote = 0.0
+        for use in traffic.uses:
+            pages = self.pages.get(id(use.allocation))
+            if pages is None:
+                continue
+            touched = pages.touched_by_device(use.lines, writes=use.written)
+            if touched.moved:
+                self.l2.forget(use.allocation)
+            address, writes = use.allocation.address, use.written
+            each = use.page_by_page
+            seconds += self.page_log.touched(address, touched, writes=writes, page_by_page=each)
+            remote += touched.remote
+        return seconds, remote
+
+    def copy(self, destination: Allocation, source: Allocation, nbytes: int) -> float:
+        """Return the seconds of a copy."""
+        for memory in (destination, source):
+            if id(memory) in self.pages:
+                self.pages[id(memory)].to_device(memory.nbytes)
+        self.l2.forget(destination)
+        sheet, pageable = self.sheet, destination.kind.pageable or source.kind.pageable
+        if source.kind.on_host and destination.kind.on_host:
+            rate = sheet.host_bandwidth
+        elif not (source.kind.on_host or destination.kind.on_host):
+            rate = self._dram / 2  # read and written
+        elif not pageable:
+            rate = self._link
+        else:
+            rate = sheet.pageable_to_device if source.kind.on_host else sheet.pageable_to_host
+        seconds = sheet.copy_start + nbytes / rate
+        return seconds * self.noise.sample(seconds)
+
+    def prefetch(self, allocation: Allocation, to_host: bool) -> float:
+        """Return the seconds of a prefetch of managed memory."""
+        self.l2.forget(allocation)
+        pages = self.pages[id(allocation)]
+        if to_host:
+            seconds = self.page_log.moved("to_host", pages.to_host(allocation.nbytes), "prefetch")
+        else:
+            seconds = self.page_log.prefetched(pages.to_device(allocation.nbytes))
+        seconds += self.sheet.launch
+        return seconds * self.noise.sample(seconds)
+
+    def host_access(self, allocation: Allocation, *, writes: bool) -> float:
+        """Return the seconds that managed pages need to come to the host, which touches them."""
+        self.l2.forget(allocation)
+        pages = self.pages.get(id(allocation))
+        if pages is None:
+            return 0.0
+        return self.page_log.host_touched(pages.to_host(allocation.nbytes, writes=writes))
