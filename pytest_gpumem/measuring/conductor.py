@@ -306,7 +306,7 @@ class Conductor:
             None,
         )
         # First: the other pass puts managed pages back, which belongs to what a count finds before its launch.
-        if passes.pages or (passes.ran and target.managed):
+        if passes.pages:
             with self._ranges.range(phase(name, "count")):
                 migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
