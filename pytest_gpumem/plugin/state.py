@@ -23,7 +23,7 @@ from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_ac
 from pytest_gpumem.baselines.history import Baseline, History, SavedRow
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
+from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, Footprints, HoldExpired
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.finding import Finding
@@ -254,6 +254,12 @@ class GpuSession:
             device = self.chosen.open()
             self._device, self.watch = device, L2Watch(device)
         return self._device
+
+    @property
+    def footprints(self) -> Footprints:
+        """The memory of this process on the device, which need not be open. Raises `DeviceError` if it has to be, and cannot be opened."""
+        early = self.chosen.footprints() if self._device is None else None
+        return self.device.footprints if early is None else early
 
     def make_room(self, *, unless_free: float = 1.0) -> None:
         """Give back the device memory that is kept for the next measurement of a kernel of the catalogue.

@@ -27,6 +27,7 @@ from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
+from pytest_gpumem.devices.cuda.unfinished import context_number
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NO_LINE, NOTHING, AllocationEvent, Figures, MemoryLog, Series
 from pytest_gpumem.devices.protocol import NotCounted
@@ -128,6 +129,7 @@ class DriverMemory(Source):
 
     def start(self, log: MemoryLog, lines: bool) -> str | None:
         self._log, self._lines = log, lines
+        self._default = self._trimmed = None  # they may be of a context that is gone
         try:
             if not self._names:
                 self._number_calls(imported())
@@ -273,6 +275,8 @@ class DriverMemory(Source):
             self._missed(f"a call of the driver could not be read: {failed}")
 
     def figures(self) -> Mapping[Series, Figures]:
+        if context_number(self._index) is None:
+            return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if self._nothing is None or self._end is None:
             found = self._asked()
             self._nothing = found if all((one.used or 0, one.unused) == (0, 0) for one in found.values()) else None

@@ -1,4 +1,4 @@
-"""A query for unfinished work on the streams that code uses without naming one. It waits for nothing and makes no context.
+"""Questions to the driver that make no context: whether there is one, and whether the streams that code uses without naming one are done.
 
 Sources: CUDA Driver API, cuStreamQuery, cuStreamIsCapturing, cuCtxGetCurrent; Stream synchronization behavior.
 """
@@ -37,3 +37,19 @@ def _current() -> Iterator[int]:
         yield int(torch.current_stream().cuda_stream)
     if cupy is not None:
         yield int(cupy.get_current_stream().ptr)
+
+
+def context_number(index: int) -> int | None:
+    """Return the number of a GPU's primary context, which is unique in the process; None while there is none."""
+    error, device = D.cuDeviceGet(index)
+    if int(error):  # as before cuInit
+        return None
+    error, _, active = D.cuDevicePrimaryCtxGetState(device)
+    if int(error) or not active:
+        return None
+    error, context = D.cuDevicePrimaryCtxRetain(device)
+    if int(error):
+        return None
+    error, number = D.cuCtxGetId(context)
+    D.cuDevicePrimaryCtxRelease(device)
+    return None if int(error) else int(number)

@@ -186,7 +186,7 @@ class SimulatedDevice:
         self.l2 = SimulatedL2(self.timeline, self.machine)
         self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
         self.counters = SimulatedCounters(self.timeline, self.machine)
-        self.footprints = SourceFootprints(None, (), lambda: None)
+        self.footprints = SourceFootprints(None, ())
 
     @property
     def facts(self) -> DeviceFacts:

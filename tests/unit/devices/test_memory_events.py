@@ -171,8 +171,6 @@ class Library(Source):
         self.log = None
 
     def drain(self) -> None: ...
-    def arrays(self) -> list[tuple[int, object]]:
-        return []
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         self.asked_to_free.append(len(kept))
@@ -214,7 +212,7 @@ def library() -> Library:
 
 @pytest.fixture
 def footprints(library: Library) -> SourceFootprints:
-    made = SourceFootprints(None, (library,), lambda: None)
+    made = SourceFootprints(None, (library,))
     made.start(driver=False)
     return made
 
@@ -280,7 +278,7 @@ class Lent(Source):
 @pytest.mark.parametrize("measures", [False, True])
 def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: bool) -> None:
     driver = Lent()
-    footprints = SourceFootprints(driver, [], lambda: None)
+    footprints = SourceFootprints(driver, [])
     footprints.start(driver=True)
     before = footprints.watch()
     assert before.read().driver_peak == 0
@@ -335,7 +333,8 @@ def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library
 
 def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(library: Library) -> None:
     free = 1024 * MIB  # as it would be without memory of fixtures
-    footprints = SourceFootprints(Driver(), (library,), lambda: free)
+    footprints = SourceFootprints(Driver(), (library,))
+    footprints.free_bytes = lambda: free
     footprints.start(driver=False)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, 64 * MIB)
@@ -347,7 +346,7 @@ def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_
 
 def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
     library.single, library.high = False, 0
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -387,7 +386,7 @@ class Pool(Library):
 @pytest.mark.parametrize("watches_driver", [True, False])
 def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown(*, watches_driver: bool) -> None:
     pool = Pool(driver := Driver())
-    footprints = SourceFootprints(driver if watches_driver else None, (pool,), lambda: None)
+    footprints = SourceFootprints(driver if watches_driver else None, (pool,))
     footprints.start(driver=watches_driver)
     pool.grow(1, 8 * MIB, hooked=True)
     watch = footprints.watch()
@@ -407,7 +406,7 @@ def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown
 
 def test_segments_that_a_pool_gives_back_hide_none_that_nobody_reported() -> None:
     pool = Pool(driver := Driver())
-    footprints = SourceFootprints(driver, (pool,), lambda: None)
+    footprints = SourceFootprints(driver, (pool,))
     footprints.start(driver=True)
     watch = footprints.watch()
     pool.grow(1, 64 * MIB, hooked=True)
@@ -438,7 +437,7 @@ def test_events_that_come_while_the_log_is_settled_are_booked_next() -> None:
 def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:
     """Such as that of CUDA graphs, which the driver gives back only when it is asked to."""
     library.single = False
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -450,7 +449,7 @@ def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Lib
 
 def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(library: Library) -> None:
     library.single, library.high, library.count = False, 0, 0
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     with footprints.paused():  # a fixture of the module
@@ -474,7 +473,7 @@ def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use
 @pytest.mark.parametrize(("blocks", "kept"), [(2, 0), (1, 3 * MIB)])
 def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: int, kept: int) -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     watch = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -490,7 +489,7 @@ def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: 
 
 def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     watch = footprints.watch()
     driver.emit(1, MIB)
@@ -504,7 +503,7 @@ def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> 
 
 def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     first = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -559,11 +558,11 @@ def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootp
 
 def test_nothing_is_watched_before_the_start() -> None:
     with pytest.raises(DeviceError):
-        SourceFootprints(None, (), lambda: None).watch()
+        SourceFootprints(None, ()).watch()
 
 
 def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
-    footprints = SourceFootprints(None, [Library()], lambda: None)
+    footprints = SourceFootprints(None, [Library()])
     footprints.start(driver=True, lines=True)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, MIB)
@@ -574,13 +573,13 @@ def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
 
 def test_nothing_is_read_once_the_context_is_gone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handles of the sources are dangling then."""
-    gone = False
-    footprints = SourceFootprints(None, (library,), lambda: None, gone=lambda: gone)
+    number = 7
+    footprints = SourceFootprints(None, (library,), lambda: number)
     footprints.start(driver=True)
     watch = footprints.watch()
     library.take(1, MIB)
     with footprints.paused():
-        gone = True
+        number = 8
         monkeypatch.setattr(library, "figures", lambda: pytest.fail("a handle was touched"))
     for read in (watch.read, footprints.watch):
         with pytest.raises(DeviceError, match="the device was reset"):
@@ -589,12 +588,30 @@ def test_nothing_is_read_once_the_context_is_gone(library: Library, monkeypatch:
         assert growth == {}
     watch.close()
     footprints.stop()
+    monkeypatch.undo()
+    footprints.start(driver=True)  # of the next test, in the new context
+    assert footprints.watch().read().kept == 0
+
+
+def test_what_is_freed_between_two_tests_is_no_test_s(library: Library) -> None:
+    footprints = SourceFootprints(None, (library,))
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    library.take(1, 4 * MIB)
+    assert watch.read().kept == 4 * MIB
+    watch.close()
+    footprints.stop()
+    del library.used[1]
+    footprints.start(driver=True)
+    later = footprints.watch()
+    library.take(1, 3 * MIB)  # at the same address
+    assert (later.read().peak, later.read().kept) == (3 * MIB, 3 * MIB)
 
 
 def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(library: Library) -> None:
     """As while PyTorch's profiler has CUPTI. What begins afterwards is read."""
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     outer = footprints.watch()
     inner = footprints.watch()
@@ -610,7 +627,7 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(libra
 def test_a_watch_while_the_driver_does_not_report_is_not_read(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins inside of a profile: its limits on memory would hold."""
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     monkeypatch.setattr(driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI")))
     inside = footprints.watch()
@@ -620,9 +637,9 @@ def test_a_watch_while_the_driver_does_not_report_is_not_read(library: Library, 
 
 def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     with footprints.paused():
-        monkeypatch.setattr(driver, "start", lambda log, stacks: "another tool has CUPTI")
+        monkeypatch.setattr(driver, "start", lambda log, lines: "another tool has CUPTI")
     assert not footprints.driver_is_watched
     assert any("another tool has CUPTI" in why for why in footprints.watch().read().not_watched)
