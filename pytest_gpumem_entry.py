@@ -13,7 +13,9 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 
 for finder in sys.meta_path:
     if isinstance(finder, AssertionRewritingHook):
-        getattr(finder, "_must_rewrite", set()).discard("pytest_gpumem")  # of pytest 8 and 9; a pytest without it rewrites the package
+        getattr(finder, "_must_rewrite", set()).discard(
+            "pytest_gpumem"
+        )  # of pytest 8 and 9; a pytest without it rewrites the package
 
 from pytest_gpumem.plugin import fixtures as fixtures  # noqa: E402 - pytest would rewrite it as a plugin of the hooks
 from pytest_gpumem.plugin import hooks as hooks  # noqa: E402

@@ -20,14 +20,46 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Buffers and memory": {
         "memory.spaces.Memory": (),
-        "memory.buffers.Buffer": ("kind", "address", "host_address", "size", "itemsize", "nbytes", "read", "write", "view"),
+        "memory.buffers.Buffer": (
+            "kind",
+            "address",
+            "host_address",
+            "size",
+            "itemsize",
+            "nbytes",
+            "read",
+            "write",
+            "view",
+        ),
         "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
         "plugin.footprints.GpuMemory": ("watch",),
-        "plugin.footprints.BlockMemory": ("footprint", "peak", "kept", "reserved", "allocations", "largest", "pinned", "managed"),
+        "plugin.footprints.BlockMemory": (
+            "footprint",
+            "peak",
+            "kept",
+            "reserved",
+            "allocations",
+            "largest",
+            "pinned",
+            "managed",
+        ),
     },
-    "Persisting L2": {"memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")},
+    "Persisting L2": {
+        "memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")
+    },
     "Work that overlaps": {
-        "measuring.works.Works": ("copy", "kernel", "host", "busy", "allocating", "in_turn", "after", "together", "staged", "enqueue"),
+        "measuring.works.Works": (
+            "copy",
+            "kernel",
+            "host",
+            "busy",
+            "allocating",
+            "in_turn",
+            "after",
+            "together",
+            "staged",
+            "enqueue",
+        ),
         "records.overlap.Overlap": (),
     },
 }
@@ -60,15 +92,25 @@ def described(kind: type, members: tuple[str, ...]) -> Iterator[str]:
     attributes, methods = dict[str, str](), dict[str, Function]()
     for one, below in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            text = (
+                below.value.value
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                else ""
+            )
             attributes[one.target.id] = str(text)
         elif isinstance(one, Function):
-            if any(isinstance(by, ast.Name) and by.id.endswith("property") for by in one.decorator_list):
+            if any(
+                isinstance(by, ast.Name) and by.id.endswith("property") for by in one.decorator_list
+            ):
                 attributes[one.name] = ast.get_docstring(one) or ""
             else:
                 methods[one.name] = one
     left_out = LEFT_OUT.get(kind.__name__, ())
-    shown = members or [name for name in (*attributes, *methods) if not name.startswith("_") and name not in left_out]
+    shown = members or [
+        name
+        for name in (*attributes, *methods)
+        if not name.startswith("_") and name not in left_out
+    ]
     if unknown := [name for name in shown if name not in attributes and name not in methods]:
         raise LookupError(f"{kind.__name__} has no {', '.join(unknown)}")
     yield f"### {kind.__name__}"
@@ -114,7 +156,9 @@ def prose(docstring: str) -> str:
     for part in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         head, _, rest = part.partition("\n")
         if head in ("Args:", "Raises:", "Returns:", "Yields:"):
-            entries = re.sub(r"\n\s{5,}", " ", textwrap.indent(textwrap.dedent(rest), "    ")).splitlines()
+            entries = re.sub(
+                r"\n\s{5,}", " ", textwrap.indent(textwrap.dedent(rest), "    ")
+            ).splitlines()
             items = [re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, entry.strip()) for entry in entries]
             title = {"Args:": "Parameters"}.get(head, head.rstrip(":"))
             paragraphs.append(f"{title}:\n\n" + "\n".join(f"- {item}" for item in items))

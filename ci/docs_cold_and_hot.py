@@ -18,7 +18,9 @@ def main() -> None:
     record = json.loads(RECORD.read_text())
     mean = {(row["way"], row["mib"]): row["mean"] for row in record["summary"]["rows"]}
     sizes = sorted(mib for way, mib in mean if way == "gpumem hot")
-    print(f"{record['device']['name']}, driver {record['device']['driver']}, {record['ended'][:10]}\n")
+    print(
+        f"{record['device']['name']}, driver {record['device']['driver']}, {record['ended'][:10]}\n"
+    )
     print(f"{'triad, us':<34}" + "".join(f"3 x {mib} MiB".rjust(14) for mib in sizes))
     for way, words in WAYS.items():
         print(f"{words:<34}" + "".join(f"{1e6 * mean[way, mib]:>14.2f}" for mib in sizes))

@@ -34,7 +34,9 @@ def options() -> str:
     lines = ["| option | environment, ini | marker | |", "|---|---|---|---|"]
     for option in (one for one in OPTIONS if not one.ini_only):
         flag = option.flag if option.is_flag else f"{option.flag} {option.metavar}"
-        lines.append(f"| `{flag}` | `{option.variable}`, `{option.key}` | {_keyword(option)} | {_cell(option.help)} |")
+        lines.append(
+            f"| `{flag}` | `{option.variable}`, `{option.key}` | {_keyword(option)} | {_cell(option.help)} |"
+        )
     return "\n".join(lines)
 
 
@@ -43,7 +45,9 @@ def ini_keys() -> str:
     from pytest_gpumem.settings import OPTIONS
 
     rare = [one for one in OPTIONS if one.ini_only]
-    rows = [f"| `{one.key} = {one.metavar}` | {_keyword(one)} | {_cell(one.help)} |" for one in rare]
+    rows = [
+        f"| `{one.key} = {one.metavar}` | {_keyword(one)} | {_cell(one.help)} |" for one in rare
+    ]
     return "\n".join(["| ini | marker | |", "|---|---|---|", *rows])
 
 
@@ -94,12 +98,22 @@ def kernels() -> str:
     """The catalogue: each kernel with what it does, its parameters, traffic, element types and where it comes from."""
     from pytest_gpumem.kernels.catalogue import CATALOGUE
 
-    lines = ["| kernel | what it does | parameters | traffic | types | source |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| kernel | what it does | parameters | traffic | types | source |",
+        "|---|---|---|---|---|---|",
+    ]
     for kernel in CATALOGUE.values():
         parameters = ", ".join(
-            parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}" for parameter in kernel.parameters
+            parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+            for parameter in kernel.parameters
         )
-        cells = [SENTENCES[kernel.name], f"`{parameters}`", traffic(kernel), ", ".join(kernel.dtypes), _cell(kernel.section)]
+        cells = [
+            SENTENCES[kernel.name],
+            f"`{parameters}`",
+            traffic(kernel),
+            ", ".join(kernel.dtypes),
+            _cell(kernel.section),
+        ]
         lines.append(f"| `{kernel.name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -114,29 +128,46 @@ def traffic(kernel: Kernel) -> str:
     """Which arrays a launch reads and writes, such as "reads b, c; writes a": each distinct byte counts once."""
     from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
 
-    arrays = [parameter.name for parameter in kernel.parameters if parameter.role is not Role.SCALAR]
+    arrays = [
+        parameter.name for parameter in kernel.parameters if parameter.role is not Role.SCALAR
+    ]
     dtype = kernel.dtypes[0]
     itemsize = int(dtype[1:])
-    sizes = {name: ArrayFacts(1024 if name in _SHORT else _ELEMENTS, dtype, itemsize) for name in arrays}
+    sizes = {
+        name: ArrayFacts(1024 if name in _SHORT else _ELEMENTS, dtype, itemsize) for name in arrays
+    }
     scalars = {
-        parameter.name: parameter.default if parameter.default is not None else _SCALARS[parameter.name]
+        parameter.name: parameter.default
+        if parameter.default is not None
+        else _SCALARS[parameter.name]
         for parameter in kernel.parameters
         if parameter.role is Role.SCALAR
     }
     accesses = kernel.accesses(Call(sizes, scalars))
-    found = {way: list(dict.fromkeys(one.argument for one in accesses if one.direction == way)) for way in ("read", "write")}
-    return "; ".join(f"{way}s {', '.join(f'`{name}`' for name in names)}" for way, names in found.items() if names)
+    found = {
+        way: list(dict.fromkeys(one.argument for one in accesses if one.direction == way))
+        for way in ("read", "write")
+    }
+    return "; ".join(
+        f"{way}s {', '.join(f'`{name}`' for name in names)}"
+        for way, names in found.items()
+        if names
+    )
 
 
 def fixtures() -> str:
     """The fixtures with their docstrings."""
     from pytest_gpumem.plugin import fixtures as module
 
-    names = re.findall(r"^@pytest\.fixture[^\n]*\ndef ([a-z]\w*)\(", inspect.getsource(module), re.MULTILINE)
+    names = re.findall(
+        r"^@pytest\.fixture[^\n]*\ndef ([a-z]\w*)\(", inspect.getsource(module), re.MULTILINE
+    )
     lines = ["| fixture | |", "|---|---|"]
     for name in names:
         fixture = getattr(module, name)
-        lines.append(f"| `{name}` | {_cell(inspect.getdoc(getattr(fixture, '__wrapped__', fixture)) or '')} |")
+        lines.append(
+            f"| `{name}` | {_cell(inspect.getdoc(getattr(fixture, '__wrapped__', fixture)) or '')} |"
+        )
     return "\n".join(lines)
 
 
@@ -146,8 +177,15 @@ def commands() -> str:
 
     parts = []
     for path, command in _walk(main, "gpumem"):
-        command._help_option = None  # click keeps it, with the names of the context that first needed it
-        with click.Context(command, info_name=path, terminal_width=100, max_content_width=100, **main.context_settings) as context:
+        # click keeps it, with the names of the context that first needed it
+        command._help_option = None
+        with click.Context(
+            command,
+            info_name=path,
+            terminal_width=100,
+            max_content_width=100,
+            **main.context_settings,
+        ) as context:
             parts.append(f"## `{path}`\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 
@@ -169,7 +207,17 @@ def schema() -> str:
     whole = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record("The value of `gpumem`", whole)]
     # In the order in which a reader meets them: the widest first.
-    order = ("Row", "Verdict", "Comparison", "Measurement", "MovedBytes", "Window", "Conditions", "DeviceFacts", "Limits")
+    order = (
+        "Row",
+        "Verdict",
+        "Comparison",
+        "Measurement",
+        "MovedBytes",
+        "Window",
+        "Conditions",
+        "DeviceFacts",
+        "Limits",
+    )
     names = [*order, *sorted(whole["$defs"].keys() - {*order})]
     return "\n\n".join([*parts, *(_record(name, whole["$defs"][name]) for name in names)])
 
@@ -181,7 +229,9 @@ def _record(name: str, record: Mapping[str, Any]) -> str:
         return f"{head}\n\nOne of {', '.join(f'`{value}`' for value in record['enum'])}."
     lines = ["| field | type | |", "|---|---|---|"]
     for field, described in record["properties"].items():
-        text = re.sub(r"\bNone\b", "null", _cell(described.get("description", "")))  # of Python's fields, as JSON has them
+        text = re.sub(
+            r"\bNone\b", "null", _cell(described.get("description", ""))
+        )  # of Python's fields, as JSON has them
         lines.append(f"| `{field}` | {_type(described)} | {text} |")
     return f"{head}\n\n" + "\n".join(lines)
 
@@ -208,13 +258,19 @@ def exit_codes() -> str:
     lines = ["| command | code | meaning |", "|---|---|---|"]
     for command, codes in EXIT_CODES.items():
         name = command if command.startswith("pytest") else f"gpumem {command}"
-        lines += [f"| `{name}` | {code.value} | {_cell(meaning)} |" for code, meaning in codes.items()]
+        lines += [
+            f"| `{name}` | {code.value} | {_cell(meaning)} |" for code, meaning in codes.items()
+        ]
     return "\n".join(lines)
 
 
 def rooms() -> str:
     """The rooms of the package from the highest floor to the lowest, as the law of imports orders them."""
-    layers = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    layers = re.search(
+        r"^layers = \[\n(.*?)^\]",
+        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
     assert layers is not None
     lines = ["| floor | room | |", "|---|---|---|"]
     floors = re.findall(r'"(.+)"', layers[1])
@@ -223,7 +279,9 @@ def rooms() -> str:
             path = ROOT / "pytest_gpumem" / name
             file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
             text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            lines.append(f"| {floor} | `{name}` | {_cell(re.split(r'(?<=[.]) ', ' '.join(text.split()))[0])} |")
+            lines.append(
+                f"| {floor} | `{name}` | {_cell(re.split(r'(?<=[.]) ', ' '.join(text.split()))[0])} |"
+            )
     return "\n".join(lines)
 
 
@@ -232,8 +290,12 @@ def features() -> str:
     lines = ["| feature | in | |", "|---|---|---|"]
     for path in sorted((ROOT / "pytest_gpumem" / "plugin").glob("*.py")):
         for one in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(one, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "Feature" for base in one.bases):
-                lines.append(f"| `{one.name}` | `plugin.{path.stem}` | {_cell(ast.get_docstring(one) or '')} |")
+            if isinstance(one, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and base.id == "Feature" for base in one.bases
+            ):
+                lines.append(
+                    f"| `{one.name}` | `plugin.{path.stem}` | {_cell(ast.get_docstring(one) or '')} |"
+                )
     return "\n".join(lines)
 
 
@@ -241,8 +303,14 @@ def _modules_of_judging() -> Iterator[tuple[str, ast.Module, str]]:
     """The modules that hold the constants of a verdict of the gate or a duet: name, tree and text."""
     package = ROOT / "pytest_gpumem"
     first = ("screen", "spread", "judge", "paired", "footprint")
-    files = [path for path in (package / "judging").glob("*.py") if path.stem not in ("differences", "student", "traffic")]
-    files.sort(key=lambda path: (first.index(path.stem) if path.stem in first else len(first), path.stem))
+    files = [
+        path
+        for path in (package / "judging").glob("*.py")
+        if path.stem not in ("differences", "student", "traffic")
+    ]
+    files.sort(
+        key=lambda path: (first.index(path.stem) if path.stem in first else len(first), path.stem)
+    )
     for path in (*files, *(package / "records" / f"{name}.py" for name in OF_RECORDS)):
         text = path.read_text(encoding="utf-8")
         yield path.stem, ast.parse(text), text
@@ -262,20 +330,50 @@ def judging_constants() -> list[tuple[str, str, str, int]]:
     for module, tree, text in _modules_of_judging():
         lines = text.splitlines()
         for one, after in itertools.zip_longest(tree.body, tree.body[1:]):
-            target = one.targets[0] if isinstance(one, ast.Assign) else one.target if isinstance(one, ast.AnnAssign) else None
-            if not isinstance(one, (ast.Assign, ast.AnnAssign)) or not isinstance(target, ast.Name) or one.value is None:
+            target = (
+                one.targets[0]
+                if isinstance(one, ast.Assign)
+                else one.target
+                if isinstance(one, ast.AnnAssign)
+                else None
+            )
+            if (
+                not isinstance(one, (ast.Assign, ast.AnnAssign))
+                or not isinstance(target, ast.Name)
+                or one.value is None
+            ):
                 continue
             name, parts = target.id, list(ast.walk(one.value))
             follows = any(isinstance(part, ast.Name) and part.id.isupper() for part in parts)
-            numbers = [part.value for part in parts if isinstance(part, ast.Constant) and type(part.value) in (int, float)]
-            numbers = [] if any(isinstance(part, ast.Lambda) for part in parts) else numbers  # a table of functions
+            numbers = [
+                part.value
+                for part in parts
+                if isinstance(part, ast.Constant) and type(part.value) in (int, float)
+            ]
+            # a table of functions
+            numbers = [] if any(isinstance(part, ast.Lambda) for part in parts) else numbers
             count = sum(not (follows and number in (0, 1, 2)) for number in numbers)
-            if not count or f"{module}.{name}" in NO_CONSTANT or name not in OF_RECORDS.get(module, (name,)):
+            if (
+                not count
+                or f"{module}.{name}" in NO_CONSTANT
+                or name not in OF_RECORDS.get(module, (name,))
+            ):
                 continue
-            comment = lines[(one.end_lineno or 1) - 1].encode()[one.end_col_offset or 0 :].decode().strip(" #")
-            if not comment and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            comment = (
+                lines[(one.end_lineno or 1) - 1]
+                .encode()[one.end_col_offset or 0 :]
+                .decode()
+                .strip(" #")
+            )
+            if (
+                not comment
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
                 comment = " ".join(str(after.value.value).split())
-            found.append((f"{module}.{name}", ast.get_source_segment(text, one.value) or "", comment, count))
+            found.append(
+                (f"{module}.{name}", ast.get_source_segment(text, one.value) or "", comment, count)
+            )
     return found
 
 
@@ -286,7 +384,9 @@ def constants() -> str:
         if (found := SOURCE.fullmatch(comment)) is None:
             raise ValueError(f"{name}: its comment has no source: {comment!r}")
         source = re.sub(r"ci/records/\S+/(\S+\.json)", r"[\1](../../\g<0>)", _cell(found["source"]))
-        lines.append(f"| `{name}` | `{value}` | {_cell(found['what'][:1].upper() + found['what'][1:])} | {source} |")
+        lines.append(
+            f"| `{name}` | `{value}` | {_cell(found['what'][:1].upper() + found['what'][1:])} | {source} |"
+        )
     return "\n".join(lines)
 
 

@@ -63,7 +63,11 @@ class Session:
             for name, value in os.environ.items()
             if name not in names and not name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST"))
         }
-        who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "me"), ("EMAIL", "me@example"))}
+        who = {
+            f"GIT_{role}_{what}": value
+            for role in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "me"), ("EMAIL", "me@example"))
+        }
         when = {f"GIT_{role}_DATE": DATE for role in ("AUTHOR", "COMMITTER")}
         self.environment = {
             **own,
@@ -78,7 +82,13 @@ class Session:
     def run(self, *command: str) -> str:
         """The output of a command, whatever its exit code."""
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         return done.stdout
 
@@ -92,22 +102,45 @@ class Session:
     def slowed(self) -> None:
         """A repository with a baseline of three processes, and a slow-down in one test; as it is, if it is there already."""
         if not (self.folder / ".git").exists():
-            subprocess.run(["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True)
+            subprocess.run(
+                ["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True
+            )
             self.commit(TESTS)
-            self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes", "3", "-p", "no:cacheprovider")
+            self.run(
+                *PYTEST,
+                "--gpumem",
+                "--gpumem-save",
+                "--gpumem-processes",
+                "3",
+                "-p",
+                "no:cacheprovider",
+            )
             self.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
 
 
 def failing(session: Session) -> str:
     """A slow-down in one test."""
     session.slowed()
-    return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
+    return session.run(
+        *PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider"
+    )
 
 
 def gate(session: Session) -> str:
     """A pull request with a slow-down, from the duet on: the second step is a session as `failing` shows it."""
     session.slowed()
-    text = session.run(*GPUMEM, "gate", "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+    text = session.run(
+        *GPUMEM,
+        "gate",
+        "HEAD~1",
+        "--max-regression",
+        "2%",
+        "--",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+    )
     return text[text.index("gpumem gate: step 3") :]
 
 
@@ -141,7 +174,9 @@ def shown(text: str, folder: Path) -> list[str]:
         if ": gpumem " in known:  # a line with a command is copied whole
             lines.append(known)
             continue
-        lines += [known[start : start + WIDTH].rstrip() for start in range(0, len(known) or 1, WIDTH)]
+        lines += [
+            known[start : start + WIDTH].rstrip() for start in range(0, len(known) or 1, WIDTH)
+        ]
     return lines
 
 

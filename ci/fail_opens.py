@@ -27,25 +27,65 @@ CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "pl
 REPORTED, GATE, TEST = "plugin/reported.py", "runs/decision.py", "plugin/judging.py"
 FAIL_OPENS = [
     # A discharge
-    (CORE, "if ran and any(row.label == one.label and row.measurement is not None for row in rows):", "if ran:"),
-    (CORE, 'if ran and (ended.how == "failed" or not one.unmeasured or any(row.measured_something for row in rows)):', "if ran:"),
+    (
+        CORE,
+        "if ran and any(row.label == one.label and row.measurement is not None for row in rows):",
+        "if ran:",
+    ),
+    (
+        CORE,
+        'if ran and (ended.how == "failed" or not one.unmeasured or any(row.measured_something for row in rows)):',
+        "if ran:",
+    ),
     (CORE, 'if ended.how == "failed" or any(one.what in judged(row) for row in rows):', "if ran:"),
     (CORE, "names &= {*OF_FOOTPRINT, *(OF_CALLS if counts else ())}", "names &= set(LIMITS)"),
     (CORE, "elif not row.footprint.ended:", "elif False:"),
-    (SESSION, "            gpu.lacks(self._expectations.discharged(complete=complete))\n", "            pass\n"),
+    (
+        SESSION,
+        "            gpu.lacks(self._expectations.discharged(complete=complete))\n",
+        "            pass\n",
+    ),
     # A status
-    (CORE, 'return LOST, "its test passed without it"', 'return NOT_RUN, "its test passed without it"'),
-    (CORE, 'return LOST, f"{its} test is no longer collected"', 'return NOT_RUN, f"{its} test is no longer collected"'),
-    (CORE, 'return UNJUDGED, f"the test {ended.how} and {measured}"', 'return "accepted", f"the test {ended.how} and {measured}"'),
+    (
+        CORE,
+        'return LOST, "its test passed without it"',
+        'return NOT_RUN, "its test passed without it"',
+    ),
+    (
+        CORE,
+        'return LOST, f"{its} test is no longer collected"',
+        'return NOT_RUN, f"{its} test is no longer collected"',
+    ),
+    (
+        CORE,
+        'return UNJUDGED, f"the test {ended.how} and {measured}"',
+        'return "accepted", f"the test {ended.how} and {measured}"',
+    ),
     (CORE, "return ended._replace(by_words=False, in_base=True)", "return ended"),
     (CORE, "if ended.plugin and ended.plugin in base.dividing:", "if ended.plugin:"),
     (CORE, "    if doubtful:\n        return ended\n", ""),
-    (COLLECTED, "        return any(\n            word == option", "        return True or any(\n            word == option"),
+    (
+        COLLECTED,
+        "        return any(\n            word == option",
+        "        return True or any(\n            word == option",
+    ),
     # An exit code
-    (CORE, "if one.status in (LOST, NOT_RUN) and not one.accounted]", "if one.status == LOST and not one.accounted]"),
-    (CORE, "return [one for one in missing if not one.accounted]", "return [one for one in missing if one.status == LOST]"),
+    (
+        CORE,
+        "if one.status in (LOST, NOT_RUN) and not one.accounted]",
+        "if one.status == LOST and not one.accounted]",
+    ),
+    (
+        CORE,
+        "return [one for one in missing if not one.accounted]",
+        "return [one for one in missing if one.status == LOST]",
+    ),
     (SESSION, "open_ = open_under_strict(gpu.missing)", "open_ = ()"),
-    (REPORTED, "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code", "return code"),
+    (
+        REPORTED,
+        "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code",
+        "return code",
+    ),
     (GATE, "Standing.LOST: Effect(Exit.FAILED,", "Standing.LOST: Effect(Exit.FINE,"),
     (GATE, "elif causes := _causes(found, rows, after, failures, unrun):", "elif causes := ():"),
     # An origin of expectations
@@ -55,7 +95,11 @@ FAIL_OPENS = [
         "for name in LIMITS if getattr(limits, name) is not None]\n        return expected",
         "for name in ()]\n        return expected",
     ),
-    (COLLECTED, "merge_limits(None, marker, settings, LIMITS)", "merge_limits(None, marker, Settings(), LIMITS)"),
+    (
+        COLLECTED,
+        "merge_limits(None, marker, settings, LIMITS)",
+        "merge_limits(None, marker, Settings(), LIMITS)",
+    ),
     (CORE, "unmeasured=one.measures and not measures.get(nodeid, True)", "unmeasured=False"),
     (CORE, "if demands_more(limit, asked, here) and not allowed(limit, here):", "if False:"),
 ]
@@ -74,29 +118,65 @@ def planted(number: int, workers: str) -> str | None:
         if text.count(old) != 1:
             raise ValueError(f"{name} has {text.count(old)} times: {old}")
         file.write_text(text.replace(old, new))
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "GPUMEM_"))}
+        variables = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PYTEST_", "GPUMEM_"))
+        }
         for tests in PROPERTIES:
-            command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *([f"-n{workers}"] if workers else []), tests]
-            done = subprocess.run(command, cwd=folder, env=variables | {"DRAWS": DRAWS}, capture_output=True, text=True, check=False)
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-qx",
+                "-p",
+                "no:cacheprovider",
+                *([f"-n{workers}"] if workers else []),
+                tests,
+            ]
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=variables | {"DRAWS": DRAWS},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             # 2: pytest-xdist stopped after the first failure. The sessions inside of tests print such lines, too.
-            if done.returncode in (1, 2) and (found := re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)):
+            if done.returncode in (1, 2) and (
+                found := re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+            ):
                 return str(found[-1]).partition("::")[2]
             if done.returncode != 0:
-                raise ValueError(f"{tests} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+                raise ValueError(
+                    f"{tests} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+                )
     return None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("numbers", nargs="*", type=int, default=[*range(1, len(FAIL_OPENS) + 1)], help="default: all")
-    parser.add_argument("-n", dest="workers", default="", help="as that of pytest-xdist; default: one process")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "numbers",
+        nargs="*",
+        type=int,
+        default=[*range(1, len(FAIL_OPENS) + 1)],
+        help="default: all",
+    )
+    parser.add_argument(
+        "-n", dest="workers", default="", help="as that of pytest-xdist; default: one process"
+    )
     given = parser.parse_args()
     survivors = 0
     for number in given.numbers:
         name, old, _ = FAIL_OPENS[number - 1]
         found = planted(number, given.workers)
         survivors += found is None
-        print(f"{number:>2} {name}: {' '.join(old.split())[:60]}: {found or 'NOT FOUND'}", flush=True)
+        print(
+            f"{number:>2} {name}: {' '.join(old.split())[:60]}: {found or 'NOT FOUND'}", flush=True
+        )
     print(f"{len(given.numbers) - survivors} of {len(given.numbers)} fail-opens are found")
     return 1 if survivors else 0
 

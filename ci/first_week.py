@@ -98,8 +98,24 @@ def say(text: str, mark: str = "") -> None:
 
 
 def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main", "-c", "advice.detachedHead=false")
-    done = subprocess.run(["git", *who, *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    who = (
+        "-c",
+        "user.name=Ada",
+        "-c",
+        "user.email=ada@example.org",
+        "-c",
+        "init.defaultBranch=main",
+        "-c",
+        "advice.detachedHead=false",
+    )
+    done = subprocess.run(
+        ["git", *who, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"git {' '.join(words)}: {done.stdout}")
     return done.stdout.strip()
@@ -131,22 +147,44 @@ class Service:
         if not install:
             import pytest_gpumem
 
-            packages = [Path(pytest_gpumem.__file__).parents[1], *(Path(one) for one in sys.path if one.endswith("site-packages"))]
-            link = LINK.format(programs=Path(sys.executable).parent, packages="\\n".join(map(str, packages)))
+            packages = [
+                Path(pytest_gpumem.__file__).parents[1],
+                *(Path(one) for one in sys.path if one.endswith("site-packages")),
+            ]
+            link = LINK.format(
+                programs=Path(sys.executable).parent, packages="\\n".join(map(str, packages))
+            )
             (self.home / "venv").write_text(VENV.format(python=sys.executable))
             (self.home / "venv").chmod(0o755)
-            (self.home / "link").write_text(f"#!/bin/bash\n{link.replace('echo ', 'echo -e ', 1)}\n")
+            (self.home / "link").write_text(
+                f"#!/bin/bash\n{link.replace('echo ', 'echo -e ', 1)}\n"
+            )
             (self.home / "link").chmod(0o755)
-            given |= {"PYTHON": str(self.home / "venv"), "INSTALL": str(self.home / "link"), "INSTALL_WITHOUT_GPU": str(self.home / "link")}
+            given |= {
+                "PYTHON": str(self.home / "venv"),
+                "INSTALL": str(self.home / "link"),
+                "INSTALL_WITHOUT_GPU": str(self.home / "link"),
+            }
         for name, value in given.items():
-            text, count = re.subn(rf"^  {name}: .*$", f"  {name}: {value}", text, flags=re.MULTILINE)
+            text, count = re.subn(
+                rf"^  {name}: .*$", f"  {name}: {value}", text, flags=re.MULTILINE
+            )
             assert count == 1, name
         return text
 
-    def commit(self, branch: str, files: Mapping[str, str], message: str, *, at: str = BRANCH) -> None:
+    def commit(
+        self, branch: str, files: Mapping[str, str], message: str, *, at: str = BRANCH
+    ) -> None:
         """A commit of these files on a branch, which begins at another one if it is new; pushed."""
         if branch == BRANCH:
-            git(self.work, "checkout", "-q", "-B", BRANCH, *([f"origin/{BRANCH}"] if git(self.work, "branch", "-r") else []))
+            git(
+                self.work,
+                "checkout",
+                "-q",
+                "-B",
+                BRANCH,
+                *([f"origin/{BRANCH}"] if git(self.work, "branch", "-r") else []),
+            )
         elif branch not in git(self.work, "branch", "--list", "--format=%(refname:short)").split():
             git(self.work, "checkout", "-q", "-b", branch, f"origin/{at}")
         else:
@@ -176,9 +214,19 @@ class Service:
 
     def run(self, script: str, place: Path, variables: Mapping[str, str]) -> int:
         """A script to its end, on a runner without a GPU. What a device measures is simulated: `--gpumem-device sim`."""
-        environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "USER") if name in os.environ}
+        environment = {
+            name: os.environ[name]
+            for name in ("PATH", "HOME", "LANG", "USER")
+            if name in os.environ
+        }
         environment["PATH"] = f"{self.home}{os.pathsep}{environment['PATH']}"
-        environment |= {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "GPUMEM_DEVICE": "sim", "COLUMNS": "140", **variables}
+        environment |= {
+            "CI": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "GPUMEM_DEVICE": "sim",
+            "COLUMNS": "140",
+            **variables,
+        }
         done = subprocess.run(
             ["bash", "-e", "-c", script],
             cwd=place,
@@ -193,7 +241,10 @@ class Service:
 
     def expect(self, what: str, found: object, expected: object) -> None:
         """Say whether the pipeline did what docs/ci.md promises."""
-        say(f"{'expected' if found == expected else 'NOT EXPECTED'}: {what}: {found}" + ("" if found == expected else f", not {expected}"))
+        say(
+            f"{'expected' if found == expected else 'NOT EXPECTED'}: {what}: {found}"
+            + ("" if found == expected else f", not {expected}")
+        )
         if found != expected:
             self.missed.append(f"{self.name}: {what}: {found}, not {expected}")
 
@@ -214,23 +265,36 @@ class Github(Service):
         """The jobs of a push to the default branch, and how each ended."""
         return self.event({"event_name": "push", "ref": f"refs/heads/{BRANCH}"}, BRANCH)
 
-    def pull_request(self, branch: str, *, fork: bool = False, draft: bool = False, action: str = "opened") -> dict[str, str]:
+    def pull_request(
+        self, branch: str, *, fork: bool = False, draft: bool = False, action: str = "opened"
+    ) -> dict[str, str]:
         """The jobs of a pull request, on the merge of its branch with the default branch."""
         git(self.work, "fetch", "-q")
         git(self.work, "checkout", "-q", "--detach", f"origin/{BRANCH}")
-        git(self.work, "merge", "-q", "--no-ff", "-m", "merge of a pull request", f"origin/{branch}")
+        git(
+            self.work, "merge", "-q", "--no-ff", "-m", "merge of a pull request", f"origin/{branch}"
+        )
         git(self.work, "push", "-qf", "origin", "HEAD:refs/pull/1/merge")
         head = {"repo": {"full_name": "mallory/pixelbox" if fork else "ada/pixelbox"}}
         event = {"pull_request": {"head": head, "draft": draft, "number": 1}, "action": action}
         revision = "refs/pull/1/merge"
-        return self.event({"event_name": "pull_request", "ref": revision, "base_ref": BRANCH, "event": event}, revision)
+        return self.event(
+            {"event_name": "pull_request", "ref": revision, "base_ref": BRANCH, "event": event},
+            revision,
+        )
 
     def event(self, github: dict[str, Any], revision: str) -> dict[str, str]:
         """Every job whose condition an event meets, by the workflow of its revision."""
         say(f"\n=== {github['event_name']} of {github['ref']}")
-        file = git(self.work, "show", f"{'HEAD' if 'pull' in revision else f'origin/{BRANCH}'}:.github/workflows/gpumem.yml")
+        file = git(
+            self.work,
+            "show",
+            f"{'HEAD' if 'pull' in revision else f'origin/{BRANCH}'}:.github/workflows/gpumem.yml",
+        )
         workflow = yaml.safe_load(file)
-        types = (workflow[True].get(github["event_name"]) or {}).get("types", ["opened", "synchronize", "reopened"])
+        types = (workflow[True].get(github["event_name"]) or {}).get(
+            "types", ["opened", "synchronize", "reopened"]
+        )
         if github["event_name"] == "pull_request" and github["event"]["action"] not in types:
             say("    (no workflow begins by it)")
             return {}
@@ -246,7 +310,12 @@ class Github(Service):
         ended: dict[str, str] = {}
         for name, job in workflow["jobs"].items():
             needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
-            context = {"github": github, "vars": {}, "runner": {"os": "Linux"}, "needs": {one: {"result": ended[one]} for one in needs}}
+            context = {
+                "github": github,
+                "vars": {},
+                "runner": {"os": "Linux"},
+                "needs": {one: {"result": ended[one]} for one in needs},
+            }
             condition = str(job.get("if", "success()"))
             well = all(ended[one] == "success" for one in needs)
             if not re.search(r"\b(success|failure|always|cancelled)\(\)", condition):
@@ -255,7 +324,10 @@ class Github(Service):
                 say(f"--- job {name}: skipped")
                 ended[name] = "skipped"
                 continue
-            results = [self.job(name, job, {**context, "matrix": one}, workflow["env"], revision) for one in self.matrix(job, context)]
+            results = [
+                self.job(name, job, {**context, "matrix": one}, workflow["env"], revision)
+                for one in self.matrix(job, context)
+            ]
             ended[name] = "success" if all(results) else "failure"
         return ended
 
@@ -268,7 +340,14 @@ class Github(Service):
         for index in range(max(map(len, lists.values()), default=1)):
             yield {name: values[min(index, len(values) - 1)] for name, values in lists.items()}
 
-    def job(self, name: str, job: dict[str, Any], context: dict[str, Any], env: Mapping[str, Any], revision: str) -> bool:
+    def job(
+        self,
+        name: str,
+        job: dict[str, Any],
+        context: dict[str, Any],
+        env: Mapping[str, Any],
+        revision: str,
+    ) -> bool:
         """True if every step of it did well."""
         shown = ", ".join(str(one) for one in context["matrix"].values())
         say(f"--- job {job.get('name', name)}{f' ({shown})' if shown else ''}")
@@ -281,15 +360,24 @@ class Github(Service):
             title = step.get("name", step.get("uses", "").partition("@")[0])
             say(f"    step: {title}")
             own = {**env, **job.get("env", {}), **step.get("env", {})}
-            variables = {key: str(self.text(str(value), context, well)) for key, value in own.items()}
+            variables = {
+                key: str(self.text(str(value), context, well)) for key, value in own.items()
+            }
             if "run" in step:
-                variables |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(place)}
+                variables |= {
+                    "GITHUB_ACTIONS": "true",
+                    "GITHUB_STEP_SUMMARY": str(summary),
+                    "GITHUB_WORKSPACE": str(place),
+                }
                 code = self.run(step["run"], place, variables)
                 if code:
                     say(f"      exit code {code}")
                 well = well and code == 0
             else:
-                given = {key: self.text(str(value), context, well) for key, value in step.get("with", {}).items()}
+                given = {
+                    key: self.text(str(value), context, well)
+                    for key, value in step.get("with", {}).items()
+                }
                 found = self.action(step["uses"].partition("@")[0], given, place, revision)
                 place = found if found is not None else place
         say(f"--- {job.get('name', name)}: {'success' if well else 'failure'}")
@@ -309,7 +397,9 @@ class Github(Service):
                 prefix = given["restore-keys"].strip().replace("/", "+")
                 hits = [one for one in self.cache if one == key or one.startswith(prefix)]
                 if hits:
-                    shutil.copytree(self.kept / "cache" / hits[-1], place / given["path"], dirs_exist_ok=True)
+                    shutil.copytree(
+                        self.kept / "cache" / hits[-1], place / given["path"], dirs_exist_ok=True
+                    )
                 say(f"      | {'cache restored' if hits else 'no cache yet'}")
         elif name == "actions/upload-artifact":
             here, there = place / given["path"], self.kept / "artifacts" / given["name"]
@@ -329,7 +419,12 @@ class Github(Service):
 
     def text(self, text: str, context: Mapping[str, Any], well: bool) -> str:
         """Text whose expressions are filled in."""
-        return re.sub(r"\$\{\{(.*?)\}\}", lambda found: str(self.value(found[1], context, well)), text, flags=re.DOTALL)
+        return re.sub(
+            r"\$\{\{(.*?)\}\}",
+            lambda found: str(self.value(found[1], context, well)),
+            text,
+            flags=re.DOTALL,
+        )
 
     def value(self, expression: str, context: Mapping[str, Any], well: bool) -> Any:
         """The value of an expression, by Python's words for GitHub's."""
@@ -345,7 +440,11 @@ class Github(Service):
         for index in range(0, len(parts), 2):
             part = parts[index].replace("&&", " and ").replace("||", " or ")
             part = re.sub(r"!(?!=)", " not ", part)
-            parts[index] = re.sub(r"\b(?:github|matrix|needs|vars|runner)(?:\.\w+)+", lambda found: f"at({found[0]!r})", part)
+            parts[index] = re.sub(
+                r"\b(?:github|matrix|needs|vars|runner)(?:\.\w+)+",
+                lambda found: f"at({found[0]!r})",
+                part,
+            )
         known: dict[str, Any] = {
             "at": at,
             "true": True,
@@ -363,7 +462,9 @@ class Github(Service):
     def downloaded(self) -> None:
         """The results of the gate, in the working tree of the developer."""
         shutil.rmtree(self.work / "gpumem-results", ignore_errors=True)
-        shutil.copytree(next((self.kept / "artifacts").glob("gpumem-results-*")), self.work / "gpumem-results")
+        shutil.copytree(
+            next((self.kept / "artifacts").glob("gpumem-results-*")), self.work / "gpumem-results"
+        )
 
 
 class Gitlab(Service):
@@ -373,16 +474,34 @@ class Gitlab(Service):
 
     def __init__(self, folder: Path, plugin: Path, *, install: bool) -> None:
         super().__init__(folder, plugin, install=install)
-        self.files = {"gpumem.yml": self.template, ".gitlab-ci.yml": "include: {local: gpumem.yml}\n"}
+        self.files = {
+            "gpumem.yml": self.template,
+            ".gitlab-ci.yml": "include: {local: gpumem.yml}\n",
+        }
 
     def push(self) -> dict[str, str]:
         """The jobs of a push to the default branch, and how each ended."""
-        return self.pipeline({"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": BRANCH, "CI_COMMIT_REF_PROTECTED": "true"}, BRANCH)
+        return self.pipeline(
+            {
+                "CI_PIPELINE_SOURCE": "push",
+                "CI_COMMIT_BRANCH": BRANCH,
+                "CI_COMMIT_REF_PROTECTED": "true",
+            },
+            BRANCH,
+        )
 
-    def pull_request(self, branch: str, *, fork: bool = False, draft: bool = False, action: str = "opened") -> dict[str, str]:
+    def pull_request(
+        self, branch: str, *, fork: bool = False, draft: bool = False, action: str = "opened"
+    ) -> dict[str, str]:
         """The jobs of a merge request. GitLab runs them for a draft too, which it does not let anybody merge."""
-        source = {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": BRANCH}
-        project = {"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "2" if fork else "1", "CI_MERGE_REQUEST_PROJECT_ID": "1"}
+        source = {
+            "CI_PIPELINE_SOURCE": "merge_request_event",
+            "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": BRANCH,
+        }
+        project = {
+            "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "2" if fork else "1",
+            "CI_MERGE_REQUEST_PROJECT_ID": "1",
+        }
         return self.pipeline({**source, **project}, branch)
 
     def pipeline(self, given: dict[str, str], revision: str) -> dict[str, str]:
@@ -404,7 +523,9 @@ class Gitlab(Service):
                 if not name.startswith("gpumem:"):
                     continue
                 job = {**template.get(part.get("extends", ""), {}), **part}
-                if job["stage"] == stage and any(self.met(rule["if"], given) for rule in job["rules"]):
+                if job["stage"] == stage and any(
+                    self.met(rule["if"], given) for rule in job["rules"]
+                ):
                     ended[name] = self.job(name, job, {**template["variables"], **given}, revision)
         return ended
 
@@ -416,7 +537,10 @@ class Gitlab(Service):
         """How it ended."""
         say(f"--- job {name}")
         place = self.checked_out(revision)
-        own = {key: str(value) for key, value in {**variables, "CARD": "gpu", **job.get("variables", {})}.items()}
+        own = {
+            key: str(value)
+            for key, value in {**variables, "CARD": "gpu", **job.get("variables", {})}.items()
+        }
         if "BASELINE_PUSH_URL" in own:
             own["BASELINE_PUSH_URL"] = str(self.origin)  # which BASELINE_TOKEN opens
         lines = [*job.get("before_script", []), *job["script"]]
@@ -471,9 +595,21 @@ def accept(at: Github | Gitlab) -> None:
     say("\n##### It is meant: the file of gpumem accept, reviewed with the change")
     git(at.work, "checkout", "-q", "slow")
     at.downloaded()
-    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "accept", "test_pixels.py::test_blur"]
+    command = [
+        sys.executable,
+        "-c",
+        "from pytest_gpumem.cli import main; main()",
+        "accept",
+        "test_pixels.py::test_blur",
+    ]
     say('$ gpumem accept test_pixels.py::test_blur --reason "a smaller image"')
-    done = subprocess.run([*command, "--reason", "a smaller image"], cwd=at.work, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--reason", "a smaller image"],
+        cwd=at.work,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     say(done.stdout + done.stderr, "      | ")
     shutil.rmtree(at.work / "gpumem-results")
     at.commit("slow", {}, "Accept the slow-down")
@@ -500,18 +636,30 @@ def draft(at: Github | Gitlab) -> None:
         return
     say("\n##### A draft, where the template leaves drafts out as docs/ci.md describes it")
     name, text = ".github/workflows/gpumem.yml", at.template
-    text = text.replace("  pull_request: #", "  pull_request:\n    types: [opened, reopened, synchronize, ready_for_review] #")
+    text = text.replace(
+        "  pull_request: #",
+        "  pull_request:\n    types: [opened, reopened, synchronize, ready_for_review] #",
+    )
     own = "github.event.pull_request.head.repo.full_name == github.repository"
     text = text.replace(own, f"{own} && github.event.pull_request.draft == false")
     at.commit("draft", {name: text}, "Leave drafts out")
     ran = at.pull_request("draft", draft=True)
-    at.expect("a draft that is left out", (ended(ran, "gate"), verdict(ran)), ("skipped", "failure"))
-    at.expect("the same, ready for review", verdict(at.pull_request("draft", action="ready_for_review")), "success")
+    at.expect(
+        "a draft that is left out", (ended(ran, "gate"), verdict(ran)), ("skipped", "failure")
+    )
+    at.expect(
+        "the same, ready for review",
+        verdict(at.pull_request("draft", action="ready_for_review")),
+        "success",
+    )
 
 
 def flaky(at: Github | Gitlab) -> None:
     say("\n##### A flaky row: each process has another size")
-    quick = {name: text.replace('GATE_OPTIONS: ""', "GATE_OPTIONS: --rounds-max 11") for name, text in at.files.items()}
+    quick = {
+        name: text.replace('GATE_OPTIONS: ""', "GATE_OPTIONS: --rounds-max 11")
+        for name, text in at.files.items()
+    }
     at.commit(BRANCH, {**FLAKY, **quick}, "Add a lottery")
     at.expect("its save", ended(at.push(), "save"), "success")
     at.commit("lottery", {"README": "numbers\n"}, "Say numbers")
@@ -532,18 +680,28 @@ DAYS: Mapping[str, tuple[Callable[[Github | Gitlab], None], tuple[str, ...]]] = 
 
 def ended(jobs: Mapping[str, str], name: str) -> str:
     """How the job of this name ended, of either template."""
-    return next((result for job, result in jobs.items() if job.rpartition(":")[2] == name), "skipped")
+    return next(
+        (result for job, result in jobs.items() if job.rpartition(":")[2] == name), "skipped"
+    )
 
 
 def verdict(jobs: Mapping[str, str]) -> str:
     """The required check: of GitHub the job `verdict`, of GitLab the pipeline."""
-    return jobs["verdict"] if "verdict" in jobs else "failure" if "failure" in jobs.values() else "success"
+    return (
+        jobs["verdict"]
+        if "verdict" in jobs
+        else "failure"
+        if "failure" in jobs.values()
+        else "success"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("service", nargs="?", choices=["github", "gitlab", "both"], default="both")
-    parser.add_argument("days", nargs="*", metavar="DAY", help=f"of {', '.join(DAYS)}; without one, all")
+    parser.add_argument(
+        "days", nargs="*", metavar="DAY", help=f"of {', '.join(DAYS)}; without one, all"
+    )
     parser.add_argument("--install", action="store_true", help="install what the templates install")
     given = parser.parse_args()
     if unknown := [day for day in given.days if day not in DAYS]:
@@ -561,7 +719,9 @@ def main() -> int:
         for kind in (Github, Gitlab):
             if given.service not in (kind.name, "both"):
                 continue
-            say(f'\n################ {kind.__name__}: ci/{kind.name}/gpumem.yml, the lines "yours" filled in')
+            say(
+                f'\n################ {kind.__name__}: ci/{kind.name}/gpumem.yml, the lines "yours" filled in'
+            )
             place = Path(folder, kind.name)
             place.mkdir()
             at = kind(place, plugin, install=given.install)
@@ -572,7 +732,9 @@ def main() -> int:
     say("")
     for one in missed:
         say(f"missed: {one}")
-    say(f"{time.monotonic() - begun:.0f} s; {'all as docs/ci.md says' if not missed else f'{len(missed)} not as docs/ci.md says'}")
+    say(
+        f"{time.monotonic() - begun:.0f} s; {'all as docs/ci.md says' if not missed else f'{len(missed)} not as docs/ci.md says'}"
+    )
     return 1 if missed else 0
 
 

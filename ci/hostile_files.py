@@ -56,9 +56,46 @@ def test_two(gpu_benchmark, device_buffer, managed_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="small")
     gpu_benchmark(gpu_kernels.init, managed_buffer(1 << 20), 1.0, label="managed", count_pages=True)
 """
-NUMBERS = (0, -1, 1, 0.0, -0.0, 5e-324, -1e-6, 1e-300, 1e300, 1.7e308, 1 << 62, 1 << 64, 10**400, -(10**400))
-TEXTS = ("", "::add-mask::x\n::add-mask::x", "\x1b[2J\u202e\u2028\0", "\udcff", "<script>", "x" * 5000, "1e999", "../../x", "a[b]::c")
-OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [0], {"": 0}, float("inf"), float("-inf"), float("nan"))
+NUMBERS = (
+    0,
+    -1,
+    1,
+    0.0,
+    -0.0,
+    5e-324,
+    -1e-6,
+    1e-300,
+    1e300,
+    1.7e308,
+    1 << 62,
+    1 << 64,
+    10**400,
+    -(10**400),
+)
+TEXTS = (
+    "",
+    "::add-mask::x\n::add-mask::x",
+    "\x1b[2J\u202e\u2028\0",
+    "\udcff",
+    "<script>",
+    "x" * 5000,
+    "1e999",
+    "../../x",
+    "a[b]::c",
+)
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [0],
+    {"": 0},
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+)
 
 
 class TooSlow(BaseException):
@@ -72,7 +109,9 @@ def limited() -> Iterator[None]:
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
-    faulthandler.dump_traceback_later(4 * SECONDS, exit=True)  # what hangs outside of Python hears no signal
+    faulthandler.dump_traceback_later(
+        4 * SECONDS, exit=True
+    )  # what hangs outside of Python hears no signal
     try:
         yield
     finally:
@@ -157,7 +196,11 @@ def baseline_changed(text: bytes, rng: random.Random) -> bytes:
     """With a digest that fits, as somebody forges it who means to deceive."""
     whole = json.loads(text)
     whole["content"] = value_changed(whole["content"], rng)
-    with_digest = whole | {"sha256": digest(json.loads(json.dumps(whole["content"]), parse_constant=float))} if _finite(whole) else whole
+    with_digest = (
+        whole | {"sha256": digest(json.loads(json.dumps(whole["content"]), parse_constant=float))}
+        if _finite(whole)
+        else whole
+    )
     return json.dumps(with_digest).encode()
 
 
@@ -200,7 +243,9 @@ def one_line(text: str) -> None:
 def harmless(text: str) -> None:
     """Nothing in a text commands a terminal or a CI."""
     for line in text.split("\n"):
-        assert line.replace("\t", "").replace("\N{NO-BREAK SPACE}", "").isprintable(), f"control characters: {line[:200]!r}"
+        assert line.replace("\t", "").replace("\N{NO-BREAK SPACE}", "").isprintable(), (
+            f"control characters: {line[:200]!r}"
+        )
         assert not line.lstrip().startswith("::add-mask"), f"a command to the CI: {line[:200]!r}"
 
 
@@ -234,7 +279,10 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     folder.mkdir(parents=True)
     shutil.copy(seeds / "baseline.json", folder / "20200101T000000Z-a-b.json")
     shutil.copy(path, folder / "20300101T000000Z-a-b.json")
-    if json.loads((folder / "20200101T000000Z-a-b.json").read_bytes())["content"]["id"].encode() in path.read_bytes():
+    if (
+        json.loads((folder / "20200101T000000Z-a-b.json").read_bytes())["content"]["id"].encode()
+        in path.read_bytes()
+    ):
         (folder / "20200101T000000Z-a-b.json").unlink()
     try:
         baseline = Store(path.parent / "baseline", facts).load()
@@ -246,13 +294,27 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
             past = baseline.history(one.key, partial(comparable, one.measurement))
             first = past.first_measurements
             limits = replace(one.limits, max_regression="1%")
-            judge(one.measurement, limits, facts, past.measurements, no_history=past.reason, first=first)
+            judge(
+                one.measurement,
+                limits,
+                facts,
+                past.measurements,
+                no_history=past.reason,
+                first=first,
+            )
         harmless(table(run.rows, facts, width=100, colour=False))
         harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:
         one_line(str(error))
     commands = (
-        ("report", str(seeds / "results.json"), "-o", str(path.with_suffix(".html")), "--base", str(path)),
+        (
+            "report",
+            str(seeds / "results.json"),
+            "-o",
+            str(path.with_suffix(".html")),
+            "--base",
+            str(path),
+        ),
         ("compare", str(path), str(seeds / "results.json")),
         ("baseline", "list", "--baseline", str(path.parent / "baseline")),
     )
@@ -274,7 +336,9 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
             name = str(error).rpartition(" ")[2]
             continue
         for one in run.rows:
-            left = without_accepted(one, known(one), found.of(one.key), comparison=one.verdict.comparison)
+            left = without_accepted(
+                one, known(one), found.of(one.key), comparison=one.verdict.comparison
+            )
             harmless("; ".join(in_words(with_verdict(one, left))))
             found.slow_down(one.key)
         return
@@ -308,7 +372,9 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
         one_line(str(error))
         return
     harmless(duet_report.text(found, sides(), width=100, colour=False, seconds=1.0))
-    document = duet_report.to_json(found, sides(), {}, utc="", seconds=1.0, code=duet_report.exit_code(found, strict=True))
+    document = duet_report.to_json(
+        found, sides(), {}, utc="", seconds=1.0, code=duet_report.exit_code(found, strict=True)
+    )
     json.dumps(document, allow_nan=False)
 
 
@@ -323,11 +389,33 @@ def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 Damage = Callable[[bytes, random.Random], bytes]
-KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...] = (
-    ("results.json", (bytes_changed, results_changed, results_changed, results_changed, json_changed), read_results, 4),
-    ("baseline.json", (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed), read_baseline, 4),
-    ("acceptance.json", (bytes_changed, baseline_changed, baseline_changed, json_changed), read_acceptance, 2),
-    ("journal.jsonl", (bytes_changed, lines_changed, lines_changed, lines_changed), read_journal, 3),
+KINDS: tuple[
+    tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...
+] = (
+    (
+        "results.json",
+        (bytes_changed, results_changed, results_changed, results_changed, json_changed),
+        read_results,
+        4,
+    ),
+    (
+        "baseline.json",
+        (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed),
+        read_baseline,
+        4,
+    ),
+    (
+        "acceptance.json",
+        (bytes_changed, baseline_changed, baseline_changed, json_changed),
+        read_acceptance,
+        2,
+    ),
+    (
+        "journal.jsonl",
+        (bytes_changed, lines_changed, lines_changed, lines_changed),
+        read_journal,
+        3,
+    ),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
 )
 """Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
@@ -336,10 +424,26 @@ KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random]
 def make_seeds(folder: Path) -> None:
     """Files as the plugin and the profilers write them."""
     (folder / "test_a.py").write_text(SUITE)
-    base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "GITHUB_", "CI_"))}
+    base = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--gpumem",
+        "--gpumem-device=sim",
+        "--gpumem-budget=5ms",
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPUMEM", "GITHUB_", "CI_"))
+    }
     for more in (["--gpumem-save"], ["--benchmark-json=results.json"]):
-        done = subprocess.run([*base, *more], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*base, *more], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise SystemExit(f"no seeds: {done.stdout}{done.stderr}")
     (saved,) = folder.rglob("gpumem/*.json")
@@ -372,17 +476,30 @@ def _journal(path: Path) -> None:
         ]
 
     journal = Journal(path, {"asked": "this"})
-    Duet(sides(), Players(answer), journal, RowFilter(), max_regression=None, rounds_max=40, on_progress=lambda progress: None).play()
+    Duet(
+        sides(),
+        Players(answer),
+        journal,
+        RowFilter(),
+        max_regression=None,
+        rounds_max=40,
+        on_progress=lambda progress: None,
+    ).play()
     journal.close()
 
 
 def _profiles(folder: Path) -> None:
-    lines = [ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200) for number in range(3)]
+    lines = [
+        ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200)
+        for number in range(3)
+    ]
     (folder / "ncu.csv").write_text(ncu_csv.log(*lines))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=20_240)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--keep", type=Path, help="copy the files of failed cases here")
@@ -412,13 +529,18 @@ def main() -> int:
                 failed[name] += 1
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{Path(at.filename).name}:{at.lineno}"
-                print(f"FAILED case {number}, {name}: {type(error).__name__}: {str(error)[:300]} ({where})", flush=True)
+                print(
+                    f"FAILED case {number}, {name}: {type(error).__name__}: {str(error)[:300]} ({where})",
+                    flush=True,
+                )
                 if asked.keep is not None:
                     asked.keep.mkdir(parents=True, exist_ok=True)
                     shutil.copy(path, asked.keep / f"{number}-{name}")
             shutil.rmtree(folder)
     seconds = time.monotonic() - begun
-    print(f"seed {asked.seed}, {asked.cases} damaged files in {seconds:.0f} s: {passed} passed, {sum(failed.values())} failed")
+    print(
+        f"seed {asked.seed}, {asked.cases} damaged files in {seconds:.0f} s: {passed} passed, {sum(failed.values())} failed"
+    )
     return 1 if failed else 0
 
 

@@ -25,8 +25,29 @@ from pytest_gpumem.records.schema import document_from_json
 
 ROW = ("nodeid", "label", "limits", "verdict", "failed", "extra")
 MEASUREMENT = (
-    *("label", "target", "mode", "sampler", "sampler_reason", "half_width", "moved_bytes", "footprint", "floor", "window", "managed"),
-    *("checked", "notes", "accesses_per_launch", "overlap", "sectors_per_request", "requested", "work_seen", "busy"),
+    *(
+        "label",
+        "target",
+        "mode",
+        "sampler",
+        "sampler_reason",
+        "half_width",
+        "moved_bytes",
+        "footprint",
+        "floor",
+        "window",
+        "managed",
+    ),
+    *(
+        "checked",
+        "notes",
+        "accesses_per_launch",
+        "overlap",
+        "sectors_per_request",
+        "requested",
+        "work_seen",
+        "busy",
+    ),
 )
 """Fields that are kept as they are."""
 
@@ -41,8 +62,17 @@ def kept(run: dict[str, Any], tests: str = "") -> dict[str, Any]:
         return {name: value for name, value in run.items() if name != "runs"}
     document = document_from_json(run["gpumem"])
     rows = [_summary(row) for row in document.rows if tests in row.key]
-    gpumem = {"schema": run["gpumem"]["schema"], "simulated": document.device.simulated, "device": _short(document.device), "settings": {}}
-    return {"datetime": run["datetime"], "commit_info": run["commit_info"], "gpumem": {**gpumem, "rows": rows}}
+    gpumem = {
+        "schema": run["gpumem"]["schema"],
+        "simulated": document.device.simulated,
+        "device": _short(document.device),
+        "settings": {},
+    }
+    return {
+        "datetime": run["datetime"],
+        "commit_info": run["commit_info"],
+        "gpumem": {**gpumem, "rows": rows},
+    }
 
 
 def _summary(row: Row) -> dict[str, Any]:
@@ -66,7 +96,9 @@ def _without_groups(migrations: Migrations) -> Migrations:
     def totals(counts: PageCounts | None) -> PageCounts | None:
         return counts and structs.replace(counts, groups=())
 
-    return structs.replace(migrations, before=totals(migrations.before), launch=totals(migrations.launch))
+    return structs.replace(
+        migrations, before=totals(migrations.before), launch=totals(migrations.launch)
+    )
 
 
 def _short(value: Any) -> Any:
@@ -87,15 +119,21 @@ def _short(value: Any) -> Any:
 def main() -> None:
     """Read, leave out, write."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("record", type=Path)
-    parser.add_argument("--tests", default="", metavar="TEXT", help="keep only tests with this in their names")
+    parser.add_argument(
+        "--tests", default="", metavar="TEXT", help="keep only tests with this in their names"
+    )
     chosen = parser.parse_args()
     try:
         run = kept(json.loads(chosen.results.read_text()), chosen.tests)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"{chosen.results}: no results of pytest --gpumem --benchmark-json, and no record: {type(error).__name__} {error}")
+        parser.error(
+            f"{chosen.results}: no results of pytest --gpumem --benchmark-json, and no record: {type(error).__name__} {error}"
+        )
     write_whole(chosen.record, json.dumps(run, separators=(",", ":")) + "\n")
 
 

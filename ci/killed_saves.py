@@ -36,15 +36,34 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 def test_write(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
 """
-QUIET = ("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:codspeed")
+QUIET = (
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:hypothesispytest",
+    "-p",
+    "no:codspeed",
+)
 RUN = (
-    *("-q", *QUIET, "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms", "-o", "gpumem_placements=2"),
+    *(
+        "-q",
+        *QUIET,
+        "--gpumem",
+        "--gpumem-device=sim",
+        "--gpumem-budget=5ms",
+        "-o",
+        "gpumem_placements=2",
+    ),
     *("--gpumem-save", "--gpumem-processes=1", "--gpumem-report=out.html", "--benchmark-disable"),
 )
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 
 
-def run(folder: Path, number: int | None, moment: int | None, delay: float | None = None) -> tuple[str, int]:
+def run(
+    folder: Path, number: int | None, moment: int | None, delay: float | None = None
+) -> tuple[str, int]:
     """One run in a process of its own, which is ended by signal `number`.
 
     Args:
@@ -84,13 +103,21 @@ def run(folder: Path, number: int | None, moment: int | None, delay: float | Non
         return log.read_text(errors="replace"), len(changes.read())
 
 
-def _inside(folder: Path, number: int | None, moment: int | None, delay: float | None, writing: int) -> None:
+def _inside(
+    folder: Path, number: int | None, moment: int | None, delay: float | None, writing: int
+) -> None:
     here, count = str(folder), 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count
-        wanted = event in _CHANGES or (event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)))
-        if not wanted or not isinstance(arguments[0], (str, os.PathLike)) or not os.path.abspath(arguments[0]).startswith(here):
+        wanted = event in _CHANGES or (
+            event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        )
+        if (
+            not wanted
+            or not isinstance(arguments[0], (str, os.PathLike))
+            or not os.path.abspath(arguments[0]).startswith(here)
+        ):
             return
         count += 1
         os.write(writing, b".")
@@ -131,7 +158,9 @@ class Project:
         self._before = there
         lost = self.stored - there
         assert not lost, f"reported as stored, and gone: {sorted(map(str, lost))}"
-        assert baseline.processes == len(there), f"{baseline.processes} processes in {len(there)} files"
+        assert baseline.processes == len(there), (
+            f"{baseline.processes} processes in {len(there)} files"
+        )
         report = self.folder / "out.html"
         if report.exists():
             assert report.read_text().rstrip().endswith("</html>"), "out.html is not whole"
@@ -140,7 +169,11 @@ class Project:
 def _import_all() -> None:
     """Import the modules of a run, so that forked processes need not."""
     here = os.getcwd()
-    with tempfile.TemporaryDirectory(prefix="gpumem-killed-") as made, open(os.devnull, "w") as nothing, redirect_stdout(nothing):
+    with (
+        tempfile.TemporaryDirectory(prefix="gpumem-killed-") as made,
+        open(os.devnull, "w") as nothing,
+        redirect_stdout(nothing),
+    ):
         Path(made, "test_warm.py").write_text(SUITE)
         os.chdir(made)
         code = pytest.main(list(RUN))
@@ -150,12 +183,18 @@ def _import_all() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=20_241)
     parser.add_argument("--cases", type=int, default=70)
     asked = parser.parse_args()
     rng, begun, passed, failed, exact = random.Random(asked.seed), time.monotonic(), 0, 0, 0
-    for name in [name for name in os.environ if name.startswith(("GPUMEM", "GITHUB_", "CI")) or name == "PYTEST_ADDOPTS"]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("GPUMEM", "GITHUB_", "CI")) or name == "PYTEST_ADDOPTS"
+    ]:
         del os.environ[name]
     _import_all()
     with tempfile.TemporaryDirectory(prefix="gpumem-killed-") as made:
@@ -169,11 +208,15 @@ def main() -> int:
             raise SystemExit(f"nothing was stored: {said}")
         # Every moment by both signals, then moments by the clock.
         plan: list[tuple[int, int | None, float | None]] = [
-            (number, moment, None) for moment in range(1, changes + 1) for number in (signal.SIGKILL, signal.SIGINT)
+            (number, moment, None)
+            for moment in range(1, changes + 1)
+            for number in (signal.SIGKILL, signal.SIGINT)
         ]
         exact = len(plan)
         while len(plan) < asked.cases:
-            plan.append((rng.choice((signal.SIGKILL, signal.SIGINT)), None, rng.uniform(0, 1.2 * whole)))
+            plan.append(
+                (rng.choice((signal.SIGKILL, signal.SIGINT)), None, rng.uniform(0, 1.2 * whole))
+            )
             plan.append((signal.SIGALRM, rng.randint(1, changes), rng.uniform(1e-6, 5e-4)))
         for case, (number, moment, delay) in enumerate(plan):
             try:
@@ -183,14 +226,26 @@ def main() -> int:
                     count = len(project.stored)
                     said, _ = run(project.folder, None, None)
                     project.check(said)
-                    assert len(project.stored) == count + 1, f"a later run is not stored: {said[-500:]}"
+                    assert len(project.stored) == count + 1, (
+                        f"a later run is not stored: {said[-500:]}"
+                    )
                 passed += 1
             except Exception as error:
                 failed += 1
-                when = " and ".join([*([f"change {moment}"] if moment else []), *([f"{delay:.6f} s"] if delay else [])])
-                print(f"FAILED {signal.Signals(number).name} at {when}: {type(error).__name__}: {error}", flush=True)
+                when = " and ".join(
+                    [
+                        *([f"change {moment}"] if moment else []),
+                        *([f"{delay:.6f} s"] if delay else []),
+                    ]
+                )
+                print(
+                    f"FAILED {signal.Signals(number).name} at {when}: {type(error).__name__}: {error}",
+                    flush=True,
+                )
     seconds = time.monotonic() - begun
-    print(f"seed {asked.seed}, {exact} exact and {len(plan) - exact} random moments in {seconds:.0f} s: {passed} passed, {failed} failed")
+    print(
+        f"seed {asked.seed}, {exact} exact and {len(plan) - exact} random moments in {seconds:.0f} s: {passed} passed, {failed} failed"
+    )
     return 1 if failed else 0
 
 

@@ -19,7 +19,9 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))  # also where PYTHONSAFEPATH is set
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent / "bench")
+)  # also where PYTHONSAFEPATH is set
 
 import peers_summary
 from peers_summary import CORRECTED, HOT, Row
@@ -29,8 +31,16 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#9
 """Okabe and Ito's, without black and yellow, which vanish on dark or light pages, and one more."""
 LEGEND = 0.6
 """Height of the legend in inches."""
-IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", "torch Timer", peers_summary.HOT_ONCE, *peers_summary.STREAM_WAYS)
-SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED))
+IN_THE_TABLE = (
+    "nvbench batch",
+    "triton do_bench mean",
+    "torch Timer",
+    peers_summary.HOT_ONCE,
+    *peers_summary.STREAM_WAYS,
+)
+SHOWN = tuple(
+    way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED)
+)
 """Ways that users of a peer gate on; the others are in the table alone."""
 
 
@@ -45,8 +55,13 @@ STYLE: dict[Any, Any] = {
 
 def figure(records: list[dict[str, Any]]) -> Any:
     """The figure of some records, to be drawn and saved in `STYLE`."""
-    shown = [[row for row in peers_summary.kept_rows(record["summary"]) if row.way in SHOWN] for record in records]
-    drawn, panels = plt.subplots(len(records), 2, figsize=(7.2, 3.2 * len(records) + LEGEND), squeeze=False)
+    shown = [
+        [row for row in peers_summary.kept_rows(record["summary"]) if row.way in SHOWN]
+        for record in records
+    ]
+    drawn, panels = plt.subplots(
+        len(records), 2, figsize=(7.2, 3.2 * len(records) + LEGEND), squeeze=False
+    )
     for line, record, rows in zip(panels, records, shown, strict=True):
         _spread(line[0], rows)
         line[0].set_title("spread between processes, %")
@@ -54,7 +69,11 @@ def figure(records: list[dict[str, Any]]) -> Any:
         line[1].set_title("wall time of one case, s")
         simulated = "SIMULATED " if record["device"]["simulated"] else ""
         line[0].set_ylabel(simulated + record["device"]["name"])
-    handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    handles = {
+        label: handle
+        for panel in panels.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=3, frameon=False)
     drawn.tight_layout(rect=(0, LEGEND / (3.2 * len(records) + LEGEND), 1, 1))
     return drawn
@@ -63,17 +82,25 @@ def figure(records: list[dict[str, Any]]) -> Any:
 def _spread(panel: Any, rows: list[Row]) -> None:
     sizes = _axes(panel, rows)
     for place, way, own in _by_way(rows):
-        at = [sizes.index(row.mib) + place for row in own if row.spread is not None and row.spread.value > 0]
+        at = [
+            sizes.index(row.mib) + place
+            for row in own
+            if row.spread is not None and row.spread.value > 0
+        ]
         found = [row.spread for row in own if row.spread is not None and row.spread.value > 0]
         below = [100 * (s.value - s.low) for s in found]
         above = [100 * (s.high - s.value) for s in found]
-        panel.errorbar(at, [100 * s.value for s in found], yerr=[below, above], capsize=2, **_style(way))
+        panel.errorbar(
+            at, [100 * s.value for s in found], yerr=[below, above], capsize=2, **_style(way)
+        )
 
 
 def _wall(panel: Any, rows: list[Row]) -> None:
     sizes = _axes(panel, rows)
     for place, way, own in _by_way(rows):
-        panel.plot([sizes.index(row.mib) + place for row in own], [row.wall for row in own], **_style(way))
+        panel.plot(
+            [sizes.index(row.mib) + place for row in own], [row.wall for row in own], **_style(way)
+        )
 
 
 def _axes(panel: Any, rows: list[Row]) -> list[int]:
@@ -89,7 +116,10 @@ def _axes(panel: Any, rows: list[Row]) -> list[int]:
 def _by_way(rows: list[Row]) -> list[tuple[float, str, list[Row]]]:
     """The place of each way beside its size, and its rows."""
     ways = [way for way in SHOWN if any(row.way == way for row in rows)]
-    return [(0.6 * ((i + 0.5) / len(ways) - 0.5), way, [row for row in rows if row.way == way]) for i, way in enumerate(ways)]
+    return [
+        (0.6 * ((i + 0.5) / len(ways) - 0.5), way, [row for row in rows if row.way == way])
+        for i, way in enumerate(ways)
+    ]
 
 
 def _style(way: str) -> dict[str, Any]:

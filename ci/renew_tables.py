@@ -50,7 +50,10 @@ from pytest_gpumem.reporting.table import table
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 KINDS = "record|summary|texts|output|session"
-BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    rf"(<!-- ({KINDS}): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$",
+    re.DOTALL | re.MULTILINE,
+)
 END = "<!-- end of generated -->"
 GENERATED = re.compile(rf"^(<!-- generated: (\S+) -->)$.*?^{END}$", re.DOTALL | re.MULTILINE)
 
@@ -69,13 +72,19 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
     document = document_from_json(of_today(run["gpumem"]))
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
-    rows = [_without_limits(row) for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
+    rows = [
+        _without_limits(row)
+        for row in document.rows
+        if which is None or row.nodeid.startswith(nodeid) == (which == "of")
+    ]
     drawn = (
         summary(rows, device, width=WIDTH, colour=False, in_session=True)
         if short
         else table(rows, device, width=WIDTH, colour=False, notes=False)
     )
-    return "\n".join([head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn])
+    return "\n".join(
+        [head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn]
+    )
 
 
 def texts(name: str, *_: str | None) -> str:
@@ -83,7 +92,14 @@ def texts(name: str, *_: str | None) -> str:
     run = json.loads((ROOT / name).read_text())
     if "kind" in run:
         head = f"{run['device']['name']}, driver {run['device']['driver']}, {run['ended'][:10]}"
-        return "\n".join([head, *flawed(flaws(run)), "", *of_two_windows(run["streams"], run["device"]["l2_bytes"])])
+        return "\n".join(
+            [
+                head,
+                *flawed(flaws(run)),
+                "",
+                *of_two_windows(run["streams"], run["device"]["l2_bytes"]),
+            ]
+        )
     document = document_from_json(of_today(run["gpumem"]))
     head = f"{document.device.name}, driver {document.device.driver}, {run['datetime'][:10]}, revision {run['commit_info']['id'][:12]}"
     found = flaws(run, {row.nodeid: row.failed for row in document.rows})
@@ -106,7 +122,9 @@ def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({
         return ["of no recorded revision"]
     name, _, dirty = revision.partition("-")
     found = [f"of {name[:12]} with uncommitted changes"] if dirty or commit.get("dirty") else []
-    if _git("merge-base", "--is-ancestor", name, "HEAD") is None:  # a clone may hold commits that no branch has
+    if (
+        _git("merge-base", "--is-ancestor", name, "HEAD") is None
+    ):  # a clone may hold commits that no branch has
         return [*found, f"{name[:12]} is not in this repository's history"]
     if failed := sum(tests.values()):
         found.append(f"{failed} of {len(tests)} tests failed")
@@ -116,7 +134,13 @@ def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({
 
 
 def _git(*words: str) -> str | None:
-    done = subprocess.run(["git", "-c", "safe.directory=*", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout if done.returncode == 0 else None
 
 
@@ -124,7 +148,13 @@ def _git(*words: str) -> str | None:
 def _definitions(path: str, revision: str | None) -> dict[str, ast.stmt]:
     """What a module defines, by name, without docstrings; of a commit, or of the working tree."""
     file = ROOT / path
-    text = _git("show", f"{revision}:{path}") if revision else file.read_text() if file.exists() else None
+    text = (
+        _git("show", f"{revision}:{path}")
+        if revision
+        else file.read_text()
+        if file.exists()
+        else None
+    )
     found: dict[str, ast.stmt] = {}
     for one in ast.parse(text or "").body:
         if isinstance(one, (ast.FunctionDef, ast.ClassDef)):
@@ -132,7 +162,12 @@ def _definitions(path: str, revision: str | None) -> dict[str, ast.stmt]:
             found[one.name] = one
         elif isinstance(one, (ast.Assign, ast.AnnAssign)):
             targets = one.targets if isinstance(one, ast.Assign) else [one.target]
-            found |= {part.id: one for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+            found |= {
+                part.id: one
+                for target in targets
+                for part in ast.walk(target)
+                if isinstance(part, ast.Name)
+            }
     return found
 
 
@@ -141,7 +176,9 @@ def _source(nodeid: str, revision: str | None = None) -> dict[str, str]:
     """The function of a test, and the fixtures, functions and constants of its module and of the `conftest.py` beside it that it reaches.
     Without layout, comments and docstrings."""
     path, _, test = nodeid.partition("::")
-    defined = _definitions(f"{path.rpartition('/')[0]}/conftest.py", revision) | _definitions(path, revision)
+    defined = _definitions(f"{path.rpartition('/')[0]}/conftest.py", revision) | _definitions(
+        path, revision
+    )
     found: dict[str, str] = {}
     names = [test.partition("[")[0], "pytestmark"]
     while names:
@@ -149,7 +186,11 @@ def _source(nodeid: str, revision: str | None = None) -> dict[str, str]:
             found[name] = ast.dump(defined[name])
             for part in ast.walk(defined[name]):
                 # Fixtures are arguments, or strings of `usefixtures`.
-                names += [str(getattr(part, key)) for key in ("id", "arg", "value") if isinstance(getattr(part, key, None), str)]
+                names += [
+                    str(getattr(part, key))
+                    for key in ("id", "arg", "value")
+                    if isinstance(getattr(part, key, None), str)
+                ]
     return found
 
 
@@ -160,7 +201,10 @@ NAMES = {
     "no_evidence": "no_what_ran",
     "further_peaks": "further",
 }
-FIELDS = {"limits": Limits.__struct_encode_fields__, "measurement": Measurement.__struct_encode_fields__}
+FIELDS = {
+    "limits": Limits.__struct_encode_fields__,
+    "measurement": Measurement.__struct_encode_fields__,
+}
 """By key of a record, the fields of today; older records have others too."""
 OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"}
 """Keys of older records, and what they are called now."""
@@ -169,7 +213,9 @@ OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"
 ENDED = ("activity", "why")  # keys of older records that no record has any more
 
 
-def of_today(value: Any, names: Mapping[str, str] = NAMES, fields: Sequence[str] | None = None) -> Any:
+def of_today(
+    value: Any, names: Mapping[str, str] = NAMES, fields: Sequence[str] | None = None
+) -> Any:
     """Return the values of a record with the keys of today. `fields`: those that a record of today has; None: any."""
     if isinstance(value, list):
         return [of_today(one) for one in value]
@@ -181,13 +227,17 @@ def of_today(value: Any, names: Mapping[str, str] = NAMES, fields: Sequence[str]
         if key == "further_peaks":
             found[name] = [{"peak": peak} for peak in one]
         elif key not in ENDED and (fields is None or name in fields):
-            found[name] = of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES, FIELDS.get(name))
+            found[name] = of_today(
+                one, OF_A_COMPARISON if key == "comparison" else NAMES, FIELDS.get(name)
+            )
     return found
 
 
 def _without_limits(row: Row) -> Row:
     """The row; MEASURED if it has no limit, which older records call PASS."""
-    judged = row.verdict.outcome is not Outcome.PASS or any(getattr(row.limits, name) is not None for name in LIMITS)
+    judged = row.verdict.outcome is not Outcome.PASS or any(
+        getattr(row.limits, name) is not None for name in LIMITS
+    )
     return row if judged else replace(row, verdict=replace(row.verdict, outcome=Outcome.MEASURED))
 
 
@@ -202,13 +252,18 @@ def bench_table(run: dict[str, Any], *, short: bool = False) -> str:
 
 def output(name: str, *_: str | None) -> str:
     """The output of a script."""
-    return subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, check=True).stdout.rstrip()
+    return subprocess.run(
+        [sys.executable, ROOT / name], capture_output=True, text=True, check=True
+    ).stdout.rstrip()
 
 
 def session(name: str, *_: str | None) -> str:
     """A session on the simulated device."""
     return subprocess.run(
-        [sys.executable, ROOT / "ci" / "docs_sessions.py", name], capture_output=True, text=True, check=True
+        [sys.executable, ROOT / "ci" / "docs_sessions.py", name],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.rstrip()
 
 
@@ -221,7 +276,9 @@ def renewed(text: str) -> str:
         "output": output,
         "session": session,
     }
-    text = BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
+    text = BLOCK.sub(
+        lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text
+    )
     return generated(text)
 
 

@@ -23,7 +23,9 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "results.sch
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a run, the value of the key `gpumem` of a `--benchmark-json` file (draft 2020-12)."""
-    _, definitions = msgspec.json.schema_components((schema.Document,), ref_template="#/$defs/{name}")
+    _, definitions = msgspec.json.schema_components(
+        (schema.Document,), ref_template="#/$defs/{name}"
+    )
     known: list[type[msgspec.Struct]] = [schema.Document, *Record.__subclasses__()]
     kinds = {kind.__name__: kind for kind in known}
     for name, definition in definitions.items():
@@ -37,7 +39,10 @@ def json_schema() -> dict[str, Any]:
         "title": "pytest-gpumem results",
         "properties": {
             "schema": {"const": schema.SCHEMA, "description": "Version of this layout."},
-            "simulated": {"type": "boolean", "description": "True if the device is simulated: all times are computed."},
+            "simulated": {
+                "type": "boolean",
+                "description": "True if the device is simulated: all times are computed.",
+            },
             **run["properties"],
         },
         "required": ["schema", "simulated", *run["required"]],
@@ -54,7 +59,9 @@ def _describe(definition: dict[str, Any], kind: type[msgspec.Struct]) -> None:
     for name in schema.DERIVED.get(kind, ()):
         getter = getattr(kind, name).fget
         described = {"description": _one_line(inspect.getdoc(getter) or "")}
-        definition["properties"][name] = msgspec.json.schema(get_type_hints(getter)["return"]) | described
+        definition["properties"][name] = (
+            msgspec.json.schema(get_type_hints(getter)["return"]) | described
+        )
         definition["required"].append(name)
 
 
@@ -67,7 +74,9 @@ def _texts(kind: type) -> dict[str, str]:
     for one, below in zip_longest(body.body, body.body[1:]):
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
             assert one.end_lineno is not None
-            behind = lines[one.end_lineno - 1].encode()[one.end_col_offset :].decode().partition("#")[2]
+            behind = (
+                lines[one.end_lineno - 1].encode()[one.end_col_offset :].decode().partition("#")[2]
+            )
             text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else behind
             if text.strip():
                 found[one.target.id] = _one_line(text).rstrip(".") + "."

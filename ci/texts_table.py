@@ -27,15 +27,30 @@ class Timed(NamedTuple):
 
 
 WINDOWS = (
-    ("reset_data, 32 blocks, 3 MiB set aside, the text's tables", "test_reset_data_at_the_texts_sizes"),
-    ("reset_data, 32 blocks, half of L2 set aside, tables of sixths of L2", "test_reset_data_at_shares_of_l2"),
-    ("sliding_window, 30 MiB set aside, the text's regions", "test_sliding_window_at_the_texts_sizes"),
-    ("sliding_window, the largest set-aside, regions of shares of L2", "test_sliding_window_at_shares_of_l2"),
+    (
+        "reset_data, 32 blocks, 3 MiB set aside, the text's tables",
+        "test_reset_data_at_the_texts_sizes",
+    ),
+    (
+        "reset_data, 32 blocks, half of L2 set aside, tables of sixths of L2",
+        "test_reset_data_at_shares_of_l2",
+    ),
+    (
+        "sliding_window, 30 MiB set aside, the text's regions",
+        "test_sliding_window_at_the_texts_sizes",
+    ),
+    (
+        "sliding_window, the largest set-aside, regions of shares of L2",
+        "test_sliding_window_at_shares_of_l2",
+    ),
 )
 """Experiments whose rows are called "size, variant". The first variant is the base of the others."""
 
 RESET = "test_a_reset_gives_the_next_kernel_all_of_l2[by {}]"
-WARPS, PAGES = "test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[{}]", (4096, 65536, 2097152)
+WARPS, PAGES = (
+    "test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[{}]",
+    (4096, 65536, 2097152),
+)
 GRAPH, CARRIED = "test_a_window_on_a_graph_or_on_a_launch_gains_too[{}]", ("off", "persisting")
 SHARED, TEXTS_SIZE = "test_a_table_in_shared_memory", "test_the_texts_own_size"
 NEVER = "C, nothing has persisted"
@@ -46,9 +61,19 @@ PAIRS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
         "persisting L2",
         (
             ("A's lines persist", RESET.format("the context"), NEVER, "C, without a reset"),
-            ("after a reset by the context", RESET.format("the context"), NEVER, "C, after a reset"),
+            (
+                "after a reset by the context",
+                RESET.format("the context"),
+                NEVER,
+                "C, after a reset",
+            ),
             ("after a reset by the window", RESET.format("the window"), NEVER, "C, after a reset"),
-            ("after other work, without a reset", RESET.format("ageing"), NEVER, "C, after other work"),
+            (
+                "after other work, without a reset",
+                RESET.format("ageing"),
+                NEVER,
+                "C, after other work",
+            ),
             (
                 "largest set-aside, unused",
                 "test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel",
@@ -59,12 +84,22 @@ PAIRS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("window on a graph's kernels", GRAPH.format("graph"), *CARRIED),
             ("window on a launch", GRAPH.format("launch"), *CARRIED),
             *(
-                (f"shared memory, {size}, {blocks}", SHARED, f"{size}, {blocks}, persisting", f"{size}, {blocks}, shared memory")
+                (
+                    f"shared memory, {size}, {blocks}",
+                    SHARED,
+                    f"{size}, {blocks}, persisting",
+                    f"{size}, {blocks}, shared memory",
+                )
                 for size in ("48 KiB", "227 KiB")
                 for blocks in ("32 blocks", "full grid")
             ),
             *(
-                (f'"fit", {of_32}/32 of L2, {kernel}', f"test_a_fitted_window_is_never_slower_than_none[{of_32}-{kernel}]", "off", "fitted")
+                (
+                    f'"fit", {of_32}/32 of L2, {kernel}',
+                    f"test_a_fitted_window_is_never_slower_than_none[{of_32}-{kernel}]",
+                    "off",
+                    "fitted",
+                )
                 for kernel in ("reset_data", "sliding_window")
                 for of_32 in (16, 24, 48)
             ),
@@ -77,7 +112,12 @@ PAIRS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("2^20 floats, prefetched", TEXTS_SIZE, "4 MiB, faulting", "4 MiB, prefetched"),
             ("64 MiB arrays, prefetched", "test_prefetch_beats_faulting", "faulting", "prefetched"),
             *(
-                (f"a warp for each {format_bytes(page)}", WARPS.format(page), "grid stride", "a warp a page")
+                (
+                    f"a warp for each {format_bytes(page)}",
+                    WARPS.format(page),
+                    "grid stride",
+                    "a warp a page",
+                )
                 for page in (4096, 65536, 2097152)
             ),
         ),
@@ -85,19 +125,42 @@ PAIRS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
     (
         "link and access patterns",
         (
-            ("intermediates on the host", INTERMEDIATES, "stays on the device", "to the host and back"),
+            (
+                "intermediates on the host",
+                INTERMEDIATES,
+                "stays on the device",
+                "to the host and back",
+            ),
             (
                 "zero copy, read once",
                 "test_reading_once_in_place_is_no_slower_than_copying_first",
                 "copied, 1 x",
                 "mapped, 1 x, stride 1",
             ),
-            ("zero copy, read four times", "test_reading_again_crosses_the_link_again", "copied, 4 x", "mapped, 4 x, stride 1"),
-            ("copies both ways, and a kernel", "test_copies_both_ways_and_the_kernel_run_at_once", "both copies", "staged"),
-            ("1024 copies of 4 KiB", "test_one_packed_copy_beats_many_small_ones", "one of 4 MiB", "1024 copies of 4 KiB"),
+            (
+                "zero copy, read four times",
+                "test_reading_again_crosses_the_link_again",
+                "copied, 4 x",
+                "mapped, 4 x, stride 1",
+            ),
+            (
+                "copies both ways, and a kernel",
+                "test_copies_both_ways_and_the_kernel_run_at_once",
+                "both copies",
+                "staged",
+            ),
+            (
+                "1024 copies of 4 KiB",
+                "test_one_packed_copy_beats_many_small_ones",
+                "one of 4 MiB",
+                "1024 copies of 4 KiB",
+            ),
             ("pageable to device", "test_pinned_to_device_beats_pageable", "pinned", "pageable"),
             ("device to pageable", "test_device_to_pinned_beats_pageable", "pinned", "pageable"),
-            *((f"offset {offset}", "test_offset_copy", "offset 0", f"offset {offset}") for offset in (1, 8)),
+            *(
+                (f"offset {offset}", "test_offset_copy", "offset 0", f"offset {offset}")
+                for offset in (1, 8)
+            ),
         ),
     ),
 )
@@ -109,14 +172,23 @@ PLACES = ("L1, 16 KiB", "L2, 1 MiB", "DRAM, ", "mapped host memory, ", "managed 
 
 def lines(rows: Sequence[Row], device: DeviceFacts) -> list[str]:
     """The table of a run's rows; of experiments that the run lacks there is a line that says so."""
-    found = {(row.nodeid.partition("::")[2], row.measurement.label): row.measurement for row in rows if row.measurement}
+    found = {
+        (row.nodeid.partition("::")[2], row.measurement.label): row.measurement
+        for row in rows
+        if row.measurement
+    }
 
     def find(test: str, label: str) -> Measurement:
         return found[test, label]
 
     drawn = []
     for title, test in WINDOWS:
-        drawn += [*_windows(title, [(label, one) for (name, label), one in found.items() if name == test]), ""]
+        drawn += [
+            *_windows(
+                title, [(label, one) for (name, label), one in found.items() if name == test]
+            ),
+            "",
+        ]
     for title, pairs in PAIRS:
         drawn.append(f"{title:<40}{'base':>12}{'measured':>12}   change")
         for what, test, base, label in pairs:
@@ -132,7 +204,9 @@ def of_two_windows(cases: Sequence[Mapping[str, Any]], l2_bytes: int) -> Iterato
     for case in cases:
         off, *others = (_timed(case["found"][name]) for name in ("off", "1", "0.5", "fit"))
         size = f"{case['blocks']} blocks, 1/{round(l2_bytes / case['set_aside'])} of L2"
-        yield f"  {size:<24}{_time(off.latency):>12}" + "".join(f"{change(off, one):>14}" for one in others)
+        yield f"  {size:<24}{_time(off.latency):>12}" + "".join(
+            f"{change(off, one):>14}" for one in others
+        )
 
 
 def _timed(nanoseconds: Mapping[str, float]) -> Timed:
@@ -151,7 +225,9 @@ def _windows(title: str, labelled: list[tuple[str, Measurement]]) -> Iterator[st
         return
     yield f"{'':<12}" + "".join(f"{name:>{12 if name == variants[0] else 16}}" for name in variants)
     for size, (base, *others) in ((size, list(of.values())) for size, of in sizes.items()):
-        yield f"  {size:<10}{_time(base.latency):>12}" + "".join(f"{change(base, one):>16}" for one in others)
+        yield f"  {size:<10}{_time(base.latency):>12}" + "".join(
+            f"{change(base, one):>16}" for one in others
+        )
 
 
 def _pair(what: str, find: Find, test: str, base: str, label: str) -> str:
@@ -166,25 +242,43 @@ def _bandwidths(find: Find, device: DeviceFacts) -> Iterator[str]:
     try:
         moved = find("test_the_link_bounds_migration_and_not_the_kernel", "prefetched").migrations
         if moved is not None and moved.before is not None and device.link_bandwidth:
-            there, back = (f"{(rate or 0) / 1e9:.1f}" for rate in (moved.before.to_device_bandwidth, moved.before.to_host_bandwidth))
+            there, back = (
+                f"{(rate or 0) / 1e9:.1f}"
+                for rate in (moved.before.to_device_bandwidth, moved.before.to_host_bandwidth)
+            )
             yield f"prefetch of 128 MiB: {there} GB/s there, {back} GB/s back, of a link of {device.link_bandwidth / 1e9:.0f} GB/s"
         for page in PAGES:
-            ways = [find(WARPS.format(page), label).migrations for label in ("grid stride", "a warp a page")]
-            counted = [way.launch.gpu_faults for way in ways if way is not None and way.launch is not None]
+            ways = [
+                find(WARPS.format(page), label).migrations
+                for label in ("grid stride", "a warp a page")
+            ]
+            counted = [
+                way.launch.gpu_faults for way in ways if way is not None and way.launch is not None
+            ]
             if len(counted) == 2:
                 yield f"page faults of 64 MiB, a warp for each {format_bytes(page)}: {counted[0]} in a grid stride, {counted[1]}"
         rates = [find("test_stride_copy", f"stride {stride}").bandwidth for stride in (1, 2, 8, 32)]
-        shares = ", ".join(f"{100 * rate / rates[0]:.1f} %" for rate in rates[1:] if rate and rates[0])
+        shares = ", ".join(
+            f"{100 * rate / rates[0]:.1f} %" for rate in rates[1:] if rate and rates[0]
+        )
         yield f"bandwidth at strides 2, 8, 32, of that at stride 1: {shares}"
     except KeyError:
         yield "  the rest is not in this record"
 
 
 def _latencies(found: dict[tuple[str, str], Measurement]) -> Iterator[str]:
-    ladder = {label: one.latency_per_access for (test, label), one in found.items() if test == "test_the_ladder_from_l1_to_the_host"}
+    ladder = {
+        label: one.latency_per_access
+        for (test, label), one in found.items()
+        if test == "test_the_ladder_from_l1_to_the_host"
+    }
     steps = []
     for place in PLACES:
-        of_place = [(label, seconds) for label, seconds in ladder.items() if label.startswith(place) and seconds]
+        of_place = [
+            (label, seconds)
+            for label, seconds in ladder.items()
+            if label.startswith(place) and seconds
+        ]
         if of_place:
             label, seconds = of_place[-1]
             steps.append(f"{label.partition(',')[0]} {1e9 * seconds:.0f}")

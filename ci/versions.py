@@ -22,7 +22,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
 OLD = ("3.10", "3.11")
-SUITE = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device", "sim", "--gpumem-budget", "50 ms", "-W", "default")
+SUITE = (
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--gpumem",
+    "--gpumem-device",
+    "sim",
+    "--gpumem-budget",
+    "50 ms",
+    "-W",
+    "default",
+)
 
 
 def lowest() -> list[str]:
@@ -35,7 +48,10 @@ def version_of(python: str) -> str | None:
     """Major and minor version of an interpreter; None if it cannot be started."""
     try:
         ran = subprocess.run(
-            [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False
+            [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError:
         return None
@@ -61,19 +77,42 @@ def passes(python: str, which: str) -> bool:
         own = str(Path(folder, "bin", "python"))
         constraints = Path(folder, "constraints.txt")
         constraints.write_text("".join(f"{one}\n" for one in lowest()) if which == "lowest" else "")
-        install = [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", str(constraints), "-e", str(ROOT)]
+        install = [
+            own,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "-c",
+            str(constraints),
+            "-e",
+            str(ROOT),
+        ]
         if subprocess.run(install, check=False).returncode != 0:
             return False
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GPUMEM", "PYTEST_"))
+        }
         return subprocess.run([own, *SUITE], cwd=ROOT, env=environment, check=False).returncode == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("which", nargs="?", choices=("lowest", "newest"), help="versions of the dependencies; both if none is given")
+    parser.add_argument(
+        "which",
+        nargs="?",
+        choices=("lowest", "newest"),
+        help="versions of the dependencies; both if none is given",
+    )
     parser.add_argument("python", nargs="*", default=list(PYTHONS), help="interpreters")
     chosen = parser.parse_args()
-    results = {(python, which): passes(python, which) for python, which in tried(chosen.which, chosen.python)}
+    results = {
+        (python, which): passes(python, which)
+        for python, which in tried(chosen.which, chosen.python)
+    }
     for (python, which), passed in results.items():
         print(f"{'ok' if passed else 'FAILED'}: {python}, {which} versions")
     print(f"versions: {sum(results.values())} of {len(results)} pass")

@@ -52,14 +52,21 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for task, commands in TASKS.items():
             with formatter.section(task):
-                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=formatter.width)) for one in commands])
+                formatter.write_dl(
+                    [
+                        (str(one.name), one.get_short_help_str(limit=formatter.width))
+                        for one in commands
+                    ]
+                )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = args[: args.index("--")] if "--" in args else args
         if "" in own:
             # As a path, it would be the working directory; as a filter, it would select nothing.
             after = f" after {own[own.index('') - 1]}" if own[0] else ""
-            raise click.UsageError(f"an argument{after} is empty; is a variable of the shell not set?", ctx)
+            raise click.UsageError(
+                f"an argument{after} is empty; is a variable of the shell not set?", ctx
+            )
         return super().parse_args(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
@@ -89,7 +96,10 @@ class _Commands(click.Group):
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
             message = printable(" ".join(error.format_message().split())).rstrip(".") + _hint(error)
-            click.echo(f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.", err=True)
+            click.echo(
+                f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.",
+                err=True,
+            )
             sys.exit(Exit.USAGE)
         except (UserError, QuantityError, RevisionError, NoAnswer) as error:
             click.echo(f"gpumem: {printable(' '.join(str(error).split()))}", err=True)
@@ -102,7 +112,10 @@ class _Commands(click.Group):
             sys.exit(Exit.CTRL_C)
         except Exception as error:
             traceback.print_exc()
-            click.echo(f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}", err=True)
+            click.echo(
+                f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}",
+                err=True,
+            )
             sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -112,11 +125,19 @@ def _hint(error: click.UsageError) -> str:
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     takes = any(parameter.name == "pytest_arguments" for parameter in error.ctx.command.params)
-    return f"; options of pytest come after --: {error.ctx.command_path} -- {error.option_name}" if takes else ""
+    return (
+        f"; options of pytest come after --: {error.ctx.command_path} -- {error.option_name}"
+        if takes
+        else ""
+    )
 
 
-@click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pytest-gpumem", prog_name="gpumem", message="%(prog)s %(version)s")
+@click.group(
+    cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(
+    package_name="pytest-gpumem", prog_name="gpumem", message="%(prog)s %(version)s"
+)
 def main() -> None:
     """Measure and compare CUDA memory performance."""
 

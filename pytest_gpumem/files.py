@@ -15,7 +15,11 @@ def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes])
     The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
     Raises `OSError`: the folder is missing or not writable; `path` is unchanged.
     """
-    parts = content if isinstance(content, Iterator) else (content.encode() if isinstance(content, str) else content,)
+    parts = (
+        content
+        if isinstance(content, Iterator)
+        else (content.encode() if isinstance(content, str) else content,)
+    )
     if _is_special(path):
         with open(path, "wb") as special:
             special.writelines(parts)

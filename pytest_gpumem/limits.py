@@ -48,11 +48,18 @@ class Limit(NamedTuple):
     """One limit."""
 
     name: str  # keyword of the marker and of a measurement, and name of the option
-    parse: Callable[[Any], str]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
+    parse: Callable[
+        [Any], str
+    ]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
     help: str
-    metavar: str | None  # placeholder of the option's value in the help; None for a limit that is no option, because it is about one test
-    looser: Callable[[str, str], bool]  # True if the first text demands less than the second, at least of some measurements
-    of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
+    metavar: (
+        str | None
+    )  # placeholder of the option's value in the help; None for a limit that is no option, because it is about one test
+    looser: Callable[
+        [str, str], bool
+    ]  # True if the first text demands less than the second, at least of some measurements
+    of_footprint: bool = False
+    """It limits the memory of a test or of a part of it, and no measurement."""
     ini_only: bool = False  # no option of the command line and no variable
 
 
@@ -80,7 +87,9 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
 
 def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
     """The rule of `Limit.looser` for a margin."""
-    return lambda one, other: any(allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True))
+    return lambda one, other: any(
+        allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True)
+    )
 
 
 def _looser_claim(one: str, other: str) -> bool:
@@ -145,7 +154,9 @@ def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
         try:
             return parse(value)
         except units.QuantityError as error:
-            raise units.QuantityError(f'{error}, or "{BASE}", for no more than the base has') from None
+            raise units.QuantityError(
+                f'{error}, or "{BASE}", for no more than the base has'
+            ) from None
 
     return either
 
@@ -159,8 +170,20 @@ def _looser_exact(one: str, other: str) -> bool:
 _MORE_BYTES = _more(units.parse_bytes)
 
 _LIMITS = (
-    Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
-    Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
+    Limit(
+        "min_bandwidth",
+        _min_bandwidth,
+        'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
+        "RATE",
+        _looser_bandwidth,
+    ),
+    Limit(
+        "max_latency",
+        _max_latency,
+        'Longest latency, such as "12 us".',
+        "TIME",
+        _more(units.parse_time),
+    ),
     Limit(
         "max_regression",
         _as_written(units.parse_margin),
@@ -182,7 +205,14 @@ _LIMITS = (
         None,
         lambda one, other: units.parse_share(one) < units.parse_share(other),
     ),
-    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit(
+        "max_gpu_page_faults",
+        _exact(_number),
+        "Most page faults of the GPU in one launch.",
+        "NUMBER",
+        _looser_exact,
+        ini_only=True,
+    ),
     Limit(
         "max_migrated",
         _exact(_size),
@@ -192,9 +222,21 @@ _LIMITS = (
         ini_only=True,
     ),
     Limit(
-        "max_peak", _positive_size, 'Most device memory that a test uses at once, such as "2 GiB".', "SIZE", _MORE_BYTES, of_footprint=True
+        "max_peak",
+        _positive_size,
+        'Most device memory that a test uses at once, such as "2 GiB".',
+        "SIZE",
+        _MORE_BYTES,
+        of_footprint=True,
     ),
-    Limit("max_kept", _size, 'Most memory that a test still uses after its end, such as "0 B".', "SIZE", _MORE_BYTES, of_footprint=True),
+    Limit(
+        "max_kept",
+        _size,
+        'Most memory that a test still uses after its end, such as "0 B".',
+        "SIZE",
+        _MORE_BYTES,
+        of_footprint=True,
+    ),
     Limit(
         "max_peak_regression",
         _as_written(units.parse_growth),
@@ -203,8 +245,22 @@ _LIMITS = (
         _wider(units.parse_growth),
         of_footprint=True,
     ),
-    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact, ini_only=True),
-    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit(
+        "max_kernels",
+        _exact(_number),
+        "Most kernels in one launch.",
+        "NUMBER",
+        _looser_exact,
+        ini_only=True,
+    ),
+    Limit(
+        "max_copies",
+        _exact(_number),
+        "Most copies in one launch.",
+        "NUMBER",
+        _looser_exact,
+        ini_only=True,
+    ),
     Limit(
         "max_copied_bytes",
         _exact(_size),
@@ -222,15 +278,31 @@ _LIMITS = (
         ini_only=True,
     ),
     Limit(
-        "max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact, ini_only=True
+        "max_spill",
+        _exact(_size),
+        "Most local memory of a thread of any kernel: spills and stack.",
+        "BYTES",
+        _looser_exact,
+        ini_only=True,
     ),
 )
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
-OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
+OF_FOOTPRINT = tuple(
+    name for name, limit in LIMITS.items() if limit.of_footprint
+)  # limits of the memory of a test
 MAX_WAITS = "max_waits"  # limit on one launch of a measurement; of a test that measures nothing, on its body
-OF_LAUNCH = ("max_gpu_page_faults", "max_migrated", "max_kernels", "max_copies", "max_copied_bytes", "max_spill")
+OF_LAUNCH = (
+    "max_gpu_page_faults",
+    "max_migrated",
+    "max_kernels",
+    "max_copies",
+    "max_copied_bytes",
+    "max_spill",
+)
 """Limits on one launch of a measurement: a test that measures nothing cannot have them."""
-OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
+OF_MEASUREMENT = tuple(
+    name for name in LIMITS if name not in OF_FOOTPRINT
+)  # limits of a measurement
 
 
 def of_the_test(origin: str | None) -> bool:

@@ -37,7 +37,14 @@ class Outcome(str, Enum):
         return self in (Outcome.PASS, Outcome.MEASURED)
 
 
-_ORDER = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW, Outcome.PASS, Outcome.MEASURED)
+_ORDER = (
+    Outcome.FAIL,
+    Outcome.UNDECIDED,
+    Outcome.ACCEPTED,
+    Outcome.NEW,
+    Outcome.PASS,
+    Outcome.MEASURED,
+)
 _STYLES = {
     Outcome.FAIL: "bold red",
     Outcome.UNDECIDED: "yellow",
@@ -56,10 +63,12 @@ class Code(str, Enum):
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
-    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process or a profiler forbids a judgement
+    CONDITIONS = "conditions"
+    """UNDECIDED: throttling, another process or a profiler forbids a judgement."""
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
-    TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
+    TOO_FEW_RUNS = "too few runs"
+    """UNDECIDED: the baseline has too few runs to know how they differ."""
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""

@@ -28,7 +28,11 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         if value.isprintable():
             return value
-        return type(value)("".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in value))
+        return type(value)(
+            "".join(
+                one if one.isprintable() else one.encode("unicode_escape").decode() for one in value
+            )
+        )
     if isinstance(value, PurePath):
         return value if str(value).isprintable() else type(value)(_printable(str(value)))
     if isinstance(value, (tuple, list)):

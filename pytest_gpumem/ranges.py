@@ -91,7 +91,9 @@ class Ranges:
         """True if a tool listens to the domain. Times measured under it are not comparable with others."""
         return self._domain is not None
 
-    def range(self, name: str, payload: int | None = None, category: str | None = None) -> AbstractContextManager[None]:
+    def range(
+        self, name: str, payload: int | None = None, category: str | None = None
+    ) -> AbstractContextManager[None]:
         """A range around a block; it closes also when the block raises.
         `name`: of `[A-Za-z0-9_.-]` only; registered at its first use.
         `payload`: 64-bit integer shown with this one range, such as the bytes that a launch moves.
@@ -100,13 +102,17 @@ class Ranges:
         """
         if name not in self._checked:
             if not _NAME.fullmatch(name):
-                raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'")
+                raise ValueError(
+                    f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'"
+                )
             self._checked.add(name)
         if self._domain is None:
             return nullcontext()
         attributes = self._attributes.get((name, category))
         if attributes is None:
-            attributes = self._attributes[name, category] = self._domain.get_event_attributes(message=name, category=category)
+            attributes = self._attributes[name, category] = self._domain.get_event_attributes(
+                message=name, category=category
+            )
         return _Range(self._domain, attributes, payload)
 
     @contextmanager
@@ -114,7 +120,9 @@ class Ranges:
         """The range of a whole test, with a mark of category "nodeid" that carries the full node id."""
         with self.range(name):
             if self._domain is not None:
-                self._domain.mark(self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY))
+                self._domain.mark(
+                    self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY)
+                )
             yield
 
 

@@ -51,13 +51,17 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"not JSON: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise FileError(
+            f"not JSON: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
 
 
 def document_in(value: object) -> Document:
     """The run in the value of a file. Raises `FileError`: it holds none, or impossible values."""
     if not isinstance(value, Mapping) or "gpumem" not in value:
-        raise FileError("holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them")
+        raise FileError(
+            "holds no results of this plugin; pytest --gpumem --benchmark-json=FILE writes them"
+        )
     try:
         return document_from_json(value["gpumem"])
     except SchemaError as error:

@@ -11,7 +11,16 @@ from pathlib import Path
 
 DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes: no commit holds that code
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_PLACES = ("DIR", "WORK_TREE", "COMMON_DIR", "INDEX_FILE", "OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "NAMESPACE", "PREFIX")
+_PLACES = (
+    "DIR",
+    "WORK_TREE",
+    "COMMON_DIR",
+    "INDEX_FILE",
+    "OBJECT_DIRECTORY",
+    "ALTERNATE_OBJECT_DIRECTORIES",
+    "NAMESPACE",
+    "PREFIX",
+)
 _OF_A_HOOK = frozenset(f"GIT_{name}" for name in _PLACES)
 """Variables that name the repository and the index of the git that runs a hook: they hold for no other folder."""
 _SECONDS = 60  # time-out of a git call, such as on a file system that does not respond
@@ -38,13 +47,27 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     `folder`: a folder inside the repository.
     Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
     """
-    commit = _git(folder, ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"], f"{of!r} is no commit of {folder}")
+    commit = _git(
+        folder,
+        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"],
+        f"{of!r} is no commit of {folder}",
+    )
     hint = _hint(folder)
-    merge_base = _git(folder, ["merge-base", "HEAD", commit.strip()], f"HEAD and {of!r} have no history in common{hint}").strip()
+    merge_base = _git(
+        folder,
+        ["merge-base", "HEAD", commit.strip()],
+        f"HEAD and {of!r} have no history in common{hint}",
+    ).strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option or an expression.
     asked = sorted(r for r in set(revisions) if _COMMIT.fullmatch(r))
-    answers = _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=asked).splitlines() if asked else []
-    known = [revision for revision, answer in zip(asked, answers, strict=True) if answer == "commit"]
+    answers = (
+        _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=asked).splitlines()
+        if asked
+        else []
+    )
+    known = [
+        revision for revision, answer in zip(asked, answers, strict=True) if answer == "commit"
+    ]
     unknown = frozenset(revisions) - frozenset(known)
     return Ancestry(merge_base, _within(folder, known, merge_base), unknown)
 
@@ -77,7 +100,9 @@ def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
     # Commits that are reachable from them and not from `commit`: as many as on the branches, not as in the whole history.
     outside = _git(folder, ["rev-list", "--stdin"], given=[*known, f"^{commit}"]).split()
     # A stored id may be abbreviated.
-    return frozenset(revision for revision in known if not any(full.startswith(revision) for full in outside))
+    return frozenset(
+        revision for revision in known if not any(full.startswith(revision) for full in outside)
+    )
 
 
 def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
@@ -85,7 +110,9 @@ def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OF_A_HOOK}
 
 
-def _git(folder: Path, arguments: Sequence[str], error_text: str = "", *, given: Sequence[str] = ()) -> str:
+def _git(
+    folder: Path, arguments: Sequence[str], error_text: str = "", *, given: Sequence[str] = ()
+) -> str:
     """Run git and return its standard output. `error_text` begins the error's message."""
     text = "".join(f"{line}\n" for line in given)
     try:
@@ -106,5 +133,8 @@ def _git(folder: Path, arguments: Sequence[str], error_text: str = "", *, given:
         raise RevisionError(f"git cannot run: {error}") from None
     if run.returncode != 0:
         message = " ".join(run.stderr.split())
-        raise RevisionError(": ".join(part for part in (error_text, message) if part) or f"git {arguments[0]} failed with {run.returncode}")
+        raise RevisionError(
+            ": ".join(part for part in (error_text, message) if part)
+            or f"git {arguments[0]} failed with {run.returncode}"
+        )
     return run.stdout

@@ -29,7 +29,10 @@ FOOTPRINTS = ("auto", "on", "trace", "off")
 the place of each allocation, or in none."""
 DEFAULT_BUDGET = 1.0  # default budget of a measurement, in seconds
 DEFAULT_TIMEOUT = 120.0  # default time-out, in seconds
-COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # environment variables that start with GPUMEM and are no options
+COMMAND_VARIABLES = (
+    "GPUMEM_NCU",
+    "GPUMEM_NSYS",
+)  # environment variables that start with GPUMEM and are no options
 
 WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 """Set by pytest-xdist in its workers, the same in all of a run; those of one GPU take turns."""
@@ -39,10 +42,13 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
-ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
+ACCEPTS = "_GPUMEM_ACCEPTS"
+"""By a gate, for its screen: the accepted changes count that the change adds."""
 BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
-SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
-BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
+SELECTION = "_GPUMEM_SELECTION"
+"""By a gate: the file into which a session writes the tests that it selects."""
+BASE_SELECTION = "_GPUMEM_BASE_SELECTION"
+"""By a gate, for its screen: the file of the tests that BASE selects."""
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
@@ -68,7 +74,9 @@ def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if value in accepted:
             return str(value)
-        raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{did_you_mean(str(value), accepted)}")
+        raise units.QuantityError(
+            f"{value!r} is not one of {', '.join(accepted)}{did_you_mean(str(value), accepted)}"
+        )
 
     return parse
 
@@ -86,21 +94,35 @@ def _footprint(value: object) -> str:
 
 def device_choice(value: object) -> str:
     """A choice of a device, in small letters. Raises `QuantityError` if it is none."""
-    if isinstance(value, str) and re.fullmatch(r"(?i)auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?", value):
+    if isinstance(value, str) and re.fullmatch(
+        r"(?i)auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?", value
+    ):
         return value.lower().replace("simulated", "sim")
-    raise refused(value, 'auto, cuda, cuda:N (such as "cuda:1"), simulated or sim, sim:NAME (such as "sim:h100")', "is not a device")
+    raise refused(
+        value,
+        'auto, cuda, cuda:N (such as "cuda:1"), simulated or sim, sim:NAME (such as "sim:h100")',
+        "is not a device",
+    )
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
     """One number of 1 or more, or several."""
     several = value if isinstance(value, (tuple, list)) else (value,)
-    if not several or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in several):
-        raise refused(value, "the number of an argument from 1 on, such as 3, or several, such as (3, 5)", "names no argument")
+    if not several or any(
+        isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in several
+    ):
+        raise refused(
+            value,
+            "the number of an argument from 1 on, such as 3, or several, such as (3, 5)",
+            "names no argument",
+        )
     return tuple(several)
 
 
 def _count(value: object) -> int:
-    count = int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
+    count = (
+        int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
+    )
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
     raise refused(value, "a whole number from 1 on")
@@ -118,7 +140,9 @@ def _path(kind: str, example: str) -> Callable[[Any], str]:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
             raise refused(value, f"a path such as {example}", f"is no {kind}")
         if value.startswith("~") and os.path.expanduser(value) == value:
-            raise units.QuantityError(f"{value!r}: there is no user of that name; accepted is a path such as {example}")
+            raise units.QuantityError(
+                f"{value!r}: there is no user of that name; accepted is a path such as {example}"
+            )
         return value
 
     return parse
@@ -127,12 +151,20 @@ def _path(kind: str, example: str) -> Callable[[Any], str]:
 def place(value: object) -> str:
     """A folder or a URL of fsspec, as written. Raises `QuantityError`: it is none, or a URL without anything behind its "://"."""
     text = _path("folder or URL", ".benchmarks or s3://bucket/baselines")(value)
-    if one_slash := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", text, re.DOTALL):  # C:/ is a drive of Windows
+    if one_slash := re.fullmatch(
+        r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", text, re.DOTALL
+    ):  # C:/ is a drive of Windows
         shown, root = masked("://".join(one_slash.groups())), "/" if one_slash[1] == "file" else ""
         meant = shown.replace("://", f"://{root}", 1)
-        raise units.QuantityError(f"{shown.replace('://', ':/', 1)!r} has one slash behind its colon (did you mean {meant}?)")
+        raise units.QuantityError(
+            f"{shown.replace('://', ':/', 1)!r} has one slash behind its colon (did you mean {meant}?)"
+        )
     if "://" in text and not text.partition("://")[2].strip("/"):
-        raise refused(masked(text), ".benchmarks, file:///srv/baselines or s3://bucket/baselines", "is a URL without a place")
+        raise refused(
+            masked(text),
+            ".benchmarks, file:///srv/baselines or s3://bucket/baselines",
+            "is a URL without a place",
+        )
     return text
 
 
@@ -142,9 +174,15 @@ def masked(place: str) -> str:
 
 
 def _lines_of_code(value: Any) -> tuple[str, ...]:
-    found = tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value) if line.strip())
+    found = tuple(
+        line.strip()
+        for line in (value.splitlines() if isinstance(value, str) else value)
+        if line.strip()
+    )
     if not found or any(not re.fullmatch(r"[^:]+:([0-9]+|\*)", line) for line in found):
-        raise refused(value, 'a line such as "conftest.py:*" or "tests/test_a.py:12"', "names no line")
+        raise refused(
+            value, 'a line such as "conftest.py:*" or "tests/test_a.py:12"', "names no line"
+        )
     return found
 
 
@@ -176,7 +214,8 @@ class Option(NamedTuple):
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     repeats: bool = False  # an ini file gives a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
-    bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
+    bare: str | None = None
+    """The value that the option has on the command line if none follows it; None: it needs one."""
 
     @property
     def default(self) -> Any:
@@ -186,7 +225,11 @@ class Option(NamedTuple):
     @property
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
-        return self.name in LIMITS or self.name == "existing" or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        return (
+            self.name in LIMITS
+            or self.name == "existing"
+            or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        )
 
     @property
     def is_flag(self) -> bool:
@@ -210,7 +253,12 @@ class Option(NamedTuple):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("enabled", OptionRole.SWITCH, _flag, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
+    Option(
+        "enabled",
+        OptionRole.SWITCH,
+        _flag,
+        "Measure on a GPU, or on a simulated one; without it the plugin is inert.",
+    ),
     Option(
         "device",
         OptionRole.MEASURING,
@@ -234,7 +282,13 @@ OPTIONS: tuple[Option, ...] = (
         )
     ),
     Option(
-        "placements", OptionRole.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True, ini_only=True
+        "placements",
+        OptionRole.MEASURING,
+        _count,
+        "Buffer placements to average over. Default: 8.",
+        "N",
+        on_marker=True,
+        ini_only=True,
     ),
     Option(
         "precision",
@@ -361,19 +415,38 @@ OPTIONS: tuple[Option, ...] = (
         "N",
         ini_only=True,
     ),
-    Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
-    Option("report", OptionRole.OUTPUT, _path("file", "gpumem.html"), "Write the results as one HTML file. Default: none.", "FILE"),
+    Option(
+        "strict",
+        OptionRole.STRICTNESS,
+        _flag,
+        "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail.",
+    ),
+    Option(
+        "report",
+        OptionRole.OUTPUT,
+        _path("file", "gpumem.html"),
+        "Write the results as one HTML file. Default: none.",
+        "FILE",
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"gpus": _count, "oversubscribe": _flag, "varying_arguments": _numbers, "warmups": _count, "adopt": _flag}
+    {
+        "gpus": _count,
+        "oversubscribe": _flag,
+        "varying_arguments": _numbers,
+        "warmups": _count,
+        "adopt": _flag,
+    }
 )
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
 memory than its GPU has free, the arguments of its kernels that vary on purpose, how often its function is called before its memory counts,
 and whether its use of pytest-benchmark may be measured on the GPU."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
-MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS)))
+MARKER_KEYWORDS = tuple(
+    dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS))
+)
 """Keywords of `@pytest.mark.gpumem`."""
 
 
@@ -385,7 +458,9 @@ def of_role(*roles: OptionRole) -> tuple[Option, ...]:
 OF_A_RUN = (*(option.name for option in OPTIONS if option.role.of_a_run), ANNOUNCE)
 """Names of the options of a whole run; in the processes that a command starts for it they have their defaults."""
 
-_NO_LIMITS: Mapping[str, str | None] = MappingProxyType({name: None for name, limit in LIMITS.items() if limit.metavar is not None})
+_NO_LIMITS: Mapping[str, str | None] = MappingProxyType(
+    {name: None for name, limit in LIMITS.items() if limit.metavar is not None}
+)
 
 
 class Settings(NamedTuple):
@@ -398,8 +473,10 @@ class Settings(NamedTuple):
     sampler: str = "auto"
     placements: int = 8
     precision: float = 0.001  # share of the latency
-    budget: float | None = DEFAULT_BUDGET  # seconds for each measurement; None where the budget is for the whole run
-    total_budget: float | None = None  # seconds for all measurements together; None where the budget is for each
+    budget: float | None = DEFAULT_BUDGET
+    """Seconds for each measurement; None where the budget is for the whole run."""
+    total_budget: float | None = None
+    """Seconds for all measurements together; None where the budget is for each."""
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     count_pages: bool = False
@@ -413,7 +490,8 @@ class Settings(NamedTuple):
     isolate: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
-    baseline_of: str | None = None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
+    baseline_of: str | None = None
+    """In a gate, its BASE: only runs of the history that HEAD shares with it count."""
     baseline_window: int = 20
     strict: bool = False
     report: str | None = None
@@ -422,8 +500,16 @@ class Settings(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """Plain values for a JSON document: everything but the origins, and the credentials of a URL."""
-        plain = {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")}
-        return plain | {"baseline": None if self.baseline is None else masked(self.baseline)} | dict(self.limits)
+        plain = {
+            name: value
+            for name, value in self._asdict().items()
+            if name not in ("origins", "limits")
+        }
+        return (
+            plain
+            | {"baseline": None if self.baseline is None else masked(self.baseline)}
+            | dict(self.limits)
+        )
 
 
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -446,7 +532,11 @@ def flag_of(name: str) -> str:
 
 def _refuse_variables(environment: Mapping[str, str]) -> None:
     """Refuse variables that are no setting. `environment`: as of `resolve`."""
-    names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
+    names = (
+        name
+        for name in environment
+        if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES
+    )
     _refuse_unknown(
         names,
         [option.variable for option in OPTIONS if not option.ini_only],
@@ -472,7 +562,9 @@ def resolve(
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
-    enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
+    enabled = _resolve_one(
+        _BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}"
+    )[0]
     if enabled:
         _refuse_variables(environment)
     else:
@@ -480,13 +572,21 @@ def resolve(
     keys = [option.key for option in OPTIONS]
     for name in sorted(ini):
         if re.match(r"(?i)gpumem(_|$)", name):
-            where = "-o {}: there is no such setting" if name in overrides else f"{{}} is set in {ini_file}, but there is no such setting"
+            where = (
+                "-o {}: there is no such setting"
+                if name in overrides
+                else f"{{}} is set in {ini_file}, but there is no such setting"
+            )
             _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
         where = f"-o {option.key}" if option.key in overrides else f"{option.key} in {ini_file}"
-        given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, where)
+        given = (
+            (option.default, "default")
+            if option.name in off
+            else _resolve_one(option, command_line, environment, ini, where)
+        )
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     _refuse_unwatched(values, origins)
@@ -502,8 +602,12 @@ def resolve(
 
 def _refuse_unwatched(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse what needs footprints, where they are off."""
-    if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
-        raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
+    if values["footprint"] == "off" and (
+        limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)
+    ):
+        raise SettingsError(
+            f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch"
+        )
 
 
 def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
@@ -513,7 +617,9 @@ def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
-            raise SettingsError(f"@pytest.mark.gpumem takes keywords only, got {mark.args[0]!r}; accepted are {', '.join(MARKER_KEYWORDS)}")
+            raise SettingsError(
+                f"@pytest.mark.gpumem takes keywords only, got {mark.args[0]!r}; accepted are {', '.join(MARKER_KEYWORDS)}"
+            )
         merged = {**mark.kwargs, **merged}
     return merged
 
@@ -534,7 +640,9 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
     """
     from pytest_gpumem.records.measurement import Limits
 
-    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in LIMITS}
+    given = {
+        name: value for name, value in _parsed_keywords(keywords, origin).items() if name in LIMITS
+    }
     _refuse_contradictions(given, dict.fromkeys(given, origin))
     return Limits(**given, origin=dict.fromkeys(given, origin))
 
@@ -553,7 +661,11 @@ def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
     """The settings of a test, whose marker has these keywords; its limits are those of the session still.
     Raises `SettingsError`: an unknown keyword, a value that cannot be read, or a budget for the whole run.
     """
-    given = {name: value for name, value in _parsed_keywords(keywords, "marker").items() if name not in _NO_SETTINGS and value is not None}
+    given = {
+        name: value
+        for name, value in _parsed_keywords(keywords, "marker").items()
+        if name not in _NO_SETTINGS and value is not None
+    }
     origins = {**settings.origins, **dict.fromkeys(given, "marker")}
     if (budget := given.get("budget")) is not None:
         if budget.each is None:
@@ -575,7 +687,12 @@ def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
     return found
 
 
-def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> Limits:
+def merge_limits(
+    call: Limits | None,
+    marker: Limits | None,
+    settings: Settings,
+    names: Iterable[str] = OF_MEASUREMENT,
+) -> Limits:
     """The limits of one measurement, each with its origin: the call's win over the marker's, these over the settings'.
     `call`, `marker`: what they set.
     `names`: the limits that apply.
@@ -609,11 +726,17 @@ def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     return replace(of_measurement, **taken, origin={**of_measurement.origin, **of_footprint.origin})
 
 
-def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> list[str]:
+def loosened(
+    limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASUREMENT
+) -> list[str]:
     """One sentence for each limit of the command line or the environment that a test or a call loosens."""
     sentences = []
     for name, default in ((name, settings.limits.get(name)) for name in names):
-        here, origin, asked = getattr(limits, name), limits.origin.get(name, "limit"), settings.origins.get(name, "default")
+        here, origin, asked = (
+            getattr(limits, name),
+            limits.origin.get(name, "limit"),
+            settings.origins.get(name, "default"),
+        )
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
         if default is None or here == default or not asked.startswith(("-", "GPUMEM")):
             continue
@@ -625,12 +748,20 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
 
 
 def _resolve_one(
-    option: Option, command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], in_ini: str
+    option: Option,
+    command_line: Mapping[str, object | None],
+    environment: Mapping[str, str],
+    ini: Mapping[str, object],
+    in_ini: str,
 ) -> tuple[Any, str]:
     """Value and origin of one option; `in_ini` is the origin of a value of `ini`."""
     places = [(ini.get(option.key), in_ini)]
     if not option.ini_only:
-        places = [(command_line.get(option.key), option.flag), (environment.get(option.variable), option.variable), *places]
+        places = [
+            (command_line.get(option.key), option.flag),
+            (environment.get(option.variable), option.variable),
+            *places,
+        ]
     for written, origin in places:
         # Empty means not set, except on the command line.
         if written is not None and (written not in ("", []) or origin == option.flag):
@@ -649,9 +780,14 @@ def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]
     if not keywords:  # as of most tests of an existing suite
         return {}
     _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
-    parsers: dict[str, Callable[[Any], Any]] = {name: option.parse for name, option in _BY_NAME.items()}
+    parsers: dict[str, Callable[[Any], Any]] = {
+        name: option.parse for name, option in _BY_NAME.items()
+    }
     parsers |= {**{name: limit.parse for name, limit in LIMITS.items()}, **_OF_ONE_TEST}
-    return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}
+    return {
+        name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}")
+        for name, value in keywords.items()
+    }
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -> None:

@@ -20,12 +20,34 @@ if TYPE_CHECKING:
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
-_SIZES = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB, "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
+_SIZES = {
+    "B": 1,
+    "KiB": KiB,
+    "MiB": MiB,
+    "GiB": GiB,
+    "TiB": TiB,
+    "kB": KB,
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "TB": TB,
+}
 # Nanoseconds, so that all factors are whole and parsing can be exact. Micro has two code points.
-_TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_TIMES = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "μs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
 _RATES = {f"{unit}/s": factor for unit, factor in _SIZES.items()}
 
-SIZES_ACCEPTED = 'a size such as "64 MiB", "1.5 GiB" or "2 GB" (units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB)'
+SIZES_ACCEPTED = (
+    'a size such as "64 MiB", "1.5 GiB" or "2 GB" (units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB)'
+)
 TIMES_ACCEPTED = 'a time such as "12 us", "0.6 ms" or "1 s" (units ns, us, ms, s, min, h)'
 RATES_ACCEPTED = 'a rate such as "2.4 TB/s" or "900 GB/s", or "85% of peak"'
 SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
@@ -41,7 +63,8 @@ _QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
 _SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
 _CLAIM = rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))"
 _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
-_PLUS = r"(?<![0-9.][eE])\+"  # of a sum: the sign of an exponent ("1e+2 us") follows an e behind digits
+_PLUS = r"(?<![0-9.][eE])\+"
+"""Of a sum: the sign of an exponent ("1e+2 us") follows an e behind digits."""
 
 
 class QuantityError(ValueError):
@@ -140,7 +163,9 @@ def parse_part(value: str, why: str, *, whole: bool = True) -> float:
     """
     share = parse_share(value)
     if not 0 < share <= 1 or (share == 1 and not whole):
-        raise refused(value, f"{SHARES_ACCEPTED}, above 0 and {'up to' if whole else 'below'} 100 %", why)
+        raise refused(
+            value, f"{SHARES_ACCEPTED}, above 0 and {'up to' if whole else 'below'} 100 %", why
+        )
     return share
 
 
@@ -162,9 +187,15 @@ def parse_margin(value: str) -> Margin:
     """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us", in seconds.
     Raises `QuantityError`: not a margin, the same kind of part twice, or zero.
     """
-    margin = _sum(value, re.split(_PLUS, _text(value, MARGINS_ACCEPTED)), parse_time, MARGINS_ACCEPTED)
+    margin = _sum(
+        value, re.split(_PLUS, _text(value, MARGINS_ACCEPTED)), parse_time, MARGINS_ACCEPTED
+    )
     if not any(margin):
-        raise refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
+        raise refused(
+            value,
+            MARGINS_ACCEPTED,
+            "allows nothing, and no measurement can show that nothing changed",
+        )
     return margin
 
 
@@ -172,7 +203,9 @@ def parse_growth(value: str) -> Margin:
     """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB".
     Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
-    return _sum(value, re.split(_PLUS, _text(value, GROWTHS_ACCEPTED)), parse_bytes, GROWTHS_ACCEPTED)
+    return _sum(
+        value, re.split(_PLUS, _text(value, GROWTHS_ACCEPTED)), parse_bytes, GROWTHS_ACCEPTED
+    )
 
 
 def _text(value: object, accepted: str) -> str:
@@ -225,7 +258,10 @@ def format_bytes(nbytes: int) -> str:
     for unit in ("TiB", "GiB", "MiB", "KiB", "B", "TB", "GB", "MB", "KB"):
         thousandths, rest = divmod(nbytes * 1000, _SIZES[unit])
         if rest == 0 and thousandths >= 1000:
-            text = f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".") + f" {unit}"
+            text = (
+                f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".")
+                + f" {unit}"
+            )
             if "i" in unit and thousandths < 1_024_000:
                 return text
             texts.append(text)
@@ -237,7 +273,14 @@ def short_bytes(nbytes: float) -> str:
     nbytes = round(nbytes)
     if nbytes < 0:
         return "-" + short_bytes(-nbytes)
-    unit, factor = next(((unit, _SIZES[unit]) for unit in ("TiB", "GiB", "MiB", "KiB") if nbytes >= 0.99995 * _SIZES[unit]), ("B", 1))
+    unit, factor = next(
+        (
+            (unit, _SIZES[unit])
+            for unit in ("TiB", "GiB", "MiB", "KiB")
+            if nbytes >= 0.99995 * _SIZES[unit]
+        ),
+        ("B", 1),
+    )
     text = _digits(nbytes / factor, 4)
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
 
@@ -247,7 +290,10 @@ def sizes(*values: int) -> tuple[str, ...]:
     rounded = tuple(map(short_bytes, values))
     if len(set(rounded)) == len(set(values)):
         return rounded
-    return tuple(text if "i" in text else f"{value} B" for value, text in zip(values, map(format_bytes, values), strict=True))
+    return tuple(
+        text if "i" in text else f"{value} B"
+        for value, text in zip(values, map(format_bytes, values), strict=True)
+    )
 
 
 def format_time(seconds: float) -> str:
@@ -259,7 +305,9 @@ def format_rate(bytes_per_second: float) -> str:
     """Four significant digits in the unit that datasheets use: "3002 GB/s", "55.30 GB/s", "12.50 TB/s"."""
     # GB/s up to four digits: 2990 and 3002 are easier to compare than 2.990 TB/s and 987.1 GB/s.
     ladder = (("B/s", 1.0), ("KB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9))
-    return _scaled_text(bytes_per_second, (*ladder, ("TB/s", 1e13)) if abs(bytes_per_second) >= 9999.5e9 else ladder)
+    return _scaled_text(
+        bytes_per_second, (*ladder, ("TB/s", 1e13)) if abs(bytes_per_second) >= 9999.5e9 else ladder
+    )
 
 
 def format_share(share: float, *, sign: bool = False) -> str:
@@ -309,7 +357,9 @@ def comparison_text(left: object, relation: str, right: object) -> list[str] | N
         return None
     lines = [f"{quantity.write(float(left))} {relation} {quantity.write(float(right))}"]
     if right > 0 and left != right:
-        lines.append(f"{format_share(abs(left / right - 1))} {'above' if left > right else 'below'}")
+        lines.append(
+            f"{format_share(abs(left / right - 1))} {'above' if left > right else 'below'}"
+        )
     return lines
 
 
@@ -353,6 +403,8 @@ def _scaled_text(value: float, ladder: tuple[tuple[str, float], ...]) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f} {ladder[-1][0]}"
     rounded = abs(float(f"{value:.3e}"))
-    unit, factor = max((step for step in ladder if rounded >= step[1]), key=lambda step: step[1], default=ladder[0])
+    unit, factor = max(
+        (step for step in ladder if rounded >= step[1]), key=lambda step: step[1], default=ladder[0]
+    )
     factor = 1e12 if unit == "TB/s" else factor
     return f"{_digits(value / factor, 4)} {unit}"

@@ -7,11 +7,21 @@ import subprocess
 from pathlib import Path
 
 SETTINGS = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-AUTHOR = {f"GIT_{role}_{what}": text for role in ("AUTHOR", "COMMITTER") for what, text in (("NAME", "Ada"), ("EMAIL", "n@example.org"))}
+AUTHOR = {
+    f"GIT_{role}_{what}": text
+    for role in ("AUTHOR", "COMMITTER")
+    for what, text in (("NAME", "Ada"), ("EMAIL", "n@example.org"))
+}
 
 
 def git(folder: Path, *arguments: str) -> str:
     """What git prints in a folder. Raises `CalledProcessError` where it fails."""
     environment = {**os.environ, **SETTINGS, **AUTHOR}
-    done = subprocess.run(["git", "-C", str(folder), *arguments], env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.strip()

@@ -24,9 +24,18 @@ def compile_package() -> None:
     """Compile what has changed, for the processes that tests start."""
     compileall.compile_dir(Path(pytest_gpumem.__file__).parent, quiet=2)
     kept = Path(pytest_benchmark.__file__).parent / "__pycache__"
-    if not list(kept.glob(f"plugin.*-pytest-{pytest.__version__}.pyc")):  # pytest alone makes them, of the plugins that it imports
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        subprocess.run([sys.executable, "-m", "pytest", "--help"], env=environment, capture_output=True, check=False)
+    if not list(
+        kept.glob(f"plugin.*-pytest-{pytest.__version__}.pyc")
+    ):  # pytest alone makes them, of the plugins that it imports
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "--help"],
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
 
 
 @contextmanager

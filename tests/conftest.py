@@ -20,12 +20,16 @@ from s3_server import Server
 
 pytest_plugins = ["pytester"]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; tests of Ctrl-C start processes that would inherit it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # of a shell's background job; tests of Ctrl-C start processes that would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 compiling.compile_package()
 _collecting = ExitStack()
-_collecting.enter_context(compiling.written())  # also the tests, whose assertions each worker would rewrite again
+_collecting.enter_context(
+    compiling.written()
+)  # also the tests, whose assertions each worker would rewrite again
 with suppress(ImportError):  # the memory suite runs without Hypothesis
     from hypothesis import settings
 
@@ -99,7 +103,14 @@ def nvtx_trace(_nvtx_library: Path | None, tmp_path: Path) -> Trace:
 def opened() -> Iterator[Callable[[Path, int], Any]]:
     """Opens files, with a width, in headless Chromium, where it and Playwright are installed. No page may print or raise anything."""
     playwright = pytest.importorskip("playwright.sync_api")
-    chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    chromium = next(
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
+    )
     if chromium is None:
         pytest.skip("no Chromium is installed")
     said: list[str] = []
@@ -126,7 +137,9 @@ def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def s3_store(_s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def s3_store(
+    _s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
     """An S3-compatible server on loopback, healthy, for a user with an empty cache folder."""
     for name, value in _s3_server.environment.items():
         monkeypatch.setenv(name, value)

@@ -68,7 +68,9 @@ def replaced(facet: object, **methods: Callable[..., Any]) -> None:
         setattr(facet, name, method)
 
 
-def failing(after: int = 0, error: type[BaseException] = DeviceError, *, once: bool = False) -> Callable[..., Any]:
+def failing(
+    after: int = 0, error: type[BaseException] = DeviceError, *, once: bool = False
+) -> Callable[..., Any]:
     """A method that raises once it was called `after` times, then or from then on; it does nothing else."""
     calls = 0
 

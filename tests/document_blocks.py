@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^(?:<!-- (?P<marker>[^\n]*?) -->\n+)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^(?:<!-- (?P<marker>[^\n]*?) -->\n+)?```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class Block(NamedTuple):
@@ -36,7 +39,11 @@ class Block(NamedTuple):
     @property
     def module(self) -> str:
         """A name for a test module of this code alone."""
-        return "test_" + re.sub(r"\W", "_", str(self.page.relative_to(ROOT).with_suffix(""))) + f"_{self.line}"
+        return (
+            "test_"
+            + re.sub(r"\W", "_", str(self.page.relative_to(ROOT).with_suffix("")))
+            + f"_{self.line}"
+        )
 
 
 def blocks(*languages: str) -> Iterator[Block]:
@@ -45,13 +52,21 @@ def blocks(*languages: str) -> Iterator[Block]:
         text = page.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):
             if found["language"] in languages:
-                yield Block(page, text.count("\n", 0, found.start("code")), found["language"], found["code"], found["marker"] or "")
+                yield Block(
+                    page,
+                    text.count("\n", 0, found.start("code")),
+                    found["language"],
+                    found["code"],
+                    found["marker"] or "",
+                )
 
 
 def command_lines() -> Iterator[tuple[str, str]]:
     """Where it stands, and the line, of everything that is to be typed into a shell, but for the README's two long lines, which
     continuous integration runs."""
-    for block in (block for block in blocks("sh", "console") if not block.marker.startswith("command: ")):
+    for block in (
+        block for block in blocks("sh", "console") if not block.marker.startswith("command: ")
+    ):
         for number, line in enumerate(block.code.splitlines(), block.line + 1):
             if block.language == "sh" or line.startswith("$ "):
                 for command in re.sub(r"^\$ ", "", line).split(" && "):

@@ -27,7 +27,9 @@ def main() -> int:
     on_model = ["sim:h100" if argument == "cuda" else argument for argument in child]
     command = [*on_model, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env={**os.environ, **trace.environment}, check=False)
-    Path(output(options)).write_text(json.dumps({"options": options, "child": child, "ranges": trace.ranges()}))
+    Path(output(options)).write_text(
+        json.dumps({"options": options, "child": child, "ranges": trace.ranges()})
+    )
     return done.returncode
 
 

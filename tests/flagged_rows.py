@@ -23,12 +23,26 @@ LIMIT_OF: dict[Code | None, str] = {
 """The limit that a result is about, where it is not `max_regression`."""
 
 
-def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: Any) -> Row:
+def row(
+    verdict: Code | Outcome = Outcome.PASS,
+    name: str = "a",
+    delta: float | None = 0.03,
+    label: str = "",
+    **limits: Any,
+) -> Row:
     made = measurement(label=label, placements=((1e-3, 1e-3), (1e-3, 1e-3)), half_width=1e-9)
-    outcome, code = (verdict, None) if isinstance(verdict, Outcome) else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
+    outcome, code = (
+        (verdict, None)
+        if isinstance(verdict, Outcome)
+        else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
+    )
     comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
     held = Limits(**{"max_regression": "1%", **limits})
     reason = f"said by the screen of {name}"
-    results = () if outcome.quiet else (LimitResult(LIMIT_OF.get(code, "max_regression"), outcome, code, reason),)
+    results = (
+        ()
+        if outcome.quiet
+        else (LimitResult(LIMIT_OF.get(code, "max_regression"), outcome, code, reason),)
+    )
     said = Verdict(outcome, reason, comparison, code=code, limits=results)
     return Row(f"t.py::{name}", held, said, made, label, failed=outcome is Outcome.FAIL)

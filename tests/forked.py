@@ -25,15 +25,33 @@ from _pytest.config import default_plugins
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb", "jinja2"]
+    [
+        "pytest",
+        "execnet.gateway_io",
+        "numpy.ma",
+        "rich.console",
+        "rich.text",
+        "email.parser",
+        "unittest",
+        "pdb",
+        "jinja2",
+    ]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping")]
-    + [f"pytest_gpumem.reporting.{name}" for name in ("summary", "table", "html", "markdown", "concerns")]
+    + [
+        f"pytest_gpumem.reporting.{name}"
+        for name in ("summary", "table", "html", "markdown", "concerns")
+    ]
     + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment")]
-    + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
+    + [
+        f"pytest_gpumem.plugin.{name}"
+        for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")
+    ]
 )
-if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `multiprocessing.spawn` tells a process that it starts
+if not getattr(
+    multiprocessing.current_process(), "_inheriting", False
+):  # as `multiprocessing.spawn` tells a process that it starts
     # Before a test moves the temporary folder: the path of a socket has 107 characters at most.
     multiprocessing.util.get_temp_dir()
 HERE = str(Path(__file__).parent)
@@ -67,7 +85,12 @@ class _Descriptors:
 
 
 def _forked(
-    words: list[str], environment: dict[str, str], folder: str, descriptors: Sequence[tuple[Any, int]], own_group: bool, ready: Connection
+    words: list[str],
+    environment: dict[str, str],
+    folder: str,
+    descriptors: Sequence[tuple[Any, int]],
+    own_group: bool,
+    ready: Connection,
 ) -> None:
     """Do what `python WORDS` does in this folder, once the descriptors are here."""
     if own_group:
@@ -78,10 +101,17 @@ def _forked(
     _become(words, environment, folder, taken)
 
 
-def _become(words: list[str], environment: dict[str, str], folder: str, descriptors: Sequence[tuple[int, int]]) -> None:
+def _become(
+    words: list[str],
+    environment: dict[str, str],
+    folder: str,
+    descriptors: Sequence[tuple[int, int]],
+) -> None:
     gc.freeze()  # what is imported by now stays
     gc.set_threshold(20_000, 20, 20)
-    above = 1 + max(number for _, number in descriptors)  # so that no copy has the number of another descriptor
+    above = 1 + max(
+        number for _, number in descriptors
+    )  # so that no copy has the number of another descriptor
     moved = [(fcntl.fcntl(one, fcntl.F_DUPFD, above), number) for one, number in descriptors]
     for source, number in moved:
         os.dup2(source, number)
@@ -93,7 +123,11 @@ def _become(words: list[str], environment: dict[str, str], folder: str, descript
         os.execv(sys.executable, [sys.executable, *words])
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]  # the one that forked this process
     subprocess.Popen = Popen  # type: ignore[misc]
-    installed = [path for path in sys.path if any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))]
+    installed = [
+        path
+        for path in sys.path
+        if any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
+    ]
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
     # What Python makes by the descriptors and the environment that it finds.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -135,20 +169,39 @@ class Popen(subprocess.Popen[Any]):
         shell: Any,
         *more: Any,
     ) -> None:
-        if isinstance(args, str) or shell or os.fspath(args[0]) != sys.executable or not can_be_forked([*map(str, args[1:])]):
-            super()._execute_child(args, executable, preexec, close, pass_fds, cwd, env, start, flags, shell, *more)  # type: ignore[misc]
+        if (
+            isinstance(args, str)
+            or shell
+            or os.fspath(args[0]) != sys.executable
+            or not can_be_forked([*map(str, args[1:])])
+        ):
+            super()._execute_child(
+                args, executable, preexec, close, pass_fds, cwd, env, start, flags, shell, *more
+            )  # type: ignore[misc]
             return
         stdin, _, _, stdout, _, stderr = pipes = more[:6]
-        standard = {number: number if own == -1 else own for number, own in enumerate((stdin, stdout, stderr))}
+        standard = {
+            number: number if own == -1 else own
+            for number, own in enumerate((stdin, stdout, stderr))
+        }
         descriptors = _Descriptors({**standard, **{number: number for number in pass_fds}})
         ready, tell = SERVER.Pipe(duplex=False)
         environment = dict(os.environ if env is None else env)
         own_group = more[11]  # start_new_session
-        given = ([*map(str, args[1:])], environment, os.fspath(cwd or Path.cwd()), descriptors, own_group, tell)
+        given = (
+            [*map(str, args[1:])],
+            environment,
+            os.fspath(cwd or Path.cwd()),
+            descriptors,
+            own_group,
+            tell,
+        )
         self._process = SERVER.Process(target=_forked, args=given)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "path", [*sys.path, HERE])
-            patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)  # of the server, if this is its first process
+            patch.setenv(
+                "PYTHONPATH", HERE, prepend=os.pathsep
+            )  # of the server, if this is its first process
             # A signal between would leave a process of which nobody knows.
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
             try:
@@ -201,10 +254,18 @@ def _serve(listener: socket.socket) -> None:
         if os.fork() == 0:
             length, descriptors, _, _ = socket.recv_fds(client, 8, 3)
             told = client.makefile("rb").read(int.from_bytes(length, "big"))
-            (folder,), words, variables = (part.decode().split("\0") for part in told.split(b"\0\0"))
+            (folder,), words, variables = (
+                part.decode().split("\0") for part in told.split(b"\0\0")
+            )
             environment = dict(variable.split("=", 1) for variable in variables)
             job = multiprocessing.get_context("fork").Process(
-                target=_become, args=(words, environment, folder, [(own, number) for number, own in enumerate(descriptors)])
+                target=_become,
+                args=(
+                    words,
+                    environment,
+                    folder,
+                    [(own, number) for number, own in enumerate(descriptors)],
+                ),
             )
             job.start()
             job.join()
@@ -227,7 +288,9 @@ def programs(folder: Path) -> Iterator[None]:
             patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
             server.start()
     for name, words in (("python", ()), ("pytest", ("-c", PYTEST)), ("gpumem", ("-c", COMMAND))):
-        (folder / name).write_text(CLIENT.format(python=sys.executable, address=address, words=words))
+        (folder / name).write_text(
+            CLIENT.format(python=sys.executable, address=address, words=words)
+        )
         (folder / name).chmod(0o755)
     try:
         yield

@@ -13,7 +13,9 @@ def recvfds(sock: socket.socket, size: int) -> list[int]:
     try:
         return receive(sock, size)
     except (EOFError, ConnectionError):
-        raise OSError(errno.ECONNABORTED, "the process that asked is gone") from None  # which the server passes over
+        raise OSError(
+            errno.ECONNABORTED, "the process that asked is gone"
+        ) from None  # which the server passes over
 
 
 reduction.recvfds = recvfds

@@ -9,7 +9,11 @@ from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, M
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import MiB
 
-TRIAD: dict[str, Any] = {"target": "triad", "moved_bytes": MovedBytes(512 * MiB, 256 * MiB), "footprint": 768 * MiB}
+TRIAD: dict[str, Any] = {
+    "target": "triad",
+    "moved_bytes": MovedBytes(512 * MiB, 256 * MiB),
+    "footprint": 768 * MiB,
+}
 """Changes of `measurement`: the work is a triad over 768 MiB."""
 
 
@@ -34,4 +38,11 @@ def measurement(**changes: Any) -> Measurement:
 
 def passing(nodeid: str, *, range_name: str = "", **changes: Any) -> Row:
     """A row without limits; `changes` are of its measurement."""
-    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), measurement(**changes), changes.get("label", ""), range_name=range_name)
+    return Row(
+        nodeid,
+        Limits(),
+        Verdict(Outcome.PASS, ""),
+        measurement(**changes),
+        changes.get("label", ""),
+        range_name=range_name,
+    )

@@ -46,7 +46,9 @@ def line(identity: int, kernel: str, ranges: str, figures: Sequence[object]) -> 
     return (identity, "4242", "python3.12", "127.0.0.1", kernel, *where, *figures)
 
 
-def log(*lines: Sequence[object], heading: tuple[str, ...] = HEADING, units: tuple[str, ...] = UNITS) -> str:
+def log(
+    *lines: Sequence[object], heading: tuple[str, ...] = HEADING, units: tuple[str, ...] = UNITS
+) -> str:
     """A whole log: what ncu says about the process, the table, what it says at the end."""
     out = io.StringIO()
     csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([heading, units, *lines])

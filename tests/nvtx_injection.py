@@ -35,7 +35,10 @@ class Trace:
         if not self._log.exists():
             return []
         rows = (line.split("\t") for line in self._log.read_text().splitlines())
-        events = [Event(kind, dom, message, category, int(p) if p else None) for kind, dom, message, category, p in rows]
+        events = [
+            Event(kind, dom, message, category, int(p) if p else None)
+            for kind, dom, message, category, p in rows
+        ]
         return [event for event in events if event.domain == domain]
 
     def ranges(self, domain: str = "gpumem") -> list[str]:
@@ -59,5 +62,7 @@ def build(folder: Path) -> Path | None:
     if compiler is None:
         return None
     library = folder / "libnvtx_injection.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE)], check=True
+    )
     return library

@@ -18,22 +18,43 @@ from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import WAYS
 
-SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}
+SETTINGS = {
+    "device": "cuda",
+    "mode": "clean-cold",
+    "sampler": "auto",
+    "placements": 8,
+    "precision": 0.001,
+    "budget": 1.0,
+}
 
 
 def measured(latency: float, **changes: Any) -> Measurement:
     """A measurement of one placement."""
-    return measurement(**{"placements": ((latency,),), "moved_bytes": MovedBytes(2, 1), "floor": 0.0, "overhead": 3e-6, **changes})
+    return measurement(
+        **{
+            "placements": ((latency,),),
+            "moved_bytes": MovedBytes(2, 1),
+            "floor": 0.0,
+            "overhead": 3e-6,
+            **changes,
+        }
+    )
 
 
-def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any) -> Row:
+def row(
+    nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any
+) -> Row:
     """A row; no code: FAIL; no latency: nothing was measured.
 
     `changes` are of the row, those that it does not have of its measurement.
     """
     own = {name: changes.pop(name) for name in ("failed", "limits", "label") if name in changes}
     taken = None if latency is None else measured(latency, label=own.get("label", ""), **changes)
-    outcome = {Code.NO_BASELINE: Outcome.NEW, Code.CONDITIONS: Outcome.UNDECIDED, None: Outcome.FAIL}[code]
+    outcome = {
+        Code.NO_BASELINE: Outcome.NEW,
+        Code.CONDITIONS: Outcome.UNDECIDED,
+        None: Outcome.FAIL,
+    }[code]
     return Row(
         nodeid,
         own.get("limits", Limits()),
@@ -47,7 +68,13 @@ def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE
 def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -> ProcessRecord:
     """A process on one device."""
     given: dict[str, Any] = {"device": H100, "settings": SETTINGS, "pid": 1, "seconds": 1.0}
-    return ProcessRecord(turn=turn, attempt=attempt, utc="2026-01-01T00:00:00", rows=tuple(rows), **{**given, **changes})
+    return ProcessRecord(
+        turn=turn,
+        attempt=attempt,
+        utc="2026-01-01T00:00:00",
+        rows=tuple(rows),
+        **{**given, **changes},
+    )
 
 
 Answer = Callable[[Turn, int], Sequence[Row] | ProcessRecord]
@@ -86,4 +113,6 @@ class Players(Processes):
 
 def sides(current: Callable[[], str] = lambda: "same") -> dict[str, Side]:
     """Two sides that nothing is read of."""
-    return {name: Side(name, "same", Path("/"), Path("/"), "python", current) for name in (BASE, HEAD)}
+    return {
+        name: Side(name, "same", Path("/"), Path("/"), "python", current) for name in (BASE, HEAD)
+    }

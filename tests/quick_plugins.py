@@ -47,7 +47,9 @@ def _shorten(module: ModuleType) -> None:
     names = [
         name
         for name, value in vars(module).items()
-        if name.startswith("pytest_") or type(value).__name__ == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
+        if name.startswith("pytest_")
+        or type(value).__name__ == "FixtureFunctionDefinition"
+        or hasattr(value, "_pytestfixturefunction")
     ]
     module.__dir__ = lambda: names  # type: ignore[method-assign]
 
@@ -59,11 +61,17 @@ def remember() -> None:
     installed, found = [*metadata.distributions()], metadata.distributions
     metadata.distributions = lambda **sought: found(**sought) if sought else iter(installed)
     for name in ("entry_points", "files", "metadata"):
-        setattr(metadata.PathDistribution, name, once := functools.cached_property(vars(metadata.Distribution)[name].fget))
+        setattr(
+            metadata.PathDistribution,
+            name,
+            once := functools.cached_property(vars(metadata.Distribution)[name].fget),
+        )
         once.__set_name__(metadata.PathDistribution, name)
     import pytest_benchmark.plugin
     import pytest_benchmark.session
 
     pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)
-    pytest_benchmark.session.get_machine_id = functools.cache(pytest_benchmark.session.get_machine_id)
+    pytest_benchmark.session.get_machine_id = functools.cache(
+        pytest_benchmark.session.get_machine_id
+    )
     pytest_benchmark.plugin.get_tag = lambda: "tag"

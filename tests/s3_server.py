@@ -29,11 +29,23 @@ class Server:
     """A running server with an empty bucket."""
 
     def __init__(self, port: int, faults: Path) -> None:
-        self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"}
+        self.environment = {
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "NO_PROXY": "127.0.0.1",
+        }
         """For processes that use it."""
         self._faults = faults
 
-    def fail(self, do: str, *, method: str = "", times: int = 1 << 30, status: int = 500, seconds: float = 0.0) -> None:
+    def fail(
+        self,
+        do: str,
+        *,
+        method: str = "",
+        times: int = 1 << 30,
+        status: int = 500,
+        seconds: float = 0.0,
+    ) -> None:
         """Fail requests from now on.
 
         Args:
@@ -41,7 +53,14 @@ class Server:
             method: of the requests; all without one.
             times: how many requests.
         """
-        rule = {"do": do, "method": method, "times": times, "status": status, "seconds": seconds, "id": time.monotonic_ns()}
+        rule = {
+            "do": do,
+            "method": method,
+            "times": times,
+            "status": status,
+            "seconds": seconds,
+            "id": time.monotonic_ns(),
+        }
         part = self._faults.with_suffix(".part")
         part.write_text(json.dumps(rule))
         part.replace(self._faults)
@@ -81,22 +100,35 @@ def _failing(application: Any, faults: Path) -> Any:
             rule = json.loads(faults.read_text())
         except FileNotFoundError:
             return application(environ, start_response)  # type: ignore[no-any-return]
-        if rule["method"] not in ("", environ["REQUEST_METHOD"]) or failed[rule["id"]] >= rule["times"]:
+        if (
+            rule["method"] not in ("", environ["REQUEST_METHOD"])
+            or failed[rule["id"]] >= rule["times"]
+        ):
             return application(environ, start_response)  # type: ignore[no-any-return]
         failed[rule["id"]] += 1
         if rule["do"] == "wait":
             time.sleep(rule["seconds"])
             return application(environ, start_response)  # type: ignore[no-any-return]
         if rule["do"] == "status":
-            names = {403: ("Forbidden", "AccessDenied"), 500: ("Internal Server Error", "InternalError")}
+            names = {
+                403: ("Forbidden", "AccessDenied"),
+                500: ("Internal Server Error", "InternalError"),
+            }
             reason, code = names[rule["status"]]
             body = f"<Error><Code>{code}</Code><Message>{reason}</Message></Error>".encode()
-            start_response(f"{rule['status']} {reason}", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            start_response(
+                f"{rule['status']} {reason}",
+                [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))],
+            )
             return [body]
         shortened: list[Any] = []
 
         def keep(status: str, headers: list[tuple[str, str]], *_: object) -> None:
-            others = [pair for pair in headers if not pair[0].lower().startswith(("content-length", "x-amz-checksum"))]
+            others = [
+                pair
+                for pair in headers
+                if not pair[0].lower().startswith(("content-length", "x-amz-checksum"))
+            ]
             shortened[:] = [status, others]
 
         whole = b"".join(application(environ, keep))

@@ -13,9 +13,17 @@ from pytest_gpumem.records.row import Row, Verdict
 
 
 def judge(
-    measurement: Measurement, limits: Limits, facts: DeviceFacts, history: Sequence[Measurement], *, strict: bool = False, **how: Any
+    measurement: Measurement,
+    limits: Limits,
+    facts: DeviceFacts,
+    history: Sequence[Measurement],
+    *,
+    strict: bool = False,
+    **how: Any,
 ) -> Verdict:
     """The verdict. Arguments as of `judging.judge.judge` and `with_verdict`."""
     found = judging.judge(measurement, limits, facts, history, **how)
     row = Row("", limits, OPEN, measurement)
-    return with_verdict(row, found.findings, comparison=found.comparison, simulated=facts.simulated, strict=strict).verdict
+    return with_verdict(
+        row, found.findings, comparison=found.comparison, simulated=facts.simulated, strict=strict
+    ).verdict

@@ -21,10 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
+from pytest_gpumem.nsight.counting import CountedRun, under_ncu
 from record_file import record_parser, write_record
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.nsight.counting import CountedRun, under_ncu
 from pytest_gpumem.nsight.profile import under_tool
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.records.profile import TestProfile
@@ -58,7 +58,12 @@ def count(options: Sequence[str], tests: Sequence[str], environment: dict[str, s
 
 def of_one_launch(profile: TestProfile) -> Record | None:
     """The bytes that one launch moves; None if one was not counted."""
-    fields = {"reads": "dram_read", "writes": "dram_written", "l2_reads": "l2_read", "l2_writes": "l2_written"}
+    fields = {
+        "reads": "dram_read",
+        "writes": "dram_written",
+        "l2_reads": "l2_read",
+        "l2_writes": "l2_written",
+    }
     sums = {}
     for name, field in fields.items():
         figures = [getattr(kernel, field) for kernel in profile.kernels]
@@ -103,7 +108,11 @@ def why(row: Record, l2_bytes: int) -> str:
     """Why a kernel's count is not what was declared, by what the SMs asked of L2 and what L2 may still hold."""
     if row["dram_bytes"] is None:
         kernel = CATALOGUE.get(name_of(row))
-        return "a copy engine moves it, and ncu counts kernels" if kernel is not None and kernel.source is None else "not counted"
+        return (
+            "a copy engine moves it, and ncu counts kernels"
+            if kernel is not None and kernel.source is None
+            else "not counted"
+        )
     declared, counted = row["moved_bytes"], row["dram_bytes"]
     return "; ".join(_reasons(declared, counted, l2_bytes)) or "as declared"
 
@@ -122,23 +131,29 @@ def _reasons(declared: Record, counted: Record, l2_bytes: int) -> Iterator[str]:
                 yield f"{beyond / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
         elif -more > SHARE * max(declared[what], 1):
             held = f"{-more / MB:.1f} MB"
-            yield f"L2 still holds {held} of the {done} bytes" if -more <= l2_bytes else f"{held} less than declared are {done}"
+            yield (
+                f"L2 still holds {held} of the {done} bytes"
+                if -more <= l2_bytes
+                else f"{held} less than declared are {done}"
+            )
 
 
 def table(record: Record) -> str:
     """The record as text."""
     device = record["device"]
-    head = (
-        f"{device['name']}, driver {device['driver']}, {record['datetime'][:10]}; {record['mib']} MiB an array, one launch, caches emptied"
-    )
+    head = f"{device['name']}, driver {device['driver']}, {record['datetime'][:10]}; {record['mib']} MiB an array, one launch, caches emptied"
     lines = [head, "", f"{'kernel':<20}{'declared MB':>17}{'counted MB':>17}{'differ':>9}  says"]
     lines.append(f"{'':<20}{'read':>9}{'written':>8}{'read':>9}{'written':>8}")
     for row in record["rows"]:
         declared, counted = row["moved_bytes"], row["dram_bytes"]
         if declared is None or counted is None:
-            lines.append(f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  {why(row, 0)}")
+            lines.append(
+                f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  {why(row, 0)}"
+            )
             continue
-        lines.append(f"{name_of(row):<20}{_pair(declared)}{_pair(counted)}{100 * row['difference']:>+8.1f}%  {row['finding']}")
+        lines.append(
+            f"{name_of(row):<20}{_pair(declared)}{_pair(counted)}{100 * row['difference']:>+8.1f}%  {row['finding']}"
+        )
         if (reason := why(row, device["l2_bytes"])) != "as declared":
             lines.append(f"{'':<4}{reason}")
     lines += ["", f"{len(record['rows'])} kernels; L2 of {device['l2_bytes'] / MB:.1f} MB"]
@@ -148,7 +163,11 @@ def table(record: Record) -> str:
 
 
 def _pair(figures: Record | None) -> str:
-    return f"{'-':>9}{'-':>8}" if figures is None else f"{figures['reads'] / MB:>9.1f}{figures['writes'] / MB:>8.1f}"
+    return (
+        f"{'-':>9}{'-':>8}"
+        if figures is None
+        else f"{figures['reads'] / MB:>9.1f}{figures['writes'] / MB:>8.1f}"
+    )
 
 
 def absent(rows: Sequence[Record], wanted: Sequence[str]) -> list[str]:
@@ -160,9 +179,15 @@ def absent(rows: Sequence[Record], wanted: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = record_parser(__doc__)
     parser.add_argument(
-        "--kernel", action="append", choices=tuple(CATALOGUE), metavar="NAME", help="count this kernel only; may be repeated"
+        "--kernel",
+        action="append",
+        choices=tuple(CATALOGUE),
+        metavar="NAME",
+        help="count this kernel only; may be repeated",
     )
-    parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of each large array (default 256)")
+    parser.add_argument(
+        "--size", type=int, default=256, metavar="MIB", help="of each large array (default 256)"
+    )
     asked = parser.parse_args(arguments)
     if asked.size < 1:
         parser.error(f"--size {asked.size}: at least 1 MiB is needed")
@@ -181,7 +206,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "datetime": now.isoformat(timespec="seconds"),
         "device": device_to_json(found.facts),
         "rows": rows,
-        "command": child.recorded(["python", "ci/bench/catalogue_traffic.py", *(arguments if arguments is not None else sys.argv[1:])]),
+        "command": child.recorded(
+            [
+                "python",
+                "ci/bench/catalogue_traffic.py",
+                *(arguments if arguments is not None else sys.argv[1:]),
+            ]
+        ),
         "mib": asked.size,
         "absent": absent(rows, wanted),
         "seconds": round(time.monotonic() - begun, 1),

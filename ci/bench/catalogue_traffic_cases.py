@@ -37,7 +37,10 @@ def _square(make: Make) -> Call:
 
 
 def _summed(name: str, sources: int) -> Callable[[Make], Call]:
-    return lambda make: ((*(make(SIZE, "f4") for _ in range(sources)), make(SIZE // tile_bytes(name) * 4, "f4")), {})
+    return lambda make: (
+        (*(make(SIZE, "f4") for _ in range(sources)), make(SIZE // tile_bytes(name) * 4, "f4")),
+        {},
+    )
 
 
 CALLS: dict[str, Callable[[Make], Call]] = {
@@ -72,6 +75,8 @@ CALLS: dict[str, Callable[[Make], Call]] = {
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_kernel(name: str, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_kernel(
+    name: str, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     arguments, options = CALLS[name](device_buffer)
     gpu_benchmark(getattr(gpu_kernels, name), *arguments, **options)

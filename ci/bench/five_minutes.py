@@ -40,14 +40,32 @@ def followed(folder: Path, *, install: bool) -> dict[str, Any]:
     python, runs = sys.executable, []
     if install:
         python = str(folder / "env" / "bin" / "python")
-        runs.append(run([sys.executable, "-m", "venv", str(folder / "env")], folder, "create an environment"))
-        runs.append(run([python, "-m", "pip", "install", "-q", str(ROOT)], folder, "install pytest-gpumem"))
+        runs.append(
+            run(
+                [sys.executable, "-m", "venv", str(folder / "env")], folder, "create an environment"
+            )
+        )
+        runs.append(
+            run([python, "-m", "pip", "install", "-q", str(ROOT)], folder, "install pytest-gpumem")
+        )
     for name in ("save", "slow down"):
         for line in blocks[name].splitlines():
-            words = line.replace("pytest ", f"{python} -m pytest -p no:cacheprovider ", 1) if line.startswith("pytest ") else line
+            words = (
+                line.replace("pytest ", f"{python} -m pytest -p no:cacheprovider ", 1)
+                if line.startswith("pytest ")
+                else line
+            )
             runs.append(run(["bash", "-c", words], folder, line))
     failed = [line for line in runs[-1].pop("output").splitlines() if line.startswith("FAILED ")]
-    device = next((line for one in runs for line in one.pop("output", "").splitlines() if line.startswith("gpumem: ")), "")
+    device = next(
+        (
+            line
+            for one in runs
+            for line in one.pop("output", "").splitlines()
+            if line.startswith("gpumem: ")
+        ),
+        "",
+    )
     return {
         "kind": "five_minutes",
         "device": device.removeprefix("gpumem: "),
@@ -60,15 +78,30 @@ def followed(folder: Path, *, install: bool) -> dict[str, Any]:
 def run(command: list[str], folder: Path, what: str) -> dict[str, Any]:
     """One step, to its end."""
     begun = time.monotonic()
-    done = subprocess.run(command, cwd=folder, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return {"step": what, "seconds": time.monotonic() - begun, "exit": done.returncode, "output": done.stdout}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return {
+        "step": what,
+        "seconds": time.monotonic() - begun,
+        "exit": done.returncode,
+        "output": done.stdout,
+    }
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as text."""
     lines = [record["device"], ""]
     lines += [f"{one['seconds']:6.1f} s  {one['step']}" for one in record["steps"]]
-    return "\n".join([*lines, f"{record['seconds']:6.1f} s  in all", record["failed"] or "nothing failed"])
+    return "\n".join(
+        [*lines, f"{record['seconds']:6.1f} s  in all", record["failed"] or "nothing failed"]
+    )
 
 
 def missed(record: dict[str, Any]) -> list[str]:
@@ -76,13 +109,17 @@ def missed(record: dict[str, Any]) -> list[str]:
     *before, last = record["steps"]
     broken = [f"{one['step']}: exit code {one['exit']}" for one in before if one["exit"]]
     broken += ["the slow-down is green"] if last["exit"] != 1 or record["failed"] is None else []
-    broken += [f"{record['seconds']:.0f} s are more than {MOST:.0f}"] if record["seconds"] > MOST else []
+    broken += (
+        [f"{record['seconds']:.0f} s are more than {MOST:.0f}"] if record["seconds"] > MOST else []
+    )
     return broken
 
 
 def main() -> int:
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--install", action="store_true", help="into a new environment; needs a package index")
+    parser.add_argument(
+        "--install", action="store_true", help="into a new environment; needs a package index"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = followed(Path(folder), install=given.install)

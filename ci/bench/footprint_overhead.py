@@ -55,7 +55,20 @@ NUMBER = 60
 """Tests that are run."""
 WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "some_tests",
+    "-W",
+    "ignore",
+    "-c",
+    os.devnull,
+)
 WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--measured`
 DEFAULT = "--gpumem-footprint=on"
 
@@ -63,9 +76,15 @@ DEFAULT = "--gpumem-footprint=on"
 class Suite:
     """Sessions of the suite. `count`: tests that are run."""
 
-    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str) -> None:
+    def __init__(
+        self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str
+    ) -> None:
         self._tests, self._command = tests, [*PYTEST, "--rootdir", str(tests), *selection]
-        found = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
+        found = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GPUMEM", "PYTEST_"))
+        }
         self._environment = found | {
             "CUPY_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
@@ -78,7 +97,9 @@ class Suite:
         with suppress(subprocess.TimeoutExpired):
             self._run(["-p", "no:gpumem", "-n", str(WORKERS)], {}, seconds)
 
-    def _run(self, options: Sequence[str], environment: dict[str, str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, options: Sequence[str], environment: dict[str, str], seconds: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self._command, *options],
             cwd=self._tests,
@@ -94,31 +115,52 @@ class Suite:
         """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
         with tempfile.TemporaryDirectory() as folder:
             times, results = Path(folder) / "times.json", Path(folder) / "results.json"
-            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK) else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            ours = (
+                ("-p", "no:gpumem")
+                if side in (WITHOUT, HOOK)
+                else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            )
             options = ["-p", "no:xdist", *ours, *([f"--benchmark-json={results}"] if rows else [])]
             begun = time.perf_counter()
             done = self._run(options, {"SOME_TIMES": str(times), "SOME_HOOK": "1" * (side == HOOK)})
             wall = time.perf_counter() - begun
             if not times.exists():
                 printed = done.stdout[-3000:] + done.stderr[-3000:]
-                sys.exit(f"footprint_overhead: {' '.join(options)} ended with {done.returncode}:\n{printed}")
-            found: dict[str, Any] = {"wall": wall, "rows": [], "device": None, "printed": done.stdout[-2000:]}
+                sys.exit(
+                    f"footprint_overhead: {' '.join(options)} ended with {done.returncode}:\n{printed}"
+                )
+            found: dict[str, Any] = {
+                "wall": wall,
+                "rows": [],
+                "device": None,
+                "printed": done.stdout[-2000:],
+            }
             found |= json.loads(times.read_text())
             if results.exists() and results.stat().st_size:
                 document = json.loads(results.read_text())["gpumem"]
-                found |= {"rows": [row for row in document["rows"] if row["footprint"] is not None], "device": document["device"]}
+                found |= {
+                    "rows": [row for row in document["rows"] if row["footprint"] is not None],
+                    "device": document["device"],
+                }
             return found
 
 
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
-    lines = [f"{record['tests']} tests of CuPy {record['versions']['cupy-cuda13x']}, {record['rounds']} rounds of sessions"]
+    lines = [
+        f"{record['tests']} tests of CuPy {record['versions']['cupy-cuda13x']}, {record['rounds']} rounds of sessions"
+    ]
     for name, side in record["sides"].items():
         lines.append(f"{side['seconds']:.2f} s {name}")
         if name != WITHOUT:
-            more, rounds = side["more_per_test_seconds"], ", ".join(f"{100 * one:+.1f}" for one in side["overheads"])
+            more, rounds = (
+                side["more_per_test_seconds"],
+                ", ".join(f"{100 * one:+.1f}" for one in side["overheads"]),
+            )
             lines[-1] += f": {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
-            lines[-1] += f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
+            lines[-1] += (
+                f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
+            )
     lines.append(f"{record['with_memory']} tests take memory, {record['allocations']} allocations")
     lines.append(f"{record['counted']} tests have {record['waits']} waits")
     return "\n".join(lines)
@@ -135,11 +177,16 @@ def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[
         "seconds": sum(ours.values()),
         "overhead": sum(ours.values()) / sum(theirs.values()) - 1,
         "overheads": overheads,
-        "more_per_test_seconds": {"median": statistics.median(more), "90 %": more[int(0.9 * len(more))]},
+        "more_per_test_seconds": {
+            "median": statistics.median(more),
+            "90 %": more[int(0.9 * len(more))],
+        },
     }
 
 
-def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
+def record_of(
+    shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]
+) -> dict[str, Any]:
     """The record of the rounds so far. `shown`: the session of the last side with rows, which does not count."""
     sides = {side: [one[side] for one in rounds] for side in rounds[-1]}
     plain = sides[WITHOUT]
@@ -176,7 +223,10 @@ def one_round(suite: Suite, sides: Sequence[str], number: int) -> dict[str, dict
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Seconds of each test in the fastest session."""
-    return {name: min(one["seconds"][name] for one in sessions if name in one["seconds"]) for name in sessions[-1]["seconds"]}
+    return {
+        name: min(one["seconds"][name] for one in sessions if name in one["seconds"])
+        for name in sessions[-1]["seconds"]
+    }
 
 
 def broken(record: dict[str, Any]) -> list[str]:
@@ -185,7 +235,9 @@ def broken(record: dict[str, Any]) -> list[str]:
     for side, cost in record["sides"].items():
         limit = LIMIT if "footprint=auto" in side else hook + ABOVE_HOOK
         if side not in (WITHOUT, HOOK) and cost["overhead"] > limit:
-            found.append(f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %")
+            found.append(
+                f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %"
+            )
     if record["changed"]:
         found.append(f"tests end otherwise: {record['changed']}")
     if not record["with_memory"] and not record["counted"]:
@@ -197,13 +249,44 @@ def main() -> int:
     """Run, print and record."""
     assert __doc__
     parser = record_parser(__doc__, device=None)
-    parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
-    parser.add_argument("--seconds", type=float, default=120, help="begin no round that would end after this long (default 120)")
-    parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
-    parser.add_argument("--gpus", nargs="+", default=["0"], metavar="N", help="as in CUDA_VISIBLE_DEVICES (default 0)")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept")
-    parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
-    parser.add_argument("--measured", action="append", metavar="OPTIONS", help=f"what costs; may be given again (default: {DEFAULT})")
+    parser.add_argument(
+        "--tests",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="the folder tests of CuPy's source distribution",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120,
+        help="begin no round that would end after this long (default 120)",
+    )
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=NUMBER,
+        help=f"tests, of each file the first ones (default {NUMBER}; 0: all)",
+    )
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        default=["0"],
+        metavar="N",
+        help="as in CUDA_VISIBLE_DEVICES (default 0)",
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept"
+    )
+    parser.add_argument(
+        "selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ..."
+    )
+    parser.add_argument(
+        "--measured",
+        action="append",
+        metavar="OPTIONS",
+        help=f"what costs; may be given again (default: {DEFAULT})",
+    )
     options = parser.parse_args()
     measured = options.measured or [DEFAULT]
     sides = [WITHOUT, HOOK, *measured]
@@ -215,14 +298,21 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as own, ThreadPoolExecutor() as at_once:
         cache = options.cache or Path(own)
-        suites = [Suite(options.tests.resolve(), options.selection, cache, options.number, gpu) for gpu in options.gpus]
+        suites = [
+            Suite(options.tests.resolve(), options.selection, cache, options.number, gpu)
+            for gpu in options.gpus
+        ]
         suites[0].compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
         suites[0].session(WITHOUT)
         shown = suites[0].session(sides[-1], rows=True)
         turn = 0.0
         while not rounds or turn + turn / 2 < left():  # the next rounds
             started, number = time.perf_counter(), len(rounds)
-            rounds += at_once.map(lambda suite, at: one_round(suite, sides, at), suites, range(number, number + len(suites)))
+            rounds += at_once.map(
+                lambda suite, at: one_round(suite, sides, at),
+                suites,
+                range(number, number + len(suites)),
+            )
             record = record_of(shown, rounds, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)

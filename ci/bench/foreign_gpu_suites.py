@@ -33,11 +33,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import installed, record_parser, write_record
 
 SUITES = {
-    **{f"liger {name}": (f"test/transformers/test_{name}.py",) for name in ("dyt", "layer_norm", "softmax")},
+    **{
+        f"liger {name}": (f"test/transformers/test_{name}.py",)
+        for name in ("dyt", "layer_norm", "softmax")
+    },
     # pytest-benchmark takes a second for each test by default. Of the sizes and channels some: a measurement takes up to a second.
     "kornia": (
-        *("benchmarks/color/gray_test.py", "benchmarks/color/yuv_test.py", "benchmarks/augmentation/2d_geometric_test.py"),
-        *("--device=cuda", "--optimizer=", "--benchmark-max-time=0.1", "-k", "not 237 and not 256 and not 5- and not 1-3-"),
+        *(
+            "benchmarks/color/gray_test.py",
+            "benchmarks/color/yuv_test.py",
+            "benchmarks/augmentation/2d_geometric_test.py",
+        ),
+        *(
+            "--device=cuda",
+            "--optimizer=",
+            "--benchmark-max-time=0.1",
+            "-k",
+            "not 237 and not 256 and not 5- and not 1-3-",
+        ),
     ),
 }
 """By the folder and a part of it: the options of its session."""
@@ -47,7 +60,9 @@ SAID = re.compile(r"\d+ benchmarks? .*")
 MOST = 10  # lines that wait
 
 
-def session(source: Path, arguments: Sequence[str], seconds: float) -> tuple[Mapping[str, str], str]:
+def session(
+    source: Path, arguments: Sequence[str], seconds: float
+) -> tuple[Mapping[str, str], str]:
     """The outcome of each test, by its name, and what the session printed.
 
     Raises:
@@ -55,19 +70,42 @@ def session(source: Path, arguments: Sequence[str], seconds: float) -> tuple[Map
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *arguments,
+        ]
         # The sessions that the tests start get the variables too. A CI asks for a GPU where none was chosen.
         environment = {}
         for name, value in os.environ.items():
             if name != "CI" and not name.startswith(("GPUMEM", "PYTEST_")):
                 environment[name] = value
-        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command,
+            cwd=source,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
         if not report.is_file():
-            sys.exit(f"foreign_gpu_suites: {' '.join(command)} in {source.name} wrote no report:\n{done.stdout}{done.stderr}")
+            sys.exit(
+                f"foreign_gpu_suites: {' '.join(command)} in {source.name} wrote no report:\n{done.stdout}{done.stderr}"
+            )
         outcomes: dict[str, str] = {}
         for case in ElementTree.parse(report).iter("testcase"):
-            kinds = [kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None]
-            outcomes[f"{case.get('classname')}::{case.get('name')}"] = kinds[0] if kinds else "passed"
+            kinds = [
+                kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None
+            ]
+            outcomes[f"{case.get('classname')}::{case.get('name')}"] = (
+                kinds[0] if kinds else "passed"
+            )
         return outcomes, done.stdout
 
 
@@ -96,12 +134,18 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
         before, _ = run("without", *PLAIN)
         after, printed = run("with", *ours, f"--benchmark-json={results}")
         document = (
-            json.loads(results.read_text())["gpumem"] if results.exists() and results.stat().st_size else {"rows": [], "device": None}
+            json.loads(results.read_text())["gpumem"]
+            if results.exists() and results.stat().st_size
+            else {"rows": [], "device": None}
         )
     if changed := different(before, after):
         changed &= different(run("without, again", *PLAIN)[0], run("with, again", *ours)[0])
     measured = [row for row in document["rows"] if row["measurement"] is not None]
-    waits = [row["footprint"]["waits"] for row in document["rows"] if (row["footprint"] or {}).get("waits") is not None]
+    waits = [
+        row["footprint"]["waits"]
+        for row in document["rows"]
+        if (row["footprint"] or {}).get("waits") is not None
+    ]
     lines = Counter[str]()
     for one in waits:
         for line in one["lines"]:
@@ -134,15 +178,32 @@ def main() -> int:
     assert __doc__
     parser = record_parser(__doc__)
     parser.add_argument("--suites", type=Path, required=True, metavar="FOLDER", help="the sources")
-    parser.add_argument("--only", nargs="+", choices=[*SUITES], default=[*SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)}")
-    parser.add_argument("--seconds", type=float, default=60, help="stop a suite after this long (default %(default)s)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[*SUITES],
+        default=[*SUITES],
+        metavar="SUITE",
+        help=f"of {', '.join(SUITES)}",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="stop a suite after this long (default %(default)s)",
+    )
     options = parser.parse_args()
     device, found, failed = None, dict[str, dict[str, Any]](), False
     for name in options.only:
         try:
-            one = found[name] = suite(name, options.suites.resolve(), options.device, options.seconds)
+            one = found[name] = suite(
+                name, options.suites.resolve(), options.device, options.seconds
+            )
         except subprocess.TimeoutExpired as error:
-            found[name], failed = {"stopped": f"a session took longer than the {error.timeout:.0f} s that were left"}, True
+            found[name], failed = (
+                {"stopped": f"a session took longer than the {error.timeout:.0f} s that were left"},
+                True,
+            )
             print(f"{name}: STOPPED: {found[name]['stopped']}", flush=True)
         else:
             device = one.pop("device") or device
@@ -150,7 +211,9 @@ def main() -> int:
             print(*text(name, one), sep="\n", flush=True)
         if options.json:
             record = {"kind": "foreign_gpu_suites", "device": device, "suites": found}
-            versions = installed("pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton")
+            versions = installed(
+                "pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton"
+            )
             write_record(options.json, {**record, "versions": versions}, indent=1)
     return int(failed)
 
@@ -160,7 +223,11 @@ def text(name: str, one: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}"
     yield f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with"
     for row in one["adopted"]:
-        host = "" if row["host_seconds"] is None else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
+        host = (
+            ""
+            if row["host_seconds"] is None
+            else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
+        )
         yield f"  {row['test']}: {1e6 * row['seconds']:.1f} us ({row['sampler']}){host}"
     yield from (f"  {line}" for line in one["said"])
     yield f"  {one['counted']} tests counted, {one['kernels']} kernels, {one['waits']} waits {one['not_counted'] or ''}"

@@ -70,7 +70,12 @@ class _Worker:
         self.job = job
         self._errors: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (closed by `close`)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, errors="replace"
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
         )
 
     def run(self, timeout: float) -> Outcome:
@@ -121,7 +126,12 @@ class _Worker:
             code = self._process.wait()
         self._errors.seek(0)
         words = self._errors.read()[-SHOWN:].strip()
-        return Outcome(self.job, None, f"the worker {what} (exit status {code}): {words or 'it said nothing'}", time.perf_counter() - begun)
+        return Outcome(
+            self.job,
+            None,
+            f"the worker {what} (exit status {code}): {words or 'it said nothing'}",
+            time.perf_counter() - begun,
+        )
 
     def close(self) -> None:
         """End it, if it still runs, and free what it needed."""
@@ -135,7 +145,11 @@ class _Worker:
 
 
 def one_after_another(
-    jobs: Iterable[dict[str, Any]], command: Callable[[dict[str, Any]], list[str]], *, ahead: int, timeout: float
+    jobs: Iterable[dict[str, Any]],
+    command: Callable[[dict[str, Any]], list[str]],
+    *,
+    ahead: int,
+    timeout: float,
 ) -> Generator[Outcome, None, None]:
     """Run jobs in their order, each in a fresh process, one at a time.
 

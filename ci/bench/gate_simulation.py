@@ -38,11 +38,28 @@ from pytest_gpumem.baselines.acceptance import refusal
 from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import SETTLED, judge
-from pytest_gpumem.judging.screen import ALONE, ALPHA, LOWER, UPPER, Family, allowed, below, compared, judge_change
+from pytest_gpumem.judging.screen import (
+    ALONE,
+    ALPHA,
+    LOWER,
+    UPPER,
+    Family,
+    allowed,
+    below,
+    compared,
+    judge_change,
+)
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Provenance, Repeat
+from pytest_gpumem.records.measurement import (
+    Conditions,
+    Limits,
+    Measurement,
+    MovedBytes,
+    Provenance,
+    Repeat,
+)
 from pytest_gpumem.records.row import ENOUGH, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 
@@ -97,7 +114,15 @@ class Runs(NamedTuple):
 
 
 USUAL = Runs(20, 1, 5)
-MODELLED = (Runs(3, 1, 3), Runs(3, 3, 3), Runs(1, 3, 1), USUAL, Runs(20, 1, 20), Runs(20, 1, 1), Runs(3, 3, 1))
+MODELLED = (
+    Runs(3, 1, 3),
+    Runs(3, 3, 3),
+    Runs(1, 3, 1),
+    USUAL,
+    Runs(20, 1, 20),
+    Runs(20, 1, 1),
+    Runs(3, 3, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -172,19 +197,30 @@ class Source:
         if shape == "bimodal":
             # One process in five is slower; four parts of the variance lie between the modes, one within them.
             slow = self._random.random(count) < 0.2
-            return (2.0 * slow - 0.4) / 0.8 * math.sqrt(0.8) + self._random.normal(0, math.sqrt(0.2), count)
+            return (2.0 * slow - 0.4) / 0.8 * math.sqrt(0.8) + self._random.normal(
+                0, math.sqrt(0.2), count
+            )
         return self._random.normal(0, 1, count)
 
     def session(self, factor: float = 1.0) -> float:
         """What a session adds."""
-        return float(self.standard(1)[0]) * self._kernel.session * self.case.days * self.case.spread * factor
+        return (
+            float(self.standard(1)[0])
+            * self._kernel.session
+            * self.case.days
+            * self.case.spread
+            * factor
+        )
 
     def history(self) -> list[Measurement]:
         """The baseline's runs, shared out evenly over its sessions."""
         runs, processes, sessions = self.case.baseline
         shifts = np.array([self.session() for _ in range(sessions)])
         drawn = self.processes(np.repeat(shifts[np.arange(runs) % sessions], processes))
-        return [self.run(drawn[first : first + processes], first // processes % sessions) for first in range(0, len(drawn), processes)]
+        return [
+            self.run(drawn[first : first + processes], first // processes % sessions)
+            for first in range(0, len(drawn), processes)
+        ]
 
     def head(self) -> Measurement:
         """The run to be judged, with the processes of the last look, in a session of its own."""
@@ -207,7 +243,10 @@ class Source:
         overheads = OVERHEAD + OVERHEAD_SPREAD * random.normal(0, 1, count)
         logs = own[:, None] + random.normal(0, placement, (count, PLACEMENTS))
         medians = kernel.latency * np.exp(logs) + (overheads - OVERHEAD)[:, None]
-        return [Repeat(*one) for one in zip(map(tuple, medians.tolist()), overheads.tolist(), strict=True)]
+        return [
+            Repeat(*one)
+            for one in zip(map(tuple, medians.tolist()), overheads.tolist(), strict=True)
+        ]
 
     def run(self, processes: Sequence[Repeat], day: int) -> Measurement:
         """The measurement of a run."""
@@ -231,13 +270,21 @@ class Source:
         )
 
 
-def decidable(measurement: Measurement, limits: Limits, verdict: Verdict, history: Sequence[Measurement]) -> bool:
+def decidable(
+    measurement: Measurement, limits: Limits, verdict: Verdict, history: Sequence[Measurement]
+) -> bool:
     """Return True if the processes of the last look decide an undecided row, should its change stay the same."""
     processes = 1 + len(measurement.further)
-    if verdict.outcome is not Outcome.UNDECIDED or verdict.code is Code.CONDITIONS or processes >= LOOKS[-1]:
+    if (
+        verdict.outcome is not Outcome.UNDECIDED
+        or verdict.code is Code.CONDITIONS
+        or processes >= LOOKS[-1]
+    ):
         return False
     found, delta = difference(measurement, history), allowed(limits.max_regression, history)
-    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
+    change = judge_change(
+        measurement, found, compared(found, delta), delta, limits.max_regression or ""
+    )
     since_first = verdict.comparison is not None and verdict.comparison.since_first is not None
     if (change.code is Code.LOOKS_SLOWER or since_first) and processes < ENOUGH:
         return True
@@ -247,18 +294,26 @@ def decidable(measurement: Measurement, limits: Limits, verdict: Verdict, histor
         return True
     known = found.has_prior or found.runs >= ENOUGH
     variance = last.variance()
-    return known and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(UPPER)
+    return known and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(
+        UPPER
+    )
 
 
 def judged(
-    case: Case, run: Measurement, history: Sequence[Measurement], family: Family = ALONE, first: Sequence[Measurement] = ()
+    case: Case,
+    run: Measurement,
+    history: Sequence[Measurement],
+    family: Family = ALONE,
+    first: Sequence[Measurement] = (),
 ) -> tuple[Verdict, Measurement]:
     """The verdict on a run, repeated as long as more processes can decide; and what of the run was measured for it."""
     for look in case.looks:
         seen = structs.replace(run, further=run.further[: look - 1])
         found = judge(seen, case.held_to, FACTS, history, family=family, first=first)
         row = Row("", case.held_to, OPEN, seen)
-        verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=FACTS.simulated).verdict
+        verdict = with_verdict(
+            row, found.findings, comparison=found.comparison, simulated=FACTS.simulated
+        ).verdict
         if not decidable(seen, case.held_to, verdict, history):
             break
     return verdict, seen
@@ -305,7 +360,10 @@ def play(job: tuple[Case, int, tuple[int, ...]]) -> Tally:
         for _ in range(count):
             tally.add(*judged(case, source.head(), source.history()))
         return tally
-    sources = [Source(replace(case, kernel=kernel), (*seed, kernel.mib)) for kernel in (SMALL, MIDDLE, LARGE)]
+    sources = [
+        Source(replace(case, kernel=kernel), (*seed, kernel.mib))
+        for kernel in (SMALL, MIDDLE, LARGE)
+    ]
     for _ in range(count):
         family, alarmed = Family(case.suite), False
         for row in range(case.suite):
@@ -356,43 +414,103 @@ def cases() -> Iterator[Case]:
                 yield Case("modelled", kernel, baseline, much_slower, weight=0.1)
     for kernel in (LARGE, MIDDLE):
         for baseline in (USUAL, Runs(20, 1, 20)):
-            yield Case("modelled, every run of 3 processes", kernel, baseline, looks=(3,), weight=0.5, asked=True)
+            yield Case(
+                "modelled, every run of 3 processes",
+                kernel,
+                baseline,
+                looks=(3,),
+                weight=0.5,
+                asked=True,
+            )
     for kernel in every:
         for baseline in MODELLED:
-            yield Case("modelled, limit of next to nothing, run of 3 to 12", kernel, baseline, limit=NOTHING, looks=LOOKS[1:])
+            yield Case(
+                "modelled, limit of next to nothing, run of 3 to 12",
+                kernel,
+                baseline,
+                limit=NOTHING,
+                looks=LOOKS[1:],
+            )
     for limit, looks, baseline, weight in (
         ("", LOOKS, USUAL, 0.01),
         (NOTHING, LOOKS[1:], USUAL, 0.02),
         (NOTHING, LOOKS[1:], MODELLED[1], 0.04),
     ):
-        yield Case("modelled, suites of 300", LARGE, baseline, limit=limit, looks=looks, suite=SUITE, weight=weight)
+        yield Case(
+            "modelled, suites of 300",
+            LARGE,
+            baseline,
+            limit=limit,
+            looks=looks,
+            suite=SUITE,
+            weight=weight,
+        )
     for days in (2, 4):
         for kernel in (LARGE, MIDDLE):
             for baseline in MODELLED[-2:]:
                 for slower in (0, 1):
                     yield Case(
-                        "baseline of one session, judged on another day", kernel, baseline, slower, f"days differ {days} x", days=days
+                        "baseline of one session, judged on another day",
+                        kernel,
+                        baseline,
+                        slower,
+                        f"days differ {days} x",
+                        days=days,
                     )
     for slow in (0.02, 0.1, 0.3):
         for kernel in (LARGE, MIDDLE):
-            yield Case("slow mode, 60 nights", kernel, note=f"2 % slow, p = {slow:g}", slow=slow, nights=60, weight=0.03)
+            yield Case(
+                "slow mode, 60 nights",
+                kernel,
+                note=f"2 % slow, p = {slow:g}",
+                slow=slow,
+                nights=60,
+                weight=0.03,
+            )
     group = f"slow mode, 60 nights, suites of {SUITE} with {SLOW_ROWS} such rows"
     for slow in (0.02, 0.1, 0.3):
-        yield Case(group, LARGE, note=f"2 % slow, p = {slow:g}", slow=slow, nights=60, suite=SUITE, weight=0.003)
+        yield Case(
+            group,
+            LARGE,
+            note=f"2 % slow, p = {slow:g}",
+            slow=slow,
+            nights=60,
+            suite=SUITE,
+            weight=0.003,
+        )
     for spread in (8, 15):
         for kernel in (LARGE, MIDDLE):
             for baseline in (*MODELLED[:2], USUAL, Runs(20, 1, 20)):
-                yield Case("spread above its prior", kernel, baseline, 1, f"{spread} x", spread=spread, weight=0.5)
+                yield Case(
+                    "spread above its prior",
+                    kernel,
+                    baseline,
+                    1,
+                    f"{spread} x",
+                    spread=spread,
+                    weight=0.5,
+                )
     for now in (5, 10):
         for inside in (False, True):
             for kernel in (LARGE, MIDDLE):
                 for slower in (0, 1):
                     note = f"{now} x, {'seen' if inside else 'not seen'} inside"
-                    yield Case("noisier than its baseline", kernel, USUAL, slower, note, now=now, inside=inside, weight=0.5)
+                    yield Case(
+                        "noisier than its baseline",
+                        kernel,
+                        USUAL,
+                        slower,
+                        note,
+                        now=now,
+                        inside=inside,
+                        weight=0.5,
+                    )
     for night in (0, 0.0001, 0.0003):
         note = f"+{100 * night:g} % a night" if night else "unchanged"
         for kernel in (LARGE, MIDDLE):
-            yield Case("creep, 200 nights", kernel, slower=night, note=note, nights=200, weight=0.015)
+            yield Case(
+                "creep, 200 nights", kernel, slower=night, note=note, nights=200, weight=0.015
+            )
     for shape in ("t2", "t3", "bimodal"):
         for kernel in every:
             for baseline in (MODELLED[1], USUAL):
@@ -401,11 +519,22 @@ def cases() -> Iterator[Case]:
     for kernel, note in (
         (MIDDLE, ""),
         (SMALL, ""),
-        *((replace(MIDDLE, process=noise), f"processes by {100 * noise:g} %") for noise in (0.002, 0.004, 0.008)),
+        *(
+            (replace(MIDDLE, process=noise), f"processes by {100 * noise:g} %")
+            for noise in (0.002, 0.004, 0.008)
+        ),
     ):
         for baseline in (*MODELLED[:4], MODELLED[-1]):
             for slower in (0, 1, 2):
-                yield Case("same code, slower by another cause", kernel, baseline, slower, note, same_code=True, weight=0.5)
+                yield Case(
+                    "same code, slower by another cause",
+                    kernel,
+                    baseline,
+                    slower,
+                    note,
+                    same_code=True,
+                    weight=0.5,
+                )
 
 
 def simulate(count: int, workers: int, chosen: Sequence[Case] | None = None) -> dict[str, Any]:
@@ -419,9 +548,15 @@ def simulate(count: int, workers: int, chosen: Sequence[Case] | None = None) -> 
     wanted = list(cases() if chosen is None else chosen)
     jobs = []
     for index, case in enumerate(wanted):
-        total, size = max(round(count * case.weight), 1), 500 if case.suite == 1 and not case.nights else 4
+        total, size = (
+            max(round(count * case.weight), 1),
+            500 if case.suite == 1 and not case.nights else 4,
+        )
         seed = zlib.crc32(repr(case).encode())
-        jobs += [(index, (case, min(size, total - begin), (seed, begin))) for begin in range(0, total, size)]
+        jobs += [
+            (index, (case, min(size, total - begin), (seed, begin)))
+            for begin in range(0, total, size)
+        ]
     found = [Tally() for _ in wanted]
     with ProcessPoolExecutor(workers) as pool:
         for (index, _), part in zip(jobs, pool.map(play, [job for _, job in jobs]), strict=True):
@@ -432,9 +567,18 @@ def simulate(count: int, workers: int, chosen: Sequence[Case] | None = None) -> 
 
 def _row(case: Case, tally: Tally) -> dict[str, Any]:
     kernel = "2, 32, 256" if case.suite > 1 and not case.nights else str(case.kernel.mib)
-    row: dict[str, Any] = {"group": case.group, "mib": kernel, "limit": case.held_to.max_regression, "note": case.note}
+    row: dict[str, Any] = {
+        "group": case.group,
+        "mib": kernel,
+        "limit": case.held_to.max_regression,
+        "note": case.note,
+    }
     row["limit"] = "1%, 2%" if "," in kernel and not case.limit else row["limit"]
-    row |= {"baseline": "nightly" if case.nights else str(case.baseline), "slower": case.slower, "asked": case.asked}
+    row |= {
+        "baseline": "nightly" if case.nights else str(case.baseline),
+        "slower": case.slower,
+        "asked": case.asked,
+    }
     row |= {"same_code": True} if case.same_code else {}
     row |= {"outcomes": dict(sorted(tally.outcomes.items())), "processes": tally.processes}
     if case.suite > 1:
@@ -443,7 +587,11 @@ def _row(case: Case, tally: Tally) -> dict[str, Any]:
         row |= {"histories": tally.groups, "alarmed": tally.alarmed}
     if tally.failed_at:
         low, middle, high = np.quantile(tally.failed_at, (0.05, 0.5, 0.95), method="inverted_cdf")
-        row["failed_at"] = {"5%": round(float(low), 6), "median": round(float(middle), 6), "95%": round(float(high), 6)}
+        row["failed_at"] = {
+            "5%": round(float(low), 6),
+            "median": round(float(middle), 6),
+            "95%": round(float(high), 6),
+        }
     return row
 
 
@@ -462,9 +610,19 @@ def promises(row: dict[str, Any]) -> Iterator[tuple[str, int, int, float]]:
         if "suites" in row:
             yield "unchanged suites fail", row["alarmed"], row["suites"], ALPHA
         if row["asked"]:
-            yield "unchanged code does not pass", count - outcomes.get("PASS", 0), count, 1 - ACCEPTED
+            yield (
+                "unchanged code does not pass",
+                count - outcomes.get("PASS", 0),
+                count,
+                1 - ACCEPTED,
+            )
     elif not growing and row["slower"] == 1:
-        yield "a slow-down of the limit passes", outcomes.get("PASS", 0), count, MISS_SAME_CODE if row.get("same_code") else MISS
+        yield (
+            "a slow-down of the limit passes",
+            outcomes.get("PASS", 0),
+            count,
+            MISS_SAME_CODE if row.get("same_code") else MISS,
+        )
 
 
 def missed(record: dict[str, Any], *, modelled: bool) -> list[str]:
@@ -474,16 +632,29 @@ def missed(record: dict[str, Any], *, modelled: bool) -> list[str]:
         for what, hits, count, most in promises(row):
             low, high = interval(hits, count)
             if low > most and modelled == (not row["note"]):
-                place = ", ".join(filter(None, (row["group"], row["note"], f"{row['mib']} MiB", row["baseline"])))
+                place = ", ".join(
+                    filter(None, (row["group"], row["note"], f"{row['mib']} MiB", row["baseline"]))
+                )
                 found.append(
                     f"{place}:\n      {what} in {100 * hits / count:.2f} % ({100 * low:.2f} to {100 * high:.2f}), promised {100 * most:g} %"
                 )
     return found
 
 
-COLUMNS = ((0, "FAIL", max), (0, "PASS", min), (1, "PASS", max), (1.5, "FAIL", min), (2, "PASS", max), (2, "FAIL", min))
+COLUMNS = (
+    (0, "FAIL", max),
+    (0, "PASS", min),
+    (1, "PASS", max),
+    (1.5, "FAIL", min),
+    (2, "PASS", max),
+    (2, "FAIL", min),
+)
 """Columns of the table: slow-down over the limit, outcome, and which of several baselines is the worst."""
-BROKEN = {"unchanged code fails": 0, "unchanged code does not pass": 1, "a slow-down of the limit passes": 2}
+BROKEN = {
+    "unchanged code fails": 0,
+    "unchanged code does not pass": 1,
+    "a slow-down of the limit passes": 2,
+}
 """The column that shows each promise."""
 
 
@@ -491,7 +662,10 @@ def table(record: dict[str, Any]) -> str:
     """The record as text: modelled rows one by one, of the others the worst of sizes and baselines."""
     total = sum(sum(row["outcomes"].values()) for row in record["rows"])
     counts = [len(missed(record, modelled=modelled)) for modelled in (True, False)]
-    heads = ((f"{slower:g} x" if slower else "same" for slower, _, _ in COLUMNS), (outcome for _, outcome, _ in COLUMNS))
+    heads = (
+        (f"{slower:g} x" if slower else "same" for slower, _, _ in COLUMNS),
+        (outcome for _, outcome, _ in COLUMNS),
+    )
     above, below = ("".join(f"{head:>9}" for head in row) for row in heads)
     lines = [
         f"SIMULATED, no GPU: {total} verdicts on processes drawn with the spreads that H200 cards showed",
@@ -506,13 +680,22 @@ def table(record: dict[str, Any]) -> str:
         lines += ["", group]
         places: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in rows:
-            place = (row["note"], row["limit"], *((row["mib"], row["baseline"]) if group == "modelled" else ()))
+            place = (
+                row["note"],
+                row["limit"],
+                *((row["mib"], row["baseline"]) if group == "modelled" else ()),
+            )
             places.setdefault(place, []).append(row)
         for (note, limit, *_), same in places.items():
-            sizes, baselines = (list(dict.fromkeys(row[name] for row in same)) for name in ("mib", "baseline"))
+            sizes, baselines = (
+                list(dict.fromkeys(row[name] for row in same)) for name in ("mib", "baseline")
+            )
             baseline = baselines[0] if len(baselines) == 1 else f"{len(baselines)} of them"
             cells = "".join(_cell(same, number) for number in range(len(COLUMNS)))
-            lines += [f"{note:21}{', '.join(sizes):>12} {limit:>7} {baseline:>12}{cells}".rstrip(), *_groups(same)]
+            lines += [
+                f"{note:21}{', '.join(sizes):>12} {limit:>7} {baseline:>12}{cells}".rstrip(),
+                *_groups(same),
+            ]
     return "\n".join(lines)
 
 
@@ -524,7 +707,9 @@ def _cell(rows: list[dict[str, Any]], number: int) -> str:
         return " " * 9
     share = worst(row["outcomes"].get(outcome, 0) / sum(row["outcomes"].values()) for row in asked)
     broken = any(
-        BROKEN.get(what) == number and interval(hits, count)[0] > most for row in asked for what, hits, count, most in promises(row)
+        BROKEN.get(what) == number and interval(hits, count)[0] > most
+        for row in asked
+        for what, hits, count, most in promises(row)
     )
     return f"{'!' * broken + format(100 * share, '.2f'):>9}"
 
@@ -544,18 +729,35 @@ def _groups(rows: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> int:
     """Simulate, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verdicts", type=int, default=400, help="of each row; rows of histories and suites have fewer (default 400)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--verdicts",
+        type=int,
+        default=400,
+        help="of each row; rows of histories and suites have fewer (default 400)",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that draw (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     options = parser.parse_args()
     if min(options.verdicts, options.workers) < 1:
-        parser.error(f"--verdicts {options.verdicts}, --workers {options.workers}: at least 1 of each")
+        parser.error(
+            f"--verdicts {options.verdicts}, --workers {options.workers}: at least 1 of each"
+        )
     record = simulate(options.verdicts, options.workers)
     if options.json:
         write_record(options.json, record, indent=1)
     broken = missed(record, modelled=True)
-    print("\n".join([table(record), "", *(f"MISS  {sentence}" for sentence in (*broken, *missed(record, modelled=False)))]))
+    print(
+        "\n".join(
+            [
+                table(record),
+                "",
+                *(f"MISS  {sentence}" for sentence in (*broken, *missed(record, modelled=False))),
+            ]
+        )
+    )
     return 1 if broken else 0
 
 

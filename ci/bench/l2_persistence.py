@@ -47,7 +47,12 @@ PLACED_OUT = 512
 """MiB that are streamed beside them."""
 FOREIGN = "gather"
 """A kernel of the cases' own, which the simulated device does not run."""
-PLACED_KERNELS = (("reset_data", None), ("sliding_window", None), (FOREIGN, None), ("reset_data", LEAN))
+PLACED_KERNELS = (
+    ("reset_data", None),
+    ("sliding_window", None),
+    (FOREIGN, None),
+    ("reset_data", LEAN),
+)
 """Kernels of `placements`, each with its blocks."""
 PLACED_SAMPLES = 20
 """Samples of a setting on a placement, at least."""
@@ -68,8 +73,18 @@ Case = dict[str, Any]
 def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
     """Kernel by kernel, the launch that needs longest last."""
     common: Case = {"placements": placements, "samples": PLACED_SAMPLES}
-    text = {"kernel": "reset_data", "blocks": LEAN, "out_mib": OUT, "set_aside": TEXTS_SET_ASIDE, **common}
-    kernels = [(kernel, blocks) for kernel, blocks in PLACED_KERNELS if not (facts.simulated and kernel == FOREIGN)]
+    text = {
+        "kernel": "reset_data",
+        "blocks": LEAN,
+        "out_mib": OUT,
+        "set_aside": TEXTS_SET_ASIDE,
+        **common,
+    }
+    kernels = [
+        (kernel, blocks)
+        for kernel, blocks in PLACED_KERNELS
+        if not (facts.simulated and kernel == FOREIGN)
+    ]
     return [
         *(
             {"kernel": kernel, "blocks": blocks, "mib": mib, "out_mib": PLACED_OUT, **common}
@@ -90,10 +105,17 @@ def resets_cases(facts: DeviceFacts) -> list[Case]:
     l2, largest = facts.l2_bytes, facts.persisting_l2_max_bytes
     common = {"data_mib": mib(0.8, largest), "out_mib": RESETS_OUT}
     reads: list[Case] = [
-        {"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5, 0.625, 0.75)
+        {"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)}
+        for share in (0.25, 0.375, 0.5, 0.625, 0.75)
     ]
-    plain = [{"kernel": "reset_data", "blocks": LEAN, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5)]
-    own = [{"kernel": "reset_data", "blocks": LEAN, "window": True, "mib": mib(share, largest)} for share in (0.3, 0.6, 0.8)]
+    plain = [
+        {"kernel": "reset_data", "blocks": LEAN, "window": False, "mib": mib(share, l2)}
+        for share in (0.25, 0.375, 0.5)
+    ]
+    own = [
+        {"kernel": "reset_data", "blocks": LEAN, "window": True, "mib": mib(share, largest)}
+        for share in (0.3, 0.6, 0.8)
+    ]
     return [{**case, **common} for case in (*reads, *plain, *own)]
 
 
@@ -114,7 +136,13 @@ def streams_cases(facts: DeviceFacts) -> list[Case]:
 
 def name_of(case: Case) -> str:
     """A case in words, such as "reset_data, 32 blocks, 8 MiB"."""
-    grid = "" if case["kernel"] != "reset_data" else f", {case['blocks']} blocks" if case["blocks"] else ", 2 blocks an SM"
+    grid = (
+        ""
+        if case["kernel"] != "reset_data"
+        else f", {case['blocks']} blocks"
+        if case["blocks"]
+        else ", 2 blocks an SM"
+    )
     return f"{case['kernel']}{grid}, {case['mib']} MiB"
 
 
@@ -135,7 +163,12 @@ class Bench:
         self._started = self._begun
         self._longest = 0.0
         planned = sum(map(len, cases.values()))
-        self.record: Record = {"kind": "l2_persistence", "device": {}, "planned": planned, **{what: [] for what in PARTS}}
+        self.record: Record = {
+            "kind": "l2_persistence",
+            "device": {},
+            "planned": planned,
+            **{what: [] for what in PARTS},
+        }
 
     @pytest.fixture
     def bench(self) -> Bench:
@@ -144,7 +177,11 @@ class Bench:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for fixture, cases in self._cases.items():
             if fixture in metafunc.fixturenames:
-                metafunc.parametrize(fixture, cases, ids=[name_of(case).replace(", ", "-").replace(" ", "_") for case in cases])
+                metafunc.parametrize(
+                    fixture,
+                    cases,
+                    ids=[name_of(case).replace(", ", "-").replace(" ", "_") for case in cases],
+                )
 
     def begin(self, device: Device) -> None:
         """Take note of the device before the first case; skip where a case as long as the longest yet would end too late."""
@@ -184,10 +221,20 @@ def checks(record: Record) -> list[tuple[str, bool]]:
     if placed := record.get("placements"):
         fits = [(one, fitted_name(record["device"], one)) for one in placed]
         worst, where = max((slower_beyond_doubt(one, name), name_of(one)) for one, name in fits)
-        said.append((f"fitted never slower than off beyond its interval: lower end {100 * worst:+.2f} %, {where}", worst <= 0))
+        said.append(
+            (
+                f"fitted never slower than off beyond its interval: lower end {100 * worst:+.2f} %, {where}",
+                worst <= 0,
+            )
+        )
         held = [(one, name) for one, name in fits if name.startswith("+")]
         worst, where = max((of_best(one, name), name_of(one)) for one, name in held)
-        said.append((f"fitted within {WITHIN_BEST:.0%} of the best of the set-asides: {100 * worst:+.2f} %, {where}", worst <= WITHIN_BEST))
+        said.append(
+            (
+                f"fitted within {WITHIN_BEST:.0%} of the best of the set-asides: {100 * worst:+.2f} %, {where}",
+                worst <= WITHIN_BEST,
+            )
+        )
     return said
 
 
@@ -196,10 +243,14 @@ def fitted_name(device: Record, one: Record) -> str:
     if "set_aside" in one:
         return "fitted, else normal"
     facts = SimpleNamespace(
-        l2_bytes=device["l2_bytes"], l2_step_bytes=device["l2_bytes"] // 16, persisting_l2_max_bytes=device["persisting_l2_max_bytes"]
+        l2_bytes=device["l2_bytes"],
+        l2_step_bytes=device["l2_bytes"] // 16,
+        persisting_l2_max_bytes=device["persisting_l2_max_bytes"],
     )
     set_aside = fit_set_aside(cast(DeviceFacts, facts), one["mib"] * MiB)
-    return str(next(name for name, found in one["found"].items() if found["set_aside"] == set_aside))
+    return str(
+        next(name for name, found in one["found"].items() if found["set_aside"] == set_aside)
+    )
 
 
 def counting(one: Record, name: str) -> list[float]:
@@ -217,7 +268,9 @@ def slower_beyond_doubt(one: Record, name: str) -> float:
 
 def of_best(one: Record, name: str) -> float:
     """Share by which a set-aside is slower than the best of its case."""
-    means = {other: statistics.fmean(counting(one, other)) for other in one["found"] if other != "off"}
+    means = {
+        other: statistics.fmean(counting(one, other)) for other in one["found"] if other != "off"
+    }
     return means[name] / min(means.values()) - 1
 
 
@@ -227,7 +280,10 @@ def table(record: Record) -> str:
     taken = sum(len(record.get(what, ())) for what in PARTS)
     if taken < record["planned"]:
         said += ["", f"{taken} of {record['planned']} cases; for the others there was no time"]
-    for part, claim in (("resets", "first and second launch of C"), ("streams", "both kernels, and one alone")):
+    for part, claim in (
+        ("resets", "first and second launch of C"),
+        ("streams", "both kernels, and one alone"),
+    ):
         if record.get(part):
             said += ["", f"{part}: medians in microseconds, {claim}"]
             said += [f"  {_medians_line(one)}" for one in record[part]]
@@ -247,7 +303,9 @@ def _placements_lines(device: Record, cases: list[Record]) -> Iterator[str]:
         if names != (names := list(one["found"])):
             yield f"{'':<8}{'granules':>9}" + "".join(f"{name:>20}" for name in names)
         kernel, _, size = name_of(one).rpartition(", ")
-        kernel += f", {one['out_mib']} MiB streamed" + (f", {one['set_aside'] / MiB:g} MiB asked for" if "set_aside" in one else "")
+        kernel += f", {one['out_mib']} MiB streamed" + (
+            f", {one['set_aside'] / MiB:g} MiB asked for" if "set_aside" in one else ""
+        )
         if kernel != group:
             yield kernel
             group = kernel
@@ -280,9 +338,24 @@ def parts(text: str) -> tuple[str, ...]:
 
 def main() -> int:
     parser = record_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case that would end after this long")
-    parser.add_argument("--parts", type=parts, default=PARTS, help=f"what is measured, of {','.join(PARTS)} (default: all)")
-    parser.add_argument("--placements", type=int, default=PLACEMENTS, help=f"placements of each case of that name (default {PLACEMENTS})")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no case that would end after this long",
+    )
+    parser.add_argument(
+        "--parts",
+        type=parts,
+        default=PARTS,
+        help=f"what is measured, of {','.join(PARTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--placements",
+        type=int,
+        default=PLACEMENTS,
+        help=f"placements of each case of that name (default {PLACEMENTS})",
+    )
     asked = parser.parse_args()
     if asked.placements < 2:
         parser.error(f"--placements {asked.placements}: at least 2")
@@ -294,12 +367,25 @@ def main() -> int:
         "streams_case": streams_cases(facts),
         "placements_case": placements_cases(facts, asked.placements),
     }
-    cases = {fixture: found for fixture, found in cases.items() if fixture.removesuffix("_case") in asked.parts}
+    cases = {
+        fixture: found
+        for fixture, found in cases.items()
+        if fixture.removesuffix("_case") in asked.parts
+    }
     bench = Bench(cases, asked.json, asked.seconds)
     tests = Path(__file__).resolve().with_name("l2_persistence_cases.py")
     chosen = [f"{tests}::test_{fixture.removesuffix('_case')}" for fixture in cases]
-    here = [*chosen, "-c", os.devnull, "--rootdir", str(tests.parent)]  # no settings of this repository's own tests
-    session = pytest.main([*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"], plugins=[bench])
+    here = [
+        *chosen,
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tests.parent),
+    ]  # no settings of this repository's own tests
+    session = pytest.main(
+        [*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"],
+        plugins=[bench],
+    )
     found = bench.record
     if not any(found[what] for what in PARTS):
         print("no case was run", file=sys.stderr)

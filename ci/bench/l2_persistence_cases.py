@@ -47,7 +47,9 @@ class HeldSamples:
         self._device = device
         self._pairs = [(device.streams.event(), device.streams.event()) for _ in range(most)]
 
-    def take(self, stream: Stream, before: Work | None, works: Sequence[Work | None]) -> list[float]:
+    def take(
+        self, stream: Stream, before: Work | None, works: Sequence[Work | None]
+    ) -> list[float]:
         """Seconds between two events around each of `works`, all queued behind one hold, each with `before` in front of it.
 
         None is no work: an empty interval, or nothing before it. At most as many works as the constructor was told.
@@ -81,7 +83,14 @@ class Experiment:
     """
 
     def __init__(
-        self, device: Device, bind: Callable[[], Callable[..., None]], arguments: Sequence[Buffer], window: Buffer, *, seed: int, least: int
+        self,
+        device: Device,
+        bind: Callable[[], Callable[..., None]],
+        arguments: Sequence[Buffer],
+        window: Buffer,
+        *,
+        seed: int,
+        least: int,
     ) -> None:
         self._device = device
         self._bind = bind
@@ -170,7 +179,12 @@ def gather(device: Device, out: Buffer, table: Buffer) -> Callable[[], Callable[
     kernel = cupy.RawKernel(GATHER, "gather")
 
     def bind() -> Callable[..., None]:
-        arguments = (np.uint64(out.address), np.uint64(table.address), np.uint32(out.size), np.uint32(table.size))
+        arguments = (
+            np.uint64(out.address),
+            np.uint64(table.address),
+            np.uint32(out.size),
+            np.uint32(table.size),
+        )
 
         def launch(stream: Stream) -> None:
             with cupy.cuda.ExternalStream(stream.handle):
@@ -188,7 +202,10 @@ def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: 
     made = []
 
     def make(case: dict[str, Any]) -> tuple[Experiment, Any]:
-        stream, window = device_buffer(case["out_mib"] * MiB, "i4"), device_buffer(case["mib"] * MiB, "i4")
+        stream, window = (
+            device_buffer(case["out_mib"] * MiB, "i4"),
+            device_buffer(case["mib"] * MiB, "i4"),
+        )
         arguments = (window, stream) if case["kernel"] == "sliding_window" else (stream, window)
         if case["kernel"] == "gather":
             bind = gather(gpu_device, stream, window)
@@ -196,7 +213,16 @@ def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: 
             kernel = getattr(gpu_kernels, case["kernel"])
             kernel = kernel if case["blocks"] is None else kernel.with_grid(case["blocks"])
             bind = partial(bound, gpu_device, kernel, arguments)
-        made.append(Experiment(gpu_device, bind, arguments, window, seed=case["mib"], least=case.get("samples", LEAST)))
+        made.append(
+            Experiment(
+                gpu_device,
+                bind,
+                arguments,
+                window,
+                seed=case["mib"],
+                least=case.get("samples", LEAST),
+            )
+        )
         return made[-1], window
 
     yield make
@@ -204,7 +230,9 @@ def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: 
         one.close()
 
 
-def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Device) -> None:
+def test_placements(
+    bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Device
+) -> None:
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
     timed, window = experiment(placements_case)
@@ -220,18 +248,32 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
             named[f"+{more}"] = {"set_aside": set_aside, "hit_ratio": 1.0}
     rounds = timed.rounds(list(named.values()), placements_case["placements"])
     found = {
-        name: {"set_aside": one["set_aside"], "medians": [round(1e9 * statistics.median(samples)) for samples in own]}
+        name: {
+            "set_aside": one["set_aside"],
+            "medians": [round(1e9 * statistics.median(samples)) for samples in own],
+        }
         for (name, one), own in zip(named.items(), rounds, strict=True)
     }
-    bench.add("placements", placements_case, {"granules": -(-window.nbytes // step), "found": found})
+    bench.add(
+        "placements", placements_case, {"granules": -(-window.nbytes // step), "found": found}
+    )
 
 
-def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> None:
+def test_resets(
+    bench: Any,
+    resets_case: dict[str, Any],
+    gpu_device: Device,
+    device_buffer: Any,
+    gpu_kernels: Kernels,
+) -> None:
     """Kernel C after A: with A's lines still persisting, after each reset, and where nothing has persisted; its first launches in turn."""
     bench.begin(gpu_device)
     device, case = gpu_device, resets_case
     facts = device.facts
-    data, out = device_buffer(case["data_mib"] * MiB, "i4"), device_buffer(case["out_mib"] * MiB, "i4")
+    data, out = (
+        device_buffer(case["data_mib"] * MiB, "i4"),
+        device_buffer(case["out_mib"] * MiB, "i4"),
+    )
     read = device_buffer(case["mib"] * MiB, "i4")
     kernel_a = bound(device, gpu_kernels.reset_data, (out, data))
     if case["kernel"] == "l2_read":
@@ -242,9 +284,17 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, dev
     samples, plain = HeldSamples(device, IN_A_ROW), device.streams.create()
     found: dict[str, list[list[int]]] = {how: [] for how in ("never", "none", "window", "context")}
     with ExitStack() as stack:
-        whole: dict[str, Any] = {"set_aside": facts.persisting_l2_max_bytes, "hit_ratio": 1.0, "allow_thrash": True}
+        whole: dict[str, Any] = {
+            "set_aside": facts.persisting_l2_max_bytes,
+            "hit_ratio": 1.0,
+            "allow_thrash": True,
+        }
         stream = stack.enter_context(persisting(device, data, **whole))
-        own = stack.enter_context(persisting(device, read, **whole)).stream if case["window"] else plain
+        own = (
+            stack.enter_context(persisting(device, read, **whole)).stream
+            if case["window"]
+            else plain
+        )
         kernel_c(own)  # loads it
         for _ in range(RESETS):
             for how, taken in found.items():
@@ -260,21 +310,45 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, dev
                     device.streams.synchronize()
                     stream.reset("context")
                 device.streams.synchronize()
-                taken.append([round(1e9 * seconds) for seconds in samples.take(own, None, [kernel_c] * IN_A_ROW)])
-    medians = {how: [statistics.median(column) for column in zip(*taken, strict=True)] for how, taken in found.items()}
+                taken.append(
+                    [
+                        round(1e9 * seconds)
+                        for seconds in samples.take(own, None, [kernel_c] * IN_A_ROW)
+                    ]
+                )
+    medians = {
+        how: [statistics.median(column) for column in zip(*taken, strict=True)]
+        for how, taken in found.items()
+    }
     bench.add("resets", case, {"found": medians})
 
 
-LANES: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}, "1": {"hit_ratio": 1.0}, "0.5": {"hit_ratio": 0.5}, "fit": {}}
+LANES: dict[str, dict[str, Any]] = {
+    "off": {"set_aside": "off"},
+    "1": {"hit_ratio": 1.0},
+    "0.5": {"hit_ratio": 0.5},
+    "fit": {},
+}
 """Settings of each stream's table."""
 
 
-def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> None:
+def test_streams(
+    bench: Any,
+    streams_case: dict[str, Any],
+    gpu_device: Device,
+    device_buffer: Any,
+    gpu_kernels: Kernels,
+) -> None:
     """Two kernels at once, each on a persisting stream of its own: hit ratio 1 against 0.5, and alone."""
     bench.begin(gpu_device)
     device, case = gpu_device, streams_case
-    tables, outs = ([device_buffer(case[name] * MiB, "i4") for _ in range(2)] for name in ("mib", "out_mib"))
-    kernels = [bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), pair) for pair in zip(outs, tables, strict=True)]
+    tables, outs = (
+        [device_buffer(case[name] * MiB, "i4") for _ in range(2)] for name in ("mib", "out_mib")
+    )
+    kernels = [
+        bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), pair)
+        for pair in zip(outs, tables, strict=True)
+    ]
     samples, main = HeldSamples(device, MOST), device.streams.create()
     for kernel in kernels:
         kernel(main)
@@ -285,9 +359,15 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, d
         each = {"set_aside": case["set_aside"] // 2, "allow_thrash": True, **setting}
         with ExitStack() as stack:
             if name == "off":
-                lanes = [stack.enter_context(persisting(device, tables[0], set_aside="off")).stream, device.streams.create()]
+                lanes = [
+                    stack.enter_context(persisting(device, tables[0], set_aside="off")).stream,
+                    device.streams.create(),
+                ]
             else:
-                lanes = [stack.enter_context(persisting(device, table, **each)).stream for table in tables]
+                lanes = [
+                    stack.enter_context(persisting(device, table, **each)).stream
+                    for table in tables
+                ]
 
             def both(stream: Stream, lanes: Sequence[Stream] = lanes) -> None:
                 for lane, kernel in zip(lanes, kernels, strict=True):
@@ -305,5 +385,8 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, d
                 for _ in range(WARM_UP):
                     work(main)
                 nanoseconds = [1e9 * seconds for seconds in samples.take(main, None, [work] * 10)]
-                found[label] = {"median": statistics.median(nanoseconds), "half_width": half_width(nanoseconds)}
+                found[label] = {
+                    "median": statistics.median(nanoseconds),
+                    "half_width": half_width(nanoseconds),
+                }
     bench.add("streams", case, {"found": found})

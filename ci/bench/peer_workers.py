@@ -120,7 +120,9 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                     launch = bench.launcher(arrays)
                     case = _case(bench, f"nvbench {name}", kib // 1024, arrays)
                     begun = time.perf_counter()
-                    state.exec(lambda launched: launch(launched.get_stream().addressof()), batched=batched)
+                    state.exec(
+                        lambda launched: launch(launched.get_stream().addressof()), batched=batched
+                    )
                     case["wall"] = time.perf_counter() - begun
                     seen[name, kib] = _ended(bench, case)
             except BaseException as error:
@@ -155,9 +157,18 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             summaries = nvbench_summaries(results, name, size * 1024)
             value, samples = summaries.get(mean), summaries.get(count)
             if value is None or not samples:
-                raise NvbenchSkipped(f"nvbench gave no {mean} for {size} MiB; it gave {sorted(summaries)}")
+                raise NvbenchSkipped(
+                    f"nvbench gave no {mean} for {size} MiB; it gave {sorted(summaries)}"
+                )
             kept = {tag: summaries[tag] for tag in NVBENCH_KEPT if tag in summaries}
-            cases.append({**seen[name, size * 1024], "value": value, "samples": int(samples), "nvbench": kept})
+            cases.append(
+                {
+                    **seen[name, size * 1024],
+                    "value": value,
+                    "samples": int(samples),
+                    "nvbench": kept,
+                }
+            )
     return sum(first_use), cases
 
 
@@ -167,13 +178,17 @@ def nvbench_summaries(results: dict[str, Any], benchmark: str, kib: int) -> dict
     Raises:
         NvbenchSkipped: the state is missing or was skipped.
     """
-    states: list[dict[str, Any]] = next((b["states"] for b in results["benchmarks"] if b["name"] == benchmark), [])
+    states: list[dict[str, Any]] = next(
+        (b["states"] for b in results["benchmarks"] if b["name"] == benchmark), []
+    )
     for state in states:
         axes = {axis["name"]: axis.get("value") for axis in state.get("axis_values") or []}
         if str(axes.get("KiB")) != str(kib):
             continue
         if state.get("is_skipped"):
-            raise NvbenchSkipped(f"nvbench skipped {benchmark!r} at {kib} KiB: {state.get('skip_reason')}")
+            raise NvbenchSkipped(
+                f"nvbench skipped {benchmark!r} at {kib} KiB: {state.get('skip_reason')}"
+            )
         found: dict[str, float | None] = {}
         for summary in state.get("summaries") or []:
             for entry in summary.get("data") or []:
@@ -217,8 +232,12 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             samples, wall = timed(arrays, testing.do_bench)
             case.update(wall=wall, samples=len(samples))
             _ended(bench, case)
-            cases.append({**case, "way": "triton do_bench median", "value": statistics.median(samples)})
-            cases.append({**case, "way": "triton do_bench mean", "value": statistics.fmean(samples)})
+            cases.append(
+                {**case, "way": "triton do_bench median", "value": statistics.median(samples)}
+            )
+            cases.append(
+                {**case, "way": "triton do_bench mean", "value": statistics.fmean(samples)}
+            )
         with bench.arrays(size * MiB) as arrays:
             case = _case(bench, "triton do_bench_cudagraph", size, arrays)
             samples, wall = timed(arrays, testing.do_bench_cudagraph)
@@ -229,7 +248,9 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             timer = Timer("launch(0)", globals={"launch": bench.launcher(arrays)})
             begun = time.perf_counter()
             blocks = timer.blocked_autorange(min_run_time=TORCH_SECONDS)
-            case.update(wall=time.perf_counter() - begun, samples=len(blocks.times), value=blocks.median)
+            case.update(
+                wall=time.perf_counter() - begun, samples=len(blocks.times), value=blocks.median
+            )
             cases.append(_ended(bench, case))
     return first_use, cases
 
@@ -267,14 +288,27 @@ def stream(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     plan, first_use, cases = WAYS["clean-cold"], 0.0, []
     for size in mib:
         with bench.arrays(size * MiB, "f8") as (a, b, c), bench.sums(a) as sums:
-            arguments = {"copy": (c, a), "mul": (b, c, SCALAR), "stream_add": (c, a, b), "triad": (a, b, c, SCALAR), "dot": (a, b, sums)}
+            arguments = {
+                "copy": (c, a),
+                "mul": (b, c, SCALAR),
+                "stream_add": (c, a, b),
+                "triad": (a, b, c, SCALAR),
+                "dot": (a, b, sums),
+            }
             for name in STREAM:
                 begun = time.perf_counter()
-                bench.measure(arguments[name], dataclasses.replace(plan, budget=TINY_PLAN_SECONDS), name)
+                bench.measure(
+                    arguments[name], dataclasses.replace(plan, budget=TINY_PLAN_SECONDS), name
+                )
                 first_use += time.perf_counter() - begun
                 case = _case(bench, f"gpumem {name}", size, (a, b, c))
                 measurement, wall = bench.measure(arguments[name], plan, name)
-                case.update(value=measurement.latency, wall=wall, samples=len(measurement.samples), notes=list(measurement.notes))
+                case.update(
+                    value=measurement.latency,
+                    wall=wall,
+                    samples=len(measurement.samples),
+                    notes=list(measurement.notes),
+                )
                 cases.append(_ended(bench, case))
     return first_use, cases
 
@@ -289,12 +323,21 @@ def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> tuple[
     for size in mib:
         before, begun = bench.conditions(), time.perf_counter()
         command = [executable, "--csv", "--device", str(bench.index), "-s", str(size * MiB // 8)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BABELSTREAM_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=BABELSTREAM_SECONDS, check=False
+        )
         wall = time.perf_counter() - begun
         if done.returncode or "failed" in done.stderr.lower():
             raise RuntimeError(f"{executable} ended with {done.returncode}: {done.stderr[-500:]}")
-        for label, count, _elements, _bytes, _rate, best, _worst, average in babelstream_rows(done.stdout):
-            case = {"way": f"BabelStream {label.lower()}", "mib": size, "value": float(average), "best": float(best)}
+        for label, count, _elements, _bytes, _rate, best, _worst, average in babelstream_rows(
+            done.stdout
+        ):
+            case = {
+                "way": f"BabelStream {label.lower()}",
+                "mib": size,
+                "value": float(average),
+                "best": float(best),
+            }
             case |= {"samples": int(count) - 1, "wall": wall / len(STREAM), "addresses": []}
             cases.append({**case, "before": before, "after": bench.conditions()})
     return 0.0, cases
@@ -325,7 +368,12 @@ PEERS: dict[str, Callable[..., tuple[float, list[Case]]]] = {
 
 
 def _case(bench: TriadBench, way: str, mib: int, arrays: Arrays) -> Case:
-    return {"way": way, "mib": mib, "addresses": [buffer.address for buffer in arrays], "before": bench.conditions()}
+    return {
+        "way": way,
+        "mib": mib,
+        "addresses": [buffer.address for buffer in arrays],
+        "before": bench.conditions(),
+    }
 
 
 def _ended(bench: TriadBench, case: Case) -> Case:
@@ -338,7 +386,8 @@ def imports(peer: str) -> None:
     if peer == "nvbench":
         import cuda.bench
 
-        _ = cuda.bench.run_all_benchmarks  # loads the extension, which is otherwise loaded on first use
+        # loads the extension, which is otherwise loaded on first use
+        _ = cuda.bench.run_all_benchmarks
     elif peer == "triton":
         import torch
         import triton.testing  # noqa: F401
@@ -367,7 +416,12 @@ def main() -> None:
             first_use, cases = PEERS[peer](bench, job["mib"], **options)
         finally:
             bench.close()
-        return {"context_before_go": context, "opening": opened, "first_use": first_use, "cases": cases}
+        return {
+            "context_before_go": context,
+            "opening": opened,
+            "first_use": first_use,
+            "cases": cases,
+        }
 
     serve(prepare, work)
 

@@ -37,7 +37,16 @@ from pytest_gpumem.records.device import DeviceFacts
 
 PEERS = ("gpumem", "nvbench", "triton", "cupy")
 STREAM_PEERS = ("stream", "babelstream")
-PACKAGES = ("pytest-gpumem", "cuda-bench", "triton", "torch", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numpy")
+PACKAGES = (
+    "pytest-gpumem",
+    "cuda-bench",
+    "triton",
+    "torch",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cuda-bindings",
+    "numpy",
+)
 WORKER = Path(__file__).resolve().parent / "peer_workers.py"
 AHEAD = 6
 """Workers that import while another measures: PyTorch takes longer to import than most peers to measure."""
@@ -46,7 +55,15 @@ WORKER_SECONDS = 180.0
 Job = dict[str, Any]
 
 
-def jobs_of_round(round_number: int, *, seed: int, peers: Sequence[str], mib: Sequence[int], device: str, **more: Any) -> list[Job]:
+def jobs_of_round(
+    round_number: int,
+    *,
+    seed: int,
+    peers: Sequence[str],
+    mib: Sequence[int],
+    device: str,
+    **more: Any,
+) -> list[Job]:
     """Every peer once, in an order of this round's own; each job gets `more` besides."""
     order = np.random.default_rng([seed, round_number]).permutation(len(peers))
     job = {"round": round_number, "device": device, "mib": list(mib), **more}
@@ -101,15 +118,26 @@ def measure(
         for number in rounds:
             started = now()
             if started - begun + longest > seconds:
-                print(f"stopping before round {number}: {started - begun:.0f} s of {seconds:g} s are used", flush=True)
+                print(
+                    f"stopping before round {number}: {started - begun:.0f} s of {seconds:g} s are used",
+                    flush=True,
+                )
                 break
             runs = [run_of(next(workers), record["card"]) for _ in jobs(number)]
             longest = max(longest, now() - started)
             record["runs"] += runs
             for run in runs:
                 if run["error"] is not None:
-                    print(f"round {number}, {run['peer']}: {run['error']}", file=sys.stderr, flush=True)
-            print(f"round {number}: {now() - started:.1f} s; " + ", ".join(f"{r['peer']} {r['seconds']:.1f} s" for r in runs), flush=True)
+                    print(
+                        f"round {number}, {run['peer']}: {run['error']}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+            print(
+                f"round {number}: {now() - started:.1f} s; "
+                + ", ".join(f"{r['peer']} {r['seconds']:.1f} s" for r in runs),
+                flush=True,
+            )
             after_round(record)
     finally:
         workers.close()
@@ -148,7 +176,9 @@ def _several(what: str, accepted: Sequence[str]) -> Callable[[str], list[str]]:
         names = text.split(",")
         wrong = [name for name in names if name not in accepted]
         if wrong or len(set(names)) < len(names):
-            raise argparse.ArgumentTypeError(f"{text!r}: {what} are {', '.join(accepted)}, each at most once")
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {what} are {', '.join(accepted)}, each at most once"
+            )
         return names
 
     return parse
@@ -160,7 +190,9 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}: sizes are whole numbers of MiB such as 2,32,256, each at most once")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: sizes are whole numbers of MiB such as 2,32,256, each at most once"
+        )
     return sizes
 
 
@@ -172,20 +204,45 @@ def _positive(text: str) -> int:
 
 def main() -> int:
     parser = record_parser(__doc__)
-    parser.add_argument("--processes", type=_positive, default=30, help="fresh processes of each peer (default 30)")
-    parser.add_argument("--append", action="store_true", help="add the rounds to the record that FILE holds")
-    parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
+    parser.add_argument(
+        "--processes", type=_positive, default=30, help="fresh processes of each peer (default 30)"
+    )
+    parser.add_argument(
+        "--append", action="store_true", help="add the rounds to the record that FILE holds"
+    )
+    parser.add_argument(
+        "--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)"
+    )
     accepted = _several("peers", (*PEERS, *STREAM_PEERS))
-    parser.add_argument("--peers", type=accepted, default=list(PEERS), help=f"of these and stream,babelstream (default {','.join(PEERS)})")
-    parser.add_argument("--babelstream", type=Path, metavar="FILE", help="BabelStream's program for CUDA, for the peer babelstream")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
+    parser.add_argument(
+        "--peers",
+        type=accepted,
+        default=list(PEERS),
+        help=f"of these and stream,babelstream (default {','.join(PEERS)})",
+    )
+    parser.add_argument(
+        "--babelstream",
+        type=Path,
+        metavar="FILE",
+        help="BabelStream's program for CUDA, for the peer babelstream",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no round that would end after this long",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the orders (default 1)")
     chosen = parser.parse_args()
     facts = chosen_device(parser, chosen.device).facts
     if facts.simulated and not {"gpumem", "stream"}.issuperset(chosen.peers):
-        parser.error(f"--device {chosen.device}: on the simulated device there are --peers gpumem,stream only")
+        parser.error(
+            f"--device {chosen.device}: on the simulated device there are --peers gpumem,stream only"
+        )
     if "babelstream" in chosen.peers and not (chosen.babelstream and chosen.babelstream.is_file()):
-        parser.error(f"--peers babelstream needs --babelstream FILE, its program; it is {chosen.babelstream}")
+        parser.error(
+            f"--peers babelstream needs --babelstream FILE, its program; it is {chosen.babelstream}"
+        )
     record = new_record(facts)
     if chosen.append:
         if chosen.json is None or not chosen.json.exists():
@@ -193,10 +250,14 @@ def main() -> int:
         held = json.loads(chosen.json.read_text())
         for name in ("kind", "device", "versions", "kernel"):
             if held.get(name) != record[name]:
-                parser.error(f"--append: {chosen.json} holds {name} {held.get(name)!r}, here it is {record[name]!r}")
+                parser.error(
+                    f"--append: {chosen.json} holds {name} {held.get(name)!r}, here it is {record[name]!r}"
+                )
         cards = {run["card"] for run in held["runs"]}
         if cards - {facts.uuid}:
-            parser.error(f"--append: {chosen.json} is of another card, {', '.join(map(str, cards))}")
+            parser.error(
+                f"--append: {chosen.json} is of another card, {', '.join(map(str, cards))}"
+            )
         record["runs"] = held["runs"]
     record["card"] = facts.uuid
     first = 1 + max((run["round"] for run in record["runs"]), default=0)
@@ -223,7 +284,9 @@ def main() -> int:
     print(table(record))
     contexts = [run for run in record["runs"] if run.get("context_before_go")]
     if contexts:
-        print(f"{len(contexts)} workers had a context before their turn: {', '.join(sorted({run['peer'] for run in contexts}))}")
+        print(
+            f"{len(contexts)} workers had a context before their turn: {', '.join(sorted({run['peer'] for run in contexts}))}"
+        )
     return 1 if any(run["error"] is not None for run in record["runs"]) else 0
 
 

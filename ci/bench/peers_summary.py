@@ -27,7 +27,9 @@ HOT_LIMIT = 0.01
 """Difference of the hot mean from do_bench_cudagraph's."""
 STREAM = {"copy": "copy", "mul": "mul", "stream_add": "add", "triad": "triad", "dot": "dot"}
 """BabelStream's kernels, by this project's."""
-STREAM_WAYS = tuple(way for ours, theirs in STREAM.items() for way in (f"gpumem {ours}", f"BabelStream {theirs}"))
+STREAM_WAYS = tuple(
+    way for ours, theirs in STREAM.items() for way in (f"gpumem {ours}", f"BabelStream {theirs}")
+)
 STREAM_LIMIT = 0.0
 """Difference of our clean-cold mean from BabelStream's average, which has the host's launch and wait in it: ours is to be no slower."""
 
@@ -94,7 +96,9 @@ def spread_interval(values: Values) -> Interval | None:
     return Interval(found, found * math.sqrt((n - 1) / above), found * math.sqrt((n - 1) / below))
 
 
-def cost_ratio(ours: Values, theirs: Values, our_walls: Values, their_walls: Values) -> Interval | None:
+def cost_ratio(
+    ours: Values, theirs: Values, our_walls: Values, their_walls: Values
+) -> Interval | None:
     """Cost of precision of ours over theirs: the ratio of the variances, each as a share of its mean, times the ratio of the wall times.
 
     A way that takes n times as long, or needs n processes, to reduce its variance to the n-th part costs the same. The interval is the F
@@ -103,9 +107,15 @@ def cost_ratio(ours: Values, theirs: Values, our_walls: Values, their_walls: Val
     """
     if len(ours) < 2 or len(theirs) < 2 or spread(theirs) == 0:
         return None
-    found = (spread(ours) / spread(theirs)) ** 2 * float(np.median(our_walls) / np.median(their_walls))
+    found = (spread(ours) / spread(theirs)) ** 2 * float(
+        np.median(our_walls) / np.median(their_walls)
+    )
     tail, m, n = (1 - CONFIDENCE) / 2, len(ours) - 1, len(theirs) - 1
-    return Interval(found, found / float(stats.f.ppf(1 - tail, m, n)), found * float(stats.f.ppf(1 - tail, n, m)))
+    return Interval(
+        found,
+        found / float(stats.f.ppf(1 - tail, m, n)),
+        found * float(stats.f.ppf(1 - tail, n, m)),
+    )
 
 
 def mean_difference(ours: Values, theirs: Values) -> Interval | None:
@@ -125,7 +135,9 @@ def mean_difference(ours: Values, theirs: Values) -> Interval | None:
 # Over a record
 
 
-def cases(record: dict[str, Any], way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
+def cases(
+    record: dict[str, Any], way: str | None = None, mib: int | None = None
+) -> list[dict[str, Any]]:
     """The cases in the order of their rounds. A worker that failed has none.
 
     Ways whose cases all know their process's launch overhead come a second time, corrected.
@@ -147,7 +159,13 @@ def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(known) == len(group):
             common = float(np.mean(known))
             for case, overhead in zip(group, known, strict=True):
-                found.append({**case, "way": case["way"] + CORRECTED, "value": case["value"] + common - overhead})
+                found.append(
+                    {
+                        **case,
+                        "way": case["way"] + CORRECTED,
+                        "value": case["value"] + common - overhead,
+                    }
+                )
     return found
 
 
@@ -167,7 +185,11 @@ def rows(record: dict[str, Any]) -> list[Row]:
                 spread=spread_interval(values),
                 wall=float(np.median([case["wall"] for case in own])),
                 samples=float(np.median([case["samples"] for case in own])),
-                throttled=sum(bool(case[when]["throttle_reasons"]) for case in own for when in ("before", "after")),
+                throttled=sum(
+                    bool(case[when]["throttle_reasons"])
+                    for case in own
+                    for when in ("before", "after")
+                ),
             )
         )
     return found
@@ -217,7 +239,14 @@ def made_of(record: dict[str, Any], mib: int) -> dict[str, float] | None:
     values = [case["value"] for case in own]
     mean = float(np.mean(values))
     variances = [float(np.var(case["medians"], ddof=1)) for case in own]
-    expected = math.sqrt(float(np.mean([v / len(case["medians"]) for v, case in zip(variances, own, strict=True)]))) / mean
+    expected = (
+        math.sqrt(
+            float(
+                np.mean([v / len(case["medians"]) for v, case in zip(variances, own, strict=True)])
+            )
+        )
+        / mean
+    )
     overheads = [case["overhead"] for case in own if case.get("overhead") is not None]
     overhead = float(np.std(overheads, ddof=1)) / mean if len(overheads) == len(own) else 0.0
     found = spread(values)
@@ -240,30 +269,66 @@ def lines(record: dict[str, Any]) -> list[Line]:
     found = []
     for way in (OURS, OURS + CORRECTED):
         for mib, limit in COST_LIMITS.items():
-            figures = (values(one, mib, what) for what in ("value", "wall") for one in (way, NVBENCH))
+            figures = (
+                values(one, mib, what) for what in ("value", "wall") for one in (way, NVBENCH)
+            )
             claim = f"cost of precision over nvbench's{way.removeprefix(OURS)}"
             found.append(_line(claim, mib, limit, cost_ratio(*figures), "F"))
     for mib, limit in DIRTY_LIMITS.items():
         difference = mean_difference(values(DIRTY, mib), values(NVBENCH, mib))
-        found.append(_line("dirty-cold less nvbench's cold mean", mib, limit, difference, "Welch", both_ways=True))
-    for claim, way in (("hot less do_bench_cudagraph", HOT), ("hot, one placement, less do_bench_cudagraph", HOT_ONCE)):
+        found.append(
+            _line(
+                "dirty-cold less nvbench's cold mean",
+                mib,
+                limit,
+                difference,
+                "Welch",
+                both_ways=True,
+            )
+        )
+    for claim, way in (
+        ("hot less do_bench_cudagraph", HOT),
+        ("hot, one placement, less do_bench_cudagraph", HOT_ONCE),
+    ):
         for mib in COST_LIMITS:
             difference = mean_difference(values(way, mib), values(CUDAGRAPH, mib))
             found.append(_line(claim, mib, HOT_LIMIT, difference, "Welch", both_ways=True))
     for mib in {case["mib"] for case in cases(record, "BabelStream copy")}:
         for ours, theirs in STREAM.items():
-            difference = mean_difference(values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib))
-            found.append(_line(f"{ours} less BabelStream's average of {theirs}", mib, STREAM_LIMIT, difference, "Welch"))
+            difference = mean_difference(
+                values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib)
+            )
+            found.append(
+                _line(
+                    f"{ours} less BabelStream's average of {theirs}",
+                    mib,
+                    STREAM_LIMIT,
+                    difference,
+                    "Welch",
+                )
+            )
     return found
 
 
-def _line(claim: str, mib: int, limit: float, measured: Interval | None, interval: str, *, both_ways: bool = False) -> Line:
+def _line(
+    claim: str,
+    mib: int,
+    limit: float,
+    measured: Interval | None,
+    interval: str,
+    *,
+    both_ways: bool = False,
+) -> Line:
     size: Callable[[float], float] = abs if both_ways else float
     if measured is None:
         return Line(claim, mib, limit, None, interval, None, False)
     holds = size(measured.value) <= limit
     ends = [size(measured.low) <= limit, size(measured.high) <= limit]
-    beyond = all(ends) if holds else not any(ends) and not (both_ways and measured.low < 0 < measured.high)
+    beyond = (
+        all(ends)
+        if holds
+        else not any(ends) and not (both_ways and measured.low < 0 < measured.high)
+    )
     return Line(claim, mib, limit, measured, interval, holds, beyond)
 
 
@@ -292,7 +357,9 @@ def kept_rows(summary: dict[str, Any]) -> list[Row]:
 
 def kept_lines(summary: dict[str, Any]) -> list[Line]:
     """The claims that a summary keeps."""
-    return [Line(**{**line, "measured": _interval(line["measured"])}) for line in summary["must_show"]]
+    return [
+        Line(**{**line, "measured": _interval(line["measured"])}) for line in summary["must_show"]
+    ]
 
 
 def _interval(plain: dict[str, float] | None) -> Interval | None:
@@ -306,7 +373,10 @@ def table(record: dict[str, Any]) -> str:
     """The rows by size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
     kept = record["summary"]
     several = f", {kept['cards']} cards" if kept["cards"] > 1 else ""
-    said = [head(record) + several, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
+    said = [
+        head(record) + several,
+        ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+    ]
     if kept["failed"]:
         said.append(f"{kept['failed']} of {kept['workers']} workers failed and are left out")
     said += ["", _HEAD]
@@ -321,7 +391,11 @@ def table(record: dict[str, Any]) -> str:
         said.append(f"{left} further claims are not measured in this record")
     parts = kept["clean_cold_spread_is_made_of"]
     if parts:
-        said += ["", "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent", ""]
+        said += [
+            "",
+            "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent",
+            "",
+        ]
         said.append(
             f"{'':<18}{'placements':>10}{'between them %':>16}{'expected %':>12}{'overhead %':>12}{'found %':>10}{'the rest %':>12}"
         )
@@ -351,7 +425,11 @@ def _claim_text(line: Line, measured: Interval) -> str:
     mark = "ok" if line.holds else "MISS"
     ratio = "over" in line.claim
     claim = f"{line.claim}, {line.mib} MiB"
-    said = f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})" if ratio else f"{_percent(measured)} %"
+    said = (
+        f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})"
+        if ratio
+        else f"{_percent(measured)} %"
+    )
     if not line.beyond_doubt:
         said += " *"
     return f"{mark:<4}  {claim:<62}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"

@@ -25,10 +25,14 @@ PACKAGE = Path(str(pytest_gpumem.__file__)).parent
 
 def record_parser(doc: str | None, *, device: str | None = "cuda") -> argparse.ArgumentParser:
     """The arguments of a script: its docstring as help, `--json FILE` for the record, and `--device`, unless its default is None."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     if device is not None:
-        parser.add_argument("--device", default=device, help="as --gpumem-device (default: %(default)s)")
+        parser.add_argument(
+            "--device", default=device, help="as --gpumem-device (default: %(default)s)"
+        )
     return parser
 
 
@@ -53,7 +57,10 @@ def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = 
         OSError: the file cannot be written. A file of that name stays as it was.
     """
     separators = (",", ":") if indent is None else None
-    write_whole(path, json.dumps({**record, "taken_at": taken_at()}, indent=indent, separators=separators) + "\n")
+    write_whole(
+        path,
+        json.dumps({**record, "taken_at": taken_at()}, indent=indent, separators=separators) + "\n",
+    )
 
 
 @lru_cache(maxsize=1)
@@ -65,15 +72,32 @@ def taken_at() -> dict[str, str | None]:
     """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     sources = digest.hexdigest()
     package = installed("pytest-gpumem").get("pytest-gpumem")
-    command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
-        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        git = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {"revision": None, "package": package, "sources": sources}
-    return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package, "sources": sources}
+    return {
+        "revision": git.stdout.strip() or None if git.returncode == 0 else None,
+        "package": package,
+        "sources": sources,
+    }
 
 
 def chosen_device(parser: argparse.ArgumentParser, name: str) -> DeviceChoice:
@@ -86,7 +110,13 @@ def chosen_device(parser: argparse.ArgumentParser, name: str) -> DeviceChoice:
 
 def device_of(facts: DeviceFacts) -> dict[str, Any]:
     """The device as a record has it."""
-    return {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid}
+    return {
+        "name": facts.name,
+        "simulated": facts.simulated,
+        "driver": facts.driver,
+        "cuda": facts.cuda,
+        "uuid": facts.uuid,
+    }
 
 
 def head(record: Mapping[str, Any]) -> str:

@@ -41,7 +41,9 @@ AWKWARD = 100_003
 """Elements: a prime, so that every vector width and block size leaves a tail."""
 
 
-def argument_sizes(kernel: Kernel, itemsize: int) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+def argument_sizes(
+    kernel: Kernel, itemsize: int
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
     """Elements of each array, and scalars, for a few valid calls of a kernel."""
     arrays = [p.name for p in kernel.parameters if p.role is not Role.SCALAR]
     if kernel.name in ("read", "dot"):
@@ -60,11 +62,17 @@ def argument_sizes(kernel: Kernel, itemsize: int) -> Iterator[tuple[dict[str, in
         if kernel.name == "reset_data_shared":
             yield {**dict.fromkeys(arrays, AWKWARD), small: LARGE_TABLE // itemsize}, {}
     else:
-        for scalars in {"offset_copy": ({"offset": 0}, {"offset": 7}), "stride_copy": ({"stride": 1}, {"stride": 5})}.get(
-            kernel.name, ({},)
-        ):
+        for scalars in {
+            "offset_copy": ({"offset": 0}, {"offset": 7}),
+            "stride_copy": ({"stride": 1}, {"stride": 5}),
+        }.get(kernel.name, ({},)):
             # Permutations are of whole segments; everything else takes a tail.
-            yield dict.fromkeys(arrays, AWKWARD // 1024 * 1024 if kernel.name == "permuted_copy" else AWKWARD), scalars
+            yield (
+                dict.fromkeys(
+                    arrays, AWKWARD // 1024 * 1024 if kernel.name == "permuted_copy" else AWKWARD
+                ),
+                scalars,
+            )
 
 
 def launch_every_kernel(choice: str) -> int:
@@ -76,8 +84,14 @@ def launch_every_kernel(choice: str) -> int:
             arena = Arena(device, seed=launched)
             itemsize = int(dtype[1:])
             for sizes, scalars in argument_sizes(kernel, itemsize):
-                buffers = [arena.buffer((sizes[p.name],), dtype) for p in kernel.parameters if p.role is not Role.SCALAR]
-                target = KernelLaunches(getattr(kernels, name), tuple(buffers), scalars, arena, arena.stream).target
+                buffers = [
+                    arena.buffer((sizes[p.name],), dtype)
+                    for p in kernel.parameters
+                    if p.role is not Role.SCALAR
+                ]
+                target = KernelLaunches(
+                    getattr(kernels, name), tuple(buffers), scalars, arena, arena.stream
+                ).target
                 if target.check is not None:
                     target.check()
                 target.close()
@@ -91,7 +105,9 @@ def launch_every_kernel(choice: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="where to write what was seen")
-    parser.add_argument("--launch", metavar="DEVICE", help="launch every kernel here, without a tool")
+    parser.add_argument(
+        "--launch", metavar="DEVICE", help="launch every kernel here, without a tool"
+    )
     arguments = parser.parse_args()
     if arguments.launch:
         return launch_every_kernel(arguments.launch)
@@ -100,9 +116,23 @@ def main() -> int:
         sys.exit("compute-sanitizer is not on the PATH; it comes with the CUDA Toolkit")
     seen = {}
     for tool in TOOLS:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, __file__, "--launch", "cuda"]
+        command = [
+            sanitizer,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            str(FOUND),
+            sys.executable,
+            __file__,
+            "--launch",
+            "cuda",
+        ]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
-        said = [line.strip("= ") for line in run.stdout.splitlines() if "SUMMARY" in line or "every result right" in line]
+        said = [
+            line.strip("= ")
+            for line in run.stdout.splitlines()
+            if "SUMMARY" in line or "every result right" in line
+        ]
         seen[tool] = {"exit": run.returncode, "said": said}
         print(f"{tool:10s} exit {run.returncode}: {'; '.join(said)}", flush=True)
     if arguments.json:

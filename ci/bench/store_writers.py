@@ -74,7 +74,9 @@ def row(number: int) -> Row:
         floor=1e-6,
         conditions=(Conditions(), Conditions()),
     )
-    return Row("test_a.py::test_triad", Limits(), Verdict(Outcome.PASS, "", simulated=True), measurement)
+    return Row(
+        "test_a.py::test_triad", Limits(), Verdict(Outcome.PASS, "", simulated=True), measurement
+    )
 
 
 def write(place: str, acknowledged: Path, runs: int) -> None:
@@ -115,7 +117,11 @@ def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random
                 running[start(place, path, runs)] = path
             elif os.WEXITSTATUS(status):
                 raise SystemExit(f"a writer of {place} ended with {os.WEXITSTATUS(status)}")
-        elif kills < len(moments) and sum(path.read_text().count("\n") for path in lists if path.exists()) > moments[kills]:
+        elif (
+            kills < len(moments)
+            and sum(path.read_text().count("\n") for path in lists if path.exists())
+            > moments[kills]
+        ):
             time.sleep(rng.expovariate(1 / DELAY))
             os.kill(rng.choice(list(running)), signal.SIGKILL)
             kills += 1
@@ -142,22 +148,31 @@ def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random
 
 def table(record: Mapping[str, Any]) -> str:
     """The record as text."""
-    lines = [f"{record['writers']} writers, {record['runs']} runs each, killed at random moments; no GPU, {record['ended'][:10]}"]
+    lines = [
+        f"{record['writers']} writers, {record['runs']} runs each, killed at random moments; no GPU, {record['ended'][:10]}"
+    ]
     lines += [f"{'place':8}{'acknowledged':>14}{'lost':>6}{'damaged':>9}{'kills':>7}{'seconds':>9}"]
     for one in record["places"]:
         damaged = int(one["damaged"] is not None)
-        lines.append(f"{one['place']:8}{one['acknowledged']:>14}{one['lost']:>6}{damaged:>9}{one['kills']:>7}{one['seconds']:>9.0f}")
+        lines.append(
+            f"{one['place']:8}{one['acknowledged']:>14}{one['lost']:>6}{damaged:>9}{one['kills']:>7}{one['seconds']:>9.0f}"
+        )
     return "\n".join(lines)
 
 
 def kept(record: Mapping[str, Any]) -> bool:
     """True if nothing is lost or damaged."""
     wanted = record["writers"] * record["runs"]
-    return all(one["acknowledged"] == wanted and not one["lost"] and one["damaged"] is None for one in record["places"])
+    return all(
+        one["acknowledged"] == wanted and not one["lost"] and one["damaged"] is None
+        for one in record["places"]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=20_261)
@@ -169,14 +184,27 @@ def main(arguments: list[str] | None = None) -> int:
         for name in ("s3", "folder", "server"):
             (folder / name).mkdir()
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-        places = [proved(str(folder / "baseline"), folder / "folder", asked.writers, asked.runs, rng)]
+        places = [
+            proved(str(folder / "baseline"), folder / "folder", asked.writers, asked.runs, rng)
+        ]
         import s3fs  # noqa: F401  (once, and not in each writer)
 
         with s3_server.running(folder / "server") as server:
             os.environ.update(server.environment)
-            places.append(proved(f"s3://{s3_server.BUCKET}/base", folder / "s3", asked.writers, asked.runs, rng))
+            places.append(
+                proved(
+                    f"s3://{s3_server.BUCKET}/base", folder / "s3", asked.writers, asked.runs, rng
+                )
+            )
     ended = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    record = {"kind": "store_writers", "writers": asked.writers, "runs": asked.runs, "seed": asked.seed, "ended": ended, "places": places}
+    record = {
+        "kind": "store_writers",
+        "writers": asked.writers,
+        "runs": asked.runs,
+        "seed": asked.seed,
+        "ended": ended,
+        "places": places,
+    }
     if asked.out is not None:
         write_record(asked.out, record, indent=1)
     print(table(record))

@@ -88,10 +88,14 @@ class TriadBench:
         finally:
             self.arena.release(made.allocation)
 
-    def measure(self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad") -> tuple[Measurement, float]:
+    def measure(
+        self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad"
+    ) -> tuple[Measurement, float]:
         """Measure a kernel by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
-        target = self._conductor.target(getattr(self._kernels, kernel), arguments, {}, arena=self.arena)
+        target = self._conductor.target(
+            getattr(self._kernels, kernel), arguments, {}, arena=self.arena
+        )
         measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name=kernel)
         return measurement, time.perf_counter() - begun
 
@@ -117,7 +121,11 @@ class TriadBench:
             else:
                 packed.append(np.float32(values[item]))
         entry = kernel.expression("float", shape)
-        module = cupy.RawModule(code=sources.read(kernel.source), options=tuple(sources.COMPILE_OPTIONS), name_expressions=[entry])
+        module = cupy.RawModule(
+            code=sources.read(kernel.source),
+            options=tuple(sources.COMPILE_OPTIONS),
+            name_expressions=[entry],
+        )
         function = module.get_function(entry).kernel
         grid, block, arguments = (shape.blocks,), (shape.threads,), tuple(packed)
         streams: dict[int, Any] = {}

@@ -42,7 +42,9 @@ def refusal(row: Row, simulated: bool, *, again: bool = False, slower: float = 0
         return f"it is measured in another way than its baseline: {verdict.reason}"
     comparison = verdict.comparison
     if comparison is not None and slower_without_limit(row) and comparison.low > slower:
-        return f"it is slower than the baseline by {format_share(comparison.low)} or more with 99.9 %"
+        return (
+            f"it is slower than the baseline by {format_share(comparison.low)} or more with 99.9 %"
+        )
     return f"{verdict.outcome.value}: {verdict.reason}" if verdict.outcome is Outcome.FAIL else None
 
 
@@ -58,7 +60,9 @@ def unfit(measurement: Measurement) -> str | None:
     """Why nothing can be compared with a measurement; None if something can."""
     if measurement.profiled:
         return "it was measured under a profiler"
-    if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons or ()}):
+    if throttled := sorted(
+        {reason for c in measurement.conditions for reason in c.throttle_reasons or ()}
+    ):
         return f"it was measured under throttling ({', '.join(throttled)})"
     return None
 
@@ -78,7 +82,11 @@ def improvement(row: Row, past: Sequence[Measurement]) -> str | None:
     if not older or len(set(days([readings(one)[0] for one in newest])) - {None}) < ENOUGH:
         return None
     written = row.limits.max_regression
-    allowed = USUAL_LIMIT if written is None else parse_margin(written).over(base_latency(now, comparison))
+    allowed = (
+        USUAL_LIMIT
+        if written is None
+        else parse_margin(written).over(base_latency(now, comparison))
+    )
     gains = [compared(difference(one, older), 0.0) for one in newest]
     if max(gain.high for gain in gains) >= -allowed:
         return None
@@ -96,9 +104,22 @@ def rejects(row: Row) -> bool:
 
 # Runs of a fork's code. Such code may report any time, and must not decide the limits of later changes.
 
-_OURS = ("push", "schedule", "workflow_dispatch", "repository_dispatch", "merge_group", "release", "create")
+_OURS = (
+    "push",
+    "schedule",
+    "workflow_dispatch",
+    "repository_dispatch",
+    "merge_group",
+    "release",
+    "create",
+)
 """Events of GitHub that only somebody with write access can cause."""
-_PULL_REQUESTS = ("pull_request", "pull_request_target", "pull_request_review", "pull_request_review_comment")
+_PULL_REQUESTS = (
+    "pull_request",
+    "pull_request_target",
+    "pull_request_review",
+    "pull_request_review_comment",
+)
 """Events whose payload names the repositories of both sides."""
 
 
@@ -108,7 +129,9 @@ def untrusted(environment: Mapping[str, str]) -> str | None:
     GitHub Actions gives the event and its payload, GitLab the projects of both sides ("Predefined CI/CD variables reference"). A pipeline
     in a fork's own project is not detected; it has no access to this project's storage.
     """
-    ours, theirs = (environment.get(f"CI_MERGE_REQUEST_{side}PROJECT_ID", "") for side in ("", "SOURCE_"))
+    ours, theirs = (
+        environment.get(f"CI_MERGE_REQUEST_{side}PROJECT_ID", "") for side in ("", "SOURCE_")
+    )
     if ours != theirs:
         return f"a merge request from the fork {environment.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or theirs or 'that is not named'}"
     return _github(environment)
@@ -129,7 +152,10 @@ def _github(environment: Mapping[str, str]) -> str | None:
                 return f"the event workflow_run after {first}, whose payload does not say whose code is checked out"
             base, head = payload["repository"], run["head_repository"]
         else:
-            base, head = payload["pull_request"]["base"]["repo"], payload["pull_request"]["head"]["repo"]
+            base, head = (
+                payload["pull_request"]["base"]["repo"],
+                payload["pull_request"]["head"]["repo"],
+            )
         # A deleted fork is null.
         ours, theirs = base["full_name"], "that is gone" if head is None else str(head["full_name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

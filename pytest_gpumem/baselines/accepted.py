@@ -42,7 +42,14 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, covers
 from pytest_gpumem.records.schema import SchemaError, from_plain, other_schema
 from pytest_gpumem.result_files import FileError, content, parsed
-from pytest_gpumem.units import QuantityError, format_bytes, format_share, parse_bytes, parse_share, short_bytes
+from pytest_gpumem.units import (
+    QuantityError,
+    format_bytes,
+    format_share,
+    parse_bytes,
+    parse_share,
+    short_bytes,
+)
 
 FOLDER = Path(".gpumem", "accepted")  # in the folder of a project's tests: pytest's root folder
 SCHEMA = 1  # version of the layout
@@ -69,7 +76,11 @@ SCOPES: Mapping[str, Scope] = {
     **dict.fromkeys(COUNTS, Scope.KERNELS),
 }
 """By the name of a limit that is relative to the baseline, or may be: the scope that covers it."""
-OF_FIGURES = (Scope.TIME, Scope.MEMORY, Scope.KERNELS)  # scopes of a change against earlier runs, which a saved run resets
+OF_FIGURES = (
+    Scope.TIME,
+    Scope.MEMORY,
+    Scope.KERNELS,
+)  # scopes of a change against earlier runs, which a saved run resets
 
 
 EXACT = (Scope.MEMORY, Scope.KERNELS)  # those that no duet measures
@@ -107,7 +118,9 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def of(self, key: str, scopes: Collection[Scope] = tuple(Scope)) -> list[AcceptedChange]:
         """Its changes of a row, by `Row.key`."""
-        return [change for change in self.changes if change.scope in scopes and covers(change.row, key)]
+        return [
+            change for change in self.changes if change.scope in scopes and covers(change.row, key)
+        ]
 
 
 # Files
@@ -116,14 +129,18 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def text(acceptance: Acceptance) -> str:
     """The text of a file."""
     plain = msgspec.to_builtins(acceptance)
-    return json.dumps({"schema": SCHEMA, "sha256": digest(plain), "content": plain}, indent=1) + "\n"
+    return (
+        json.dumps({"schema": SCHEMA, "sha256": digest(plain), "content": plain}, indent=1) + "\n"
+    )
 
 
 def read(name: str, written: bytes) -> Acceptance:
     """Read what `text` wrote. `name`: of the file. Raises `FileError`: it is something else, was edited or has another name."""
     value = parsed(written)
     if not isinstance(value, dict) or value.keys() != {"schema", "sha256", "content"}:
-        raise FileError("$: not an object with the keys schema, sha256 and content; gpumem accept writes such a file")
+        raise FileError(
+            "$: not an object with the keys schema, sha256 and content; gpumem accept writes such a file"
+        )
     if (schema := value["schema"]) != SCHEMA or isinstance(schema, bool):
         raise FileError(other_schema(schema, SCHEMA))
     try:
@@ -139,9 +156,13 @@ def read(name: str, written: bytes) -> Acceptance:
         if (why := refusal(change)) is not None:
             raise FileError(f"$.content.changes[{index}].{why}")
     if digest(value["content"]) != value["sha256"]:
-        raise FileError("$.sha256: does not fit the content, which was edited; gpumem accept writes it anew")
+        raise FileError(
+            "$.sha256: does not fit the content, which was edited; gpumem accept writes it anew"
+        )
     if name != found.file_name:
-        raise FileError(f"its name does not fit its content; gpumem accept named it {found.file_name}")
+        raise FileError(
+            f"its name does not fit its content; gpumem accept named it {found.file_name}"
+        )
     return found
 
 
@@ -156,7 +177,11 @@ def refusal(change: AcceptedChange) -> str | None:
         return f"size: {change.size!r}; the scope {change.scope.value} {'has none' if sized else 'takes one'}"
     if change.old is not None and change.scope is not Scope.LIMIT:
         return f"old: {change.old!r}; the scope {change.scope.value} has none"
-    known = LIMITS if change.scope is Scope.LIMIT else [name for name, scope in SCOPES.items() if scope is Scope.KERNELS]
+    known = (
+        LIMITS
+        if change.scope is Scope.LIMIT
+        else [name for name, scope in SCOPES.items() if scope is Scope.KERNELS]
+    )
     if named and change.limit not in known:
         return f"limit: {change.limit!r}; the scope {change.scope.value} takes one of {', '.join(known)}"
     try:
@@ -200,7 +225,9 @@ def acceptances(root: Path) -> tuple[Acceptance, ...]:
         try:
             found.append(read(path.name, content(path, LARGEST)))
         except FileError as error:
-            raise UserError(f"{FOLDER / path.name}: {' '.join(printable(str(error)).split())}") from None
+            raise UserError(
+                f"{FOLDER / path.name}: {' '.join(printable(str(error)).split())}"
+            ) from None
     return tuple(found)
 
 
@@ -235,17 +262,30 @@ def without_accepted(
     """
     results = [one.result if isinstance(one, Finding) else one for one in findings]
     sizes = _sizes(row.key, accepted, scopes)
-    held = [one for one in results if one.outcome is Outcome.FAIL and _within(one, row, comparison, sizes, low)]
+    held = [
+        one
+        for one in results
+        if one.outcome is Outcome.FAIL and _within(one, row, comparison, sizes, low)
+    ]
     if not held:
         return results
     names = ", ".join(dict.fromkeys(one.limit for one in held))
-    because = "; ".join(dict.fromkeys(f"{one.who}: {one.reason}" for one in accepted if one.of(row.key, scopes)))
+    because = "; ".join(
+        dict.fromkeys(f"{one.who}: {one.reason}" for one in accepted if one.of(row.key, scopes))
+    )
     first = "; ".join(text for text in (f"{names} accepted ({because})", held[0].reason) if text)
-    now = {one: LimitResult(one.limit, Outcome.ACCEPTED, one.code, first if one is held[0] else one.reason) for one in held}
+    now = {
+        one: LimitResult(
+            one.limit, Outcome.ACCEPTED, one.code, first if one is held[0] else one.reason
+        )
+        for one in held
+    }
     return [now.get(one, one) for one in results]
 
 
-def _sizes(key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]) -> dict[tuple[Scope, str], list[str]]:
+def _sizes(
+    key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]
+) -> dict[tuple[Scope, str], list[str]]:
     """By scope and limit, the accepted sizes of a row."""
     found: dict[tuple[Scope, str], list[str]] = {}
     for change in (change for one in accepted for change in one.of(key, scopes)):
@@ -254,7 +294,11 @@ def _sizes(key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]) 
 
 
 def _within(
-    result: LimitResult, row: Row, comparison: Comparison | None, sizes: Mapping[tuple[Scope, str], list[str]], low: float | None
+    result: LimitResult,
+    row: Row,
+    comparison: Comparison | None,
+    sizes: Mapping[tuple[Scope, str], list[str]],
+    low: float | None,
 ) -> bool:
     """True if the figure that breaks a limit is accepted. Of a time: if it is not beyond doubt more than what is accepted."""
     name, scope = result.limit, SCOPES.get(result.limit)
@@ -266,12 +310,20 @@ def _within(
     if scope is Scope.TIME:
         return _time_within(result, comparison, [parse_share(size) for size in found], low)
     if scope is Scope.MEMORY:
-        return row.footprint is not None and max(peaks_of(row.footprint)) <= max(map(parse_bytes, found))
+        return row.footprint is not None and max(peaks_of(row.footprint)) <= max(
+            map(parse_bytes, found)
+        )
     size = exact_size(name, row)
-    return size is not None and name in relative(row.limits) and count_of(size) <= max(map(count_of, found))
+    return (
+        size is not None
+        and name in relative(row.limits)
+        and count_of(size) <= max(map(count_of, found))
+    )
 
 
-def _time_within(result: LimitResult, comparison: Comparison | None, shares: Sequence[float], low: float | None) -> bool:
+def _time_within(
+    result: LimitResult, comparison: Comparison | None, shares: Sequence[float], low: float | None
+) -> bool:
     if low is None and comparison is not None:
         low = comparison.since_first_low if result.code is Code.CREPT else comparison.low
     return low is not None and low <= _slow_down(shares)
@@ -293,7 +345,9 @@ def exact_size(limit: str, row: Row) -> str | None:
 class Acceptances:
     """The accepted changes that count, without those that a saved run took over."""
 
-    def __init__(self, found: Iterable[Acceptance] = (), taken_over: Collection[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, found: Iterable[Acceptance] = (), taken_over: Collection[tuple[str, str]] = ()
+    ) -> None:
         """`taken_over`: as `Baseline.taken_over`."""
         self._found = {one.digest: one for one in found}
         self._taken_over = frozenset(taken_over)
@@ -305,7 +359,11 @@ class Acceptances:
 
     def of(self, key: str, scopes: Collection[Scope] = OF_FIGURES) -> list[Acceptance]:
         """The acceptances of changes of a row, by `Row.key`."""
-        return [one for digest, one in self._found.items() if (digest, key) not in self._taken_over and one.of(key, scopes)]
+        return [
+            one
+            for digest, one in self._found.items()
+            if (digest, key) not in self._taken_over and one.of(key, scopes)
+        ]
 
     def removed(self, key: str) -> Acceptance | None:
         """The acceptance of a measurement's removal; None without one."""
@@ -316,7 +374,9 @@ class Acceptances:
         `new`: the value; None for no limit.
         """
         for one in self.of(key, (Scope.LIMIT,)):
-            for size in (str(change.size) for change in one.of(key, (Scope.LIMIT,)) if change.limit == limit):
+            for size in (
+                str(change.size) for change in one.of(key, (Scope.LIMIT,)) if change.limit == limit
+            ):
                 if size in (NONE, new) or (new is not None and not LIMITS[limit].looser(new, size)):
                     return one
         return None
@@ -329,16 +389,25 @@ class Acceptances:
     def other_way(self, row: Row) -> bool:
         """True if a row may be measured in another way than its baseline."""
         scopes = {change.scope for one in self.of(row.key) for change in one.of(row.key)}
-        changed = [result for result in row.verdict.limits if result.code is Code.MEASURED_DIFFERENTLY]
+        changed = [
+            result for result in row.verdict.limits if result.code is Code.MEASURED_DIFFERENTLY
+        ]
         return bool(changed) and all(SCOPES.get(result.limit) in scopes for result in changed)
 
 
 def awaiting(baseline: Baseline, accepted: Acceptances) -> Baseline:
     """The baseline without the rows of accepted changes that no saved run followed: there is nothing to compare them with."""
     keys = {*baseline.rows, *baseline.footprints}
-    found = {key: last for key in keys if (last := [*accepted.of(key), *accepted.of(key, (Scope.REMOVED,))][-1:])}
+    found = {
+        key: last
+        for key in keys
+        if (last := [*accepted.of(key), *accepted.of(key, (Scope.REMOVED,))][-1:])
+    }
     now = datetime.now(timezone.utc)
-    resets = {key: Reset(one.digest, key, one.reason, one.who, now, accepted=(one.digest,)) for key, (one,) in found.items()}
+    resets = {
+        key: Reset(one.digest, key, one.reason, one.who, now, accepted=(one.digest,))
+        for key, (one,) in found.items()
+    }
     return with_fields(
         baseline,
         rows={key: runs for key, runs in baseline.rows.items() if key not in found},
@@ -356,7 +425,11 @@ def in_words(row: Row, change: float | None = None) -> list[str]:
             measured = change if change is not None else _measured(row, row.verdict.code)
             words.append("slower" if measured is None else format_share(measured, sign=True))
         elif scope is Scope.MEMORY:
-            words.append("memory" if row.footprint is None else f"a peak of {short_bytes(max(peaks_of(row.footprint)))}")
+            words.append(
+                "memory"
+                if row.footprint is None
+                else f"a peak of {short_bytes(max(peaks_of(row.footprint)))}"
+            )
         else:
             words.append(f"{name} {exact_size(name, row)}")
     return words
@@ -386,7 +459,10 @@ def changes_of(row: Row, change: float | None = None) -> Iterator[AcceptedChange
         if scope is None or not (result.outcome is Outcome.FAIL or other_way):
             continue
         if scope is Scope.KERNELS:
-            if result.limit in relative(row.limits) and (size := exact_size(result.limit, row)) is not None:
+            if (
+                result.limit in relative(row.limits)
+                and (size := exact_size(result.limit, row)) is not None
+            ):
                 yield AcceptedChange(row.key, scope, size, result.limit)
         elif scope is Scope.MEMORY:
             if row.footprint is not None:
@@ -400,7 +476,11 @@ def changes_of(row: Row, change: float | None = None) -> Iterator[AcceptedChange
 def own_limits(row: Row) -> list[str]:
     """Limits of a row that fail and whose value is the project's own: the test changes them, and no acceptance does."""
     covered = {change.limit or change.scope for change in changes_of(row)}
-    failing = [result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL and result.limit]
+    failing = [
+        result.limit
+        for result in row.verdict.limits
+        if result.outcome is Outcome.FAIL and result.limit
+    ]
     return [name for name in failing if not covered & {name, SCOPES.get(name)}]
 
 
@@ -409,5 +489,10 @@ def command(row: Row) -> str:
     words = ["gpumem", "accept", row.key]
     for change in changes_of(row):
         size = change.size or ""
-        words += ["--scope", change.scope.value, "--size", f"{change.limit}={size}" if change.limit is not None else size]
+        words += [
+            "--scope",
+            change.scope.value,
+            "--size",
+            f"{change.limit}={size}" if change.limit is not None else size,
+        ]
     return f"{shlex.join(words)} --reason '...'"

@@ -42,9 +42,13 @@ class SetComparison:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
-    missing: tuple[Omission, ...]  # rows of the first side that the second one lacks, and limits that its run did not judge
+    missing: tuple[
+        Omission, ...
+    ]  # rows of the first side that the second one lacks, and limits that its run did not judge
     forced: str | None  # why the sides are not comparable, if --force overrules it
-    notes: tuple[str, ...]  # sentences on facts that the files lack, and on rows that are not compared
+    notes: tuple[
+        str, ...
+    ]  # sentences on facts that the files lack, and on rows that are not compared
 
     @property
     def rows(self) -> list[Row]:
@@ -70,7 +74,9 @@ class SetComparison:
             return Exit.FAILED
         if self.no_verdict is not None:
             return Exit.NO_VERDICT
-        undecided = any(row.verdict.outcome is not Outcome.PASS or row.verdict.simulated for row in self.rows)
+        undecided = any(
+            row.verdict.outcome is not Outcome.PASS or row.verdict.simulated for row in self.rows
+        )
         return Exit.NO_VERDICT if strict and undecided else Exit.FINE
 
 
@@ -79,7 +85,9 @@ def limited(row: Row) -> bool:
     return any(getattr(row.limits, name) is not None for name in LIMITS)
 
 
-def compare_sides(base: SideResults, head: SideResults, max_regression: str | None, *, force: bool) -> SetComparison:
+def compare_sides(
+    base: SideResults, head: SideResults, max_regression: str | None, *, force: bool
+) -> SetComparison:
     """Judge every row of `head` against `base`.
     `base`: the side that serves as the baseline.
     `max_regression`: allowed slow-down of every row whose test has no limit of its own, as written; None: as the file of `head` has it.
@@ -109,7 +117,9 @@ def compare_sides(base: SideResults, head: SideResults, max_regression: str | No
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
             of_test = siblings.get(row.nodeid, {})
-            row, family = judged(row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence)
+            row, family = judged(
+                row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence
+            )
         pairs.append(_pair(row, base, baseline, facts))
     missing = tuple(_missing(base, head, rows))
     return SetComparison(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
@@ -119,7 +129,11 @@ def _limits(row: Row, max_regression: str | None) -> Limits:
     """The limits of a row, with the allowed slow-down of the option unless its test has one, or has lifted it."""
     if max_regression is None or of_the_test(row.limits.origin.get("max_regression")):
         return row.limits
-    return replace(row.limits, max_regression=max_regression, origin={**row.limits.origin, "max_regression": OPTION})
+    return replace(
+        row.limits,
+        max_regression=max_regression,
+        origin={**row.limits.origin, "max_regression": OPTION},
+    )
 
 
 def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -> Pair:
@@ -129,11 +143,21 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
     if measurement is not None:
         past = baseline.history(key, partial(comparable, measurement)).accepted
         row = replace(row, changed=changes(measurement, facts, row.test_source, past))
-    if not past and not footprints and (row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW):
+    if (
+        not past
+        and not footprints
+        and (row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW)
+    ):
         absent = base.left_out.get(key)
         reason = f"not in {base.name}" + (f": {absent}" if absent else "")
         limits = row.verdict.limits or (LimitResult("", Outcome.NEW),)
-        row = with_verdict(row, [LimitResult(one.limit, Outcome.NEW, one.code or Code.NO_BASELINE, reason) for one in limits])
+        row = with_verdict(
+            row,
+            [
+                LimitResult(one.limit, Outcome.NEW, one.code or Code.NO_BASELINE, reason)
+                for one in limits
+            ],
+        )
     before = None
     if past or footprints:
         then = past[-1].measurement if past else None
@@ -141,8 +165,14 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
         before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=memory)
     # Both sides at the launch overhead of the second one, so that the change is their ratio.
     compared = row.verdict.comparison
-    seconds = base_latency(measurement, compared) if measurement is not None and compared is not None else _latency(past)
-    return Pair(row, before, seconds, mean_latency([measurement]) if measurement is not None else None)
+    seconds = (
+        base_latency(measurement, compared)
+        if measurement is not None and compared is not None
+        else _latency(past)
+    )
+    return Pair(
+        row, before, seconds, mean_latency([measurement]) if measurement is not None else None
+    )
 
 
 def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
@@ -150,13 +180,25 @@ def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> l
     run judged by nothing, unless that of the first side did so too."""
     found = []
     # Of memory alone; a row with times too is expected in the mode of its times.
-    of_memory = {key: one[-1] for key, one in base.baseline.footprints.items() if key not in base.rows}
-    of_base: dict[str, SavedRow | SavedFootprint] = {**base.baseline.expected(head.newest.mode), **of_memory}
+    of_memory = {
+        key: one[-1] for key, one in base.baseline.footprints.items() if key not in base.rows
+    }
+    of_base: dict[str, SavedRow | SavedFootprint] = {
+        **base.baseline.expected(head.newest.mode),
+        **of_memory,
+    }
     for key, row in of_base.items():
         if key not in rows:
             why = head.left_out.get(key) or f"not in {head.name}"
             found.append(head.missing.get((key, ROW)) or Omission(row.nodeid, row.label, LOST, why))
-    return [*found, *(one for what, one in head.missing.items() if one.status == UNJUDGED and what not in base.missing)]
+    return [
+        *found,
+        *(
+            one
+            for what, one in head.missing.items()
+            if one.status == UNJUDGED and what not in base.missing
+        ),
+    ]
 
 
 def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[str]:
@@ -168,8 +210,12 @@ def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[
         )
     there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
     taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
-    if apart := sum(own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken):
-        notes.append(f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out")
+    if apart := sum(
+        own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken
+    ):
+        notes.append(
+            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out"
+        )
     return notes
 
 

@@ -32,7 +32,9 @@ class SavedProcess:
 
     id: str  # unique: a copy of its file is not a second process
     utc: datetime  # when it was saved, by the clock of the machine that saved it
-    revision: str | None  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
+    revision: (
+        str | None
+    )  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
     device: DeviceFacts  # the device at that time, with its driver and CUDA versions
     sequence: int = 0  # one more than the highest number that the writer had read
     mode: str | None = None  # the session's mode, which a test may override; None if unknown
@@ -45,7 +47,8 @@ class SavedRow:
     nodeid: str  # pytest's id of the test
     measurement: Measurement  # reduced: each placement holds its median only
     process: SavedProcess
-    reset: str | None = None  # `Reset.id` of the reset that the row was accepted after; None before the first one
+    reset: str | None = None
+    """`Reset.id` of the reset that the row was accepted after; None before the first one."""
     test_source: str | None = None  # as `Row.test_source`
 
     @property
@@ -94,7 +97,9 @@ class Reset:
     utc: datetime
     revision: str | None = None  # revision of the saved run
     sequence: int = 0  # as `SavedProcess.sequence`
-    accepted: tuple[str, ...] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
+    accepted: tuple[
+        str, ...
+    ] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,9 @@ class History:
 
     accepted: tuple[SavedRow, ...]  # the window: one item a run, oldest first
     reason: str | None = None  # why the window is empty
-    first: tuple[SavedRow, ...] = ()  # the first runs since the reset, oldest first; none while there are no others
+    first: tuple[
+        SavedRow, ...
+    ] = ()  # the first runs since the reset, oldest first; none while there are no others
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -158,25 +165,34 @@ class History:
 class Baseline:
     """All saved rows of one kind of device."""
 
-    rows: Mapping[str, tuple[SavedRow, ...]] = field(default_factory=dict)  # by row key: the runs since the row's reset, oldest first
+    rows: Mapping[str, tuple[SavedRow, ...]] = field(
+        default_factory=dict
+    )  # by row key: the runs since the row's reset, oldest first
     processes: int = 0  # number of processes in the files that count
     note: str | None = None  # why it is empty, and which other devices have baselines there
-    resets: Mapping[str, Reset] = field(default_factory=dict)  # by row key: the last reset. Rows that were never reset are missing.
-    before: Mapping[str, int] = field(default_factory=dict)  # by row key: number of saved processes from before the reset
+    resets: Mapping[str, Reset] = field(
+        default_factory=dict
+    )  # by row key: the last reset. Rows that were never reset are missing.
+    before: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by row key: number of saved processes from before the reset
     left_out: str | None = None  # which files do not count, and why
     window: int = WINDOW  # newest runs of a row to compare with
     sequence: int = 0  # the highest sequence number of all files, also of those that do not count
     dated_ahead: str | None = None  # which files are dated ahead of this machine's clock
     footprints: Mapping[str, tuple[SavedFootprint, ...]] = field(default_factory=dict)
     """By row key: the footprints of the runs since the row's reset, oldest first."""
-    taken_over: frozenset[tuple[str, str]] = frozenset()  # accepted changes that a saved run took over: digest and row key
+    taken_over: frozenset[tuple[str, str]] = frozenset()
+    """Accepted changes that a saved run took over: digest and row key."""
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
         """The newest runs of a row since its reset. Where none is `comparable`, the window holds the others."""
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if comparable(one.measurement))
         if rows:
-            return History((alike or rows)[-self.window :], first=alike[:ENOUGH] if len(alike) > ENOUGH else ())
+            return History(
+                (alike or rows)[-self.window :], first=alike[:ENOUGH] if len(alike) > ENOUGH else ()
+            )
         return History((), self._nothing(row_key))
 
     def past_footprints(self, row_key: str) -> tuple[SavedFootprint, ...]:
@@ -188,9 +204,18 @@ class Baseline:
         """The runs of the window of a row, in its mode, oldest first, for a plot."""
         if row.measurement is None:
             return ()
-        alike = [one for one in self.rows.get(row.key, ()) if one.measurement.mode == row.measurement.mode]
+        alike = [
+            one
+            for one in self.rows.get(row.key, ())
+            if one.measurement.mode == row.measurement.mode
+        ]
         return tuple(
-            Past(one.process.utc, one.measurement.latency, one.measurement.half_width, one.process.revision)
+            Past(
+                one.process.utc,
+                one.measurement.latency,
+                one.measurement.half_width,
+                one.process.revision,
+            )
             for one in alike[-self.window :]
         )
 
@@ -202,14 +227,20 @@ class Baseline:
     def expected(self, mode: str | None) -> dict[str, SavedRow]:
         """By row key: the rows that a session in this mode measures if it runs the same tests as the saved processes. None: unknown."""
         modes = (None, mode)
-        return {key: rows[-1] for key, rows in self.rows.items() if mode is None or any(row.process.mode in modes for row in rows)}
+        return {
+            key: rows[-1]
+            for key, rows in self.rows.items()
+            if mode is None or any(row.process.mode in modes for row in rows)
+        }
 
     def accepted(self, row_key: str) -> str | None:
         """Reports an accepted change of a row that no saved run followed; None where there is none."""
         reset = self.resets.get(row_key)
         if reset is None or self.rows.get(row_key) or self.footprints.get(row_key):
             return None
-        return f"a change of it was accepted ({reset.who}: {reset.reason}), and no run was saved since"
+        return (
+            f"a change of it was accepted ({reset.who}: {reset.reason}), and no run was saved since"
+        )
 
     def _nothing(self, row_key: str) -> str:
         if (accepted := self.accepted(row_key)) is not None:
@@ -224,7 +255,9 @@ def _order(one: SavedProcess | Reset) -> tuple[int, datetime, str]:
     return one.sequence, one.utc, one.id
 
 
-def assemble(files: Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()) -> Baseline:
+def assemble(
+    files: Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()
+) -> Baseline:
     """Build a baseline from files in any order.
     `window`: newest runs of a row to compare with.
     `resets`: of files that are not there.
@@ -269,17 +302,32 @@ CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
 registers and caches the SM clock."""
 
 
-def _without_rejected(rows: Mapping[str, list[SavedRow]], file: RunFile) -> dict[str, list[SavedRow]]:
+def _without_rejected(
+    rows: Mapping[str, list[SavedRow]], file: RunFile
+) -> dict[str, list[SavedRow]]:
     """By key, the rows that are left of those which a file rejects: the runs of its revision before it do not count."""
     left = {
-        key: [row for row in rows.get(key, ()) if row.process.revision != file.revision or row.process.sequence >= file.sequence]
+        key: [
+            row
+            for row in rows.get(key, ())
+            if row.process.revision != file.revision or row.process.sequence >= file.sequence
+        ]
         for key in file.rejected
     }
     # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
-    return {key: kept for key, kept in left.items() if any(row.process.revision != file.revision for row in kept)}
+    return {
+        key: kept
+        for key, kept in left.items()
+        if any(row.process.revision != file.revision for row in kept)
+    }
 
 
-def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[SavedRow]) -> tuple[str, ...]:
+def changes(
+    measurement: Measurement,
+    facts: DeviceFacts,
+    test_source: str | None,
+    window: Sequence[SavedRow],
+) -> tuple[str, ...]:
     """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
     `window`: the runs to compare with, oldest first; those of another mode do not count. A change is reported until the window has moved
     past it.
@@ -289,10 +337,18 @@ def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | Non
         ("driver", facts.driver, [one.process.device.driver for one in window]),
         ("CUDA", facts.cuda, [one.process.device.cuda for one in window]),
         ("the test's source", test_source, [one.test_source for one in window]),
-        ("the kernel's source", measurement.kernel_source, [one.measurement.kernel_source for one in window]),
+        (
+            "the kernel's source",
+            measurement.kernel_source,
+            [one.measurement.kernel_source for one in window],
+        ),
     ):
         # The newest known value that differs.
-        if now is not None and (old := next((value for value in reversed(then) if value not in (None, now)), None)) is not None:
+        if (
+            now is not None
+            and (old := next((value for value in reversed(then) if value not in (None, now)), None))
+            is not None
+        ):
             phrases.append(name if name.endswith("source") else f"{name} {old} -> {now}")
     return (*phrases, *_clock_changes(measurement, window))
 
@@ -301,6 +357,13 @@ def _clock_changes(measurement: Measurement, window: Sequence[SavedRow]) -> Iter
     """The clocks that differ from the usual ones of the window."""
     for name, field_name in CLOCKS.items():
         # After the samples; before them the device may be idle.
-        own, *known = (getattr(one.conditions[-1], field_name) for one in (measurement, *(past.measurement for past in window)))
-        if own and (known := [clock for clock in known if clock]) and not clocks_agree(own, usual := statistics.median(known)):
+        own, *known = (
+            getattr(one.conditions[-1], field_name)
+            for one in (measurement, *(past.measurement for past in window))
+        )
+        if (
+            own
+            and (known := [clock for clock in known if clock])
+            and not clocks_agree(own, usual := statistics.median(known))
+        ):
             yield f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz"

@@ -33,11 +33,18 @@ from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Reset, RunFile, SavedFootprint, SavedProcess, SavedRow
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
-from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain, other_schema
+from pytest_gpumem.records.schema import (
+    SchemaError,
+    device_from_json,
+    device_to_json,
+    from_plain,
+    other_schema,
+)
 from pytest_gpumem.result_files import FileError, parsed
 
 LAYOUT = 2  # version of the layout
-LARGEST = 64 * 2**20  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
+LARGEST = 64 * 2**20
+"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
 _LFS = b"version https://git-lfs"
 
@@ -96,9 +103,13 @@ def reduced_footprint(footprint: Footprint) -> Footprint:
 def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
     """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts. Where it
     lacks its time and card, it gets those of its process."""
-    provenance = measurement.provenance or Provenance(process.utc.isoformat(timespec="seconds"), process.device.uuid)
+    provenance = measurement.provenance or Provenance(
+        process.utc.isoformat(timespec="seconds"), process.device.uuid
+    )
     placements = tuple((median,) for median in measurement.medians)
-    return replace(measurement, placements=placements, sampler_reason="", notes=(), provenance=provenance)
+    return replace(
+        measurement, placements=placements, sampler_reason="", notes=(), provenance=provenance
+    )
 
 
 def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:
@@ -112,12 +123,23 @@ def written(content: RunFile, settings: Mapping[str, object] | None = None) -> s
         written_by=f"pytest-gpumem {version('pytest-gpumem')}",
         device=device_to_json(content.process.device),
         settings=dict(settings or {}),
-        rows=[_Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows],
-        epochs=[_Reset(one.id, one.key, one.reason, one.who, one.accepted) for one in content.resets],
+        rows=[
+            _Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows
+        ],
+        epochs=[
+            _Reset(one.id, one.key, one.reason, one.who, one.accepted) for one in content.resets
+        ],
         rejected=list(content.rejected),
-        footprints=[_Footprint(one.nodeid, one.footprint, one.label, one.reset) for one in content.footprints],
+        footprints=[
+            _Footprint(one.nodeid, one.footprint, one.label, one.reset)
+            for one in content.footprints
+        ],
     )
-    values = {name: _value(value) for name, value in structs.asdict(plain).items() if value or name not in ("rejected", "footprints")}
+    values = {
+        name: _value(value)
+        for name, value in structs.asdict(plain).items()
+        if value or name not in ("rejected", "footprints")
+    }
     parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items())
     head = f'"schema": {LAYOUT},\n"sha256": "{digest(values)}"'
     return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(parts) + "\n}\n}\n"
@@ -125,7 +147,9 @@ def written(content: RunFile, settings: Mapping[str, object] | None = None) -> s
 
 def digest(content: object) -> str:
     """SHA-256 of JSON values; white space and the order of keys do not change it."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def read(text: bytes) -> RunFile:
@@ -152,13 +176,17 @@ def read(text: bytes) -> RunFile:
     except RecursionError:
         raise FileError("$.content: nested too deeply") from None
     if not fits:
-        raise FileError(f"its content does not fit its sha256: it was edited by hand, or is damaged; {_REMEDY}")
+        raise FileError(
+            f"its content does not fit its sha256: it was edited by hand, or is damaged; {_REMEDY}"
+        )
     # The text is as it was written: what does not fit now comes from another version.
     try:
         found = _content(from_plain(content, _Content, "$.content"))
     except (FileError, SchemaError, RecursionError) as error:
         by = content.get("written_by")
-        raise FileError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
+        raise FileError(
+            f"{error} (written by {by if isinstance(by, str) else 'unknown'})"
+        ) from None
     return _checked(found)
 
 
@@ -182,11 +210,26 @@ def _checked(found: RunFile) -> RunFile:
 
 
 def _content(read: _Content) -> RunFile:
-    utc, mode, device = _time(read.utc, "$.content.utc"), read.settings.get("mode"), device_from_json(read.device)
-    process = SavedProcess(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
-    rows = [SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
-    footprints = [SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
-    resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted) for one in read.epochs)
+    utc, mode, device = (
+        _time(read.utc, "$.content.utc"),
+        read.settings.get("mode"),
+        device_from_json(read.device),
+    )
+    process = SavedProcess(
+        read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None
+    )
+    rows = [
+        SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source)
+        for row in read.rows
+    ]
+    footprints = [
+        SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch)
+        for one in read.footprints
+    ]
+    resets = tuple(
+        Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted)
+        for one in read.epochs
+    )
     return RunFile(read.key, process, tuple(rows), tuple(footprints), resets, tuple(read.rejected))
 
 
@@ -209,8 +252,17 @@ def _time(written: str, path: str) -> datetime:
 def _value(value: Any) -> Any:
     """A record as JSON values, without the fields that have their default."""
     if isinstance(value, msgspec.Struct):
-        names = zip(value.__struct_fields__, value.__struct_encode_fields__, _defaults(type(value)), strict=True)
-        return {written: _value(own) for name, written, default in names if (own := getattr(value, name)) != default}
+        names = zip(
+            value.__struct_fields__,
+            value.__struct_encode_fields__,
+            _defaults(type(value)),
+            strict=True,
+        )
+        return {
+            written: _value(own)
+            for name, written, default in names
+            if (own := getattr(value, name)) != default
+        }
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -224,7 +276,10 @@ def _value(value: Any) -> Any:
 def _defaults(kind: type[msgspec.Struct]) -> list[Any]:
     """The default of each field; `NODEFAULT` of a field that has none."""
     fields = structs.fields(kind)
-    return [one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory() for one in fields]
+    return [
+        one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
+        for one in fields
+    ]
 
 
 def _lines(value: Any) -> str:

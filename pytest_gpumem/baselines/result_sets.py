@@ -13,7 +13,16 @@ from typing import Any
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Baseline, Reset, RunFile, SavedFootprint, SavedProcess, SavedRow, assemble
+from pytest_gpumem.baselines.history import (
+    WINDOW,
+    Baseline,
+    Reset,
+    RunFile,
+    SavedFootprint,
+    SavedProcess,
+    SavedRow,
+    assemble,
+)
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.judging.verdict import UNLIMITED
@@ -26,7 +35,9 @@ from pytest_gpumem.result_files import FileError, content, document_in, parsed, 
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
 _UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
-UNKNOWN_GPU = DeviceFacts(**{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in fields(DeviceFacts) if one.required})
+UNKNOWN_GPU = DeviceFacts(
+    **{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in fields(DeviceFacts) if one.required}
+)
 """The device of a file that names none."""
 SHOWN = 3  # most folders that an error names
 
@@ -41,8 +52,12 @@ class ResultFile:
     path: Path
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
     content: RunFile  # of the device `UNKNOWN_GPU` if the file names none
-    rows: Mapping[str, Row] = field(default_factory=dict)  # by key: all that it holds, with limits where the file has them
-    left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row can be no baseline
+    rows: Mapping[str, Row] = field(
+        default_factory=dict
+    )  # by key: all that it holds, with limits where the file has them
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by row key: why a row can be no baseline
     missing: tuple[Omission, ...] = ()  # what the run itself did not judge
     evidence: bool = True  # the run let the same machine code settle doubts
     stock: bool = False  # written by stock pytest-benchmark
@@ -115,7 +130,13 @@ class SideResults:
         footprint = footprints[-1].footprint if footprints else None
         if footprint is not None:
             others = (one.footprint for one in footprints[:-1])
-            footprint = replace(footprint, further=(*footprint.further, *(each for one in others for each in (one.repeat, *one.further))))
+            footprint = replace(
+                footprint,
+                further=(
+                    *footprint.further,
+                    *(each for one in others for each in (one.repeat, *one.further)),
+                ),
+            )
         return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
 
 
@@ -147,9 +168,13 @@ def side(given: str) -> SideResults:
     files.sort(key=lambda file: (file.content.sequence, file.content.utc, file.content.id))
     contents = [file.content for file in files]
     rows, resets = [row for one in contents for row in one.rows], list(_unseen_resets(contents))
-    counting = assemble(contents, WINDOW if any(one.sequence for one in contents) else len(files), resets)
+    counting = assemble(
+        contents, WINDOW if any(one.sequence for one in contents) else len(files), resets
+    )
     there = {*counting.rows, *counting.footprints}
-    left_out = {key: why for file in files for key, why in file.left_out.items() if key not in there}
+    left_out = {
+        key: why for file in files for key, why in file.left_out.items() if key not in there
+    }
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
     found = SideResults(given, tuple(files), counting, left_out)
     if not found.processes or not (found.rows or counting.footprints or found.left_out):
@@ -172,7 +197,11 @@ def _paths(given: str) -> list[Path]:
         if not found:
             # Such as `.benchmarks`, which has a folder for each GPU.
             below = sorted({file.parent for file in path.rglob("*.json")})
-            hint = f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}" if below else ""
+            hint = (
+                f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}"
+                if below
+                else ""
+            )
             raise UserError(f"{given}: a folder without a .json file{hint}")
         return found
     if path.exists():
@@ -215,7 +244,9 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
     failing = failing_in_themselves(found.rows, bool(settings.get("strict")))
     for row in found.rows:
-        why = FAILED if row.nodeid in failing or (row.failed and not row.measured_something) else None
+        why = (
+            FAILED if row.nodeid in failing or (row.failed and not row.measured_something) else None
+        )
         if why is None and row.measurement is not None:
             why = unfit(row.measurement)
         elif why is None and row.footprint is None:
@@ -228,7 +259,9 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
         if row.measurement is not None:
             # Not reduced: the judge needs more of a run than a baseline keeps.
             measurement = replace(
-                row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
+                row.measurement,
+                provenance=row.measurement.provenance
+                or Provenance(process.utc.isoformat(), found.device.uuid),
             )
             rows.append(SavedRow(row.nodeid, measurement, process, test_source=row.test_source))
     refuse_twice(rows)
@@ -245,13 +278,20 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     """A file of stock pytest-benchmark: one process, timed by the host's clock, on an unknown device."""
-    process = SavedProcess(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
+    process = SavedProcess(
+        digest,
+        time_of(value.get("datetime"), path),
+        revision_of(value.get("commit_info")),
+        UNKNOWN_GPU,
+    )
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):
         stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
         name = benchmark.get("fullname") if isinstance(benchmark, dict) else None
         if not isinstance(stats, dict) or not isinstance(name, str):
-            raise FileError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
+            raise FileError(
+                f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them"
+            )
         median = stats.get("median")
         # A bool is an int in Python.
         if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
@@ -264,14 +304,19 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
 
 def _rows_of(content: RunFile) -> dict[str, Row]:
     """The rows of a file that has no limits and no verdicts."""
-    found = {one.key: Row(one.nodeid, Limits(), UNLIMITED, label=one.label, footprint=one.footprint) for one in content.footprints}
+    found = {
+        one.key: Row(one.nodeid, Limits(), UNLIMITED, label=one.label, footprint=one.footprint)
+        for one in content.footprints
+    }
     for row in content.rows:
         of_test = found.get(row.key, Row(row.nodeid, Limits(), UNLIMITED, label=row.label))
         found[row.key] = replace(of_test, measurement=row.measurement, test_source=row.test_source)
     return found
 
 
-def _of_results(process: SavedProcess, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> RunFile:
+def _of_results(
+    process: SavedProcess, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()
+) -> RunFile:
     return RunFile(process.device.key, process, tuple(rows), tuple(footprints))
 
 

@@ -26,7 +26,8 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.settings import masked, place
 
-SUBFOLDER = "gpumem"  # folder of the runs below the device's key, beside the files of pytest-benchmark
+SUBFOLDER = "gpumem"
+"""Folder of the runs below the device's key, beside the files of pytest-benchmark."""
 PATIENCE = 60.0  # seconds without any answer after which a store is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -60,7 +61,11 @@ class Storage:
     def devices(self) -> list[str]:
         """Keys of the devices that have runs here. Raises `BaselineError`: the store cannot be reached."""
         try:
-            return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
+            return sorted(
+                path.parent.name
+                for path in self.folder.glob(f"*/{SUBFOLDER}")
+                if any(path.glob("*.json"))
+            )
         except OSError:
             return []
 
@@ -69,7 +74,9 @@ class Storage:
         Raises `BaselineError`: the store cannot be reached; or the folder is a file.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
-            raise BaselineError(f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU")
+            raise BaselineError(
+                f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU"
+            )
 
     def shown(self, path: Path) -> str:
         """The name of a file of `at` for messages."""
@@ -105,7 +112,11 @@ class RemoteStorage(Storage):
         self.url = url.rstrip("/")
         self.offline = offline
         # Without credentials: a gate knows the store by its results, which have none.
-        self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        self._own = (
+            user_cache_path("pytest-gpumem")
+            / "baselines"
+            / hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        )
         self._devices: list[str] | None = None
         super().__init__(self._own / "copy")
 
@@ -146,7 +157,9 @@ class RemoteStorage(Storage):
         try:
             self._ask("send", key, files=[str(path) for path in kept])
         except BaselineError as error:
-            raise BaselineError(f"{error}; it is kept on this machine: copy {unsent} into the store") from None
+            raise BaselineError(
+                f"{error}; it is kept on this machine: copy {unsent} into the store"
+            ) from None
         with suppress(OSError):  # the store has them
             for path in kept:
                 self.at(key).mkdir(parents=True, exist_ok=True)
@@ -194,9 +207,13 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-c", _PROGRAM, json.dumps([str(_ROOT), *filter(None, sys.path)])]
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
         except OSError as error:
-            raise BaselineError(f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}") from None
+            raise BaselineError(
+                f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}"
+            ) from None
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -205,7 +222,9 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
                 process.stdin.close()
             pending, until = b"", time.monotonic() + PATIENCE
             while True:
-                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[
+                    0
+                ]:
                     raise BaselineError(f"{url}: no answer for {PATIENCE:.0f} s")
                 part = os.read(process.stdout.fileno(), 1 << 16)
                 if not part:
@@ -216,7 +235,9 @@ def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
             process.wait()
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            yield {"error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"}
+            yield {
+                "error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"
+            }
         finally:
             process.kill()
             for pipe in (process.stdin, process.stdout):

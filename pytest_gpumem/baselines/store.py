@@ -27,7 +27,14 @@ from pytest_gpumem.baselines.history import (
     SavedRow,
     assemble,
 )
-from pytest_gpumem.baselines.layout import LARGEST, read, read_checked, reduced, reduced_footprint, written
+from pytest_gpumem.baselines.layout import (
+    LARGEST,
+    read,
+    read_checked,
+    reduced,
+    reduced_footprint,
+    written,
+)
 from pytest_gpumem.baselines.storage import BaselineError, Storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.records.device import DeviceFacts
@@ -36,7 +43,9 @@ from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
-CLOCKS_DIFFER = timedelta(hours=1)  # largest difference between the clocks of two machines that is not reported
+CLOCKS_DIFFER = timedelta(
+    hours=1
+)  # largest difference between the clocks of two machines that is not reported
 _NAMED = re.compile(r"-([0-9a-f]{16})\.json\Z")  # digest in a file's name
 IMPROVED = "--gpumem-save"  # `Reset.who` of an accepted gain
 
@@ -49,7 +58,9 @@ class SaveResult:
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
     resets: tuple[Reset, ...] = ()  # by gains among the saved rows, and by accepted changes
-    rejected: tuple[str, ...] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
+    rejected: tuple[
+        str, ...
+    ] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
 
 
 class Store:
@@ -65,7 +76,9 @@ class Store:
         """Why nothing can be stored here, to be checked before long work; None if something can."""
         return self.storage.unwritable(self._facts.key)
 
-    def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
+    def load(
+        self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW
+    ) -> Baseline:
         """Read all saved rows of this device.
         `ancestry`: finds the history that holds each revision. Then only the runs count whose revision the change is built on. None: all
         files count.
@@ -78,15 +91,27 @@ class Store:
             found = dict(files(self.storage, self._facts.key))
             for path, content in found.items():
                 if content.process.device.simulated != self._facts.simulated:
-                    kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
-                    raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
+                    kinds = (
+                        ("real", "simulated") if self._facts.simulated else ("simulated", "real")
+                    )
+                    raise BaselineError(
+                        f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}"
+                    )
                 if content.key != self._facts.key:
-                    raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
+                    raise BaselineError(
+                        f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}"
+                    )
             runs, left_out = _of_history(found, ancestry)
             baseline = assemble(runs, window)
         note = None if baseline.processes else self._absence(left_out)
         sequence = max((content.sequence for content in found.values()), default=0)
-        return replace(baseline, note=note, left_out=left_out, sequence=sequence, dated_ahead=_dated_ahead(found))
+        return replace(
+            baseline,
+            note=note,
+            left_out=left_out,
+            sequence=sequence,
+            dated_ahead=_dated_ahead(found),
+        )
 
     def save(
         self,
@@ -110,7 +135,9 @@ class Store:
         refused: list[tuple[Row, str]] = []
         for row in rows:
             again = revision in _revisions(row, revision, baseline) or changes.other_way(row)
-            why = refusal(row, self._facts.simulated, again=again, slower=changes.slow_down(row.key))
+            why = refusal(
+                row, self._facts.simulated, again=again, slower=changes.slow_down(row.key)
+            )
             if why is None and row.key in entering:
                 why = "another row of this run has the same key"
             if why is None:
@@ -119,19 +146,33 @@ class Store:
                 refused.append((row, why))
         kept = tuple(entering.values())
         slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
-        rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
-        process = SavedProcess(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
+        rejected = [
+            key for key, revisions in slower if revision in revisions and len(revisions) > 1
+        ]
+        process = SavedProcess(
+            secrets.token_hex(8),
+            datetime.now(timezone.utc),
+            revision,
+            self._facts,
+            baseline.sequence + 1,
+        )
         begun = {reset.key: reset for reset in _resets(kept, removed, changes, process, baseline)}
         if not kept and not rejected and not begun:
             return SaveResult(None, (), tuple(refused))
-        path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
+        path = _write(
+            self.storage,
+            _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected),
+            settings,
+        )
         return SaveResult(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:
             return f"no process counts for {self._facts.key} in {self.storage}: {left_out}"
         others = [key for key in self.storage.devices() if key != self._facts.key]
-        also = f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
+        also = (
+            f"; there are baselines of {', '.join(others)}, which do not compare" if others else ""
+        )
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
@@ -145,7 +186,9 @@ def files(at: Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
         content = load_file(path, at)
         first = names.setdefault(content.id, path.name)
         if first != path.name:
-            raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
+            raise BaselineError(
+                f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice"
+            )
         yield path, content
 
 
@@ -157,7 +200,9 @@ def _paths(at: Storage, key: str) -> list[Path]:
         return sorted(p for p in folder.iterdir() if p.suffix == ".json")
     except FileNotFoundError:
         # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
-        if (link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)) is not None and not link.exists():
+        if (
+            link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)
+        ) is not None and not link.exists():
             raise BaselineError(f"{link}: a dangling link") from None
         return []
     except OSError as error:
@@ -170,7 +215,9 @@ def load_file(path: Path, at: Storage) -> RunFile:
     """
     try:
         text = _bytes(path)
-        if (named := _NAMED.search(path.name)) is not None and named[1] != hashlib.sha256(text).hexdigest()[: len(named[1])]:
+        if (named := _NAMED.search(path.name)) is not None and named[1] != hashlib.sha256(
+            text
+        ).hexdigest()[: len(named[1])]:
             if not at.fetch_again(path):
                 return read(text)  # the digest inside decides: it survives a formatter
             text = _bytes(path)
@@ -207,7 +254,9 @@ def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | 
     return {one.process.revision for one in baseline.rows.get(row.key, ())}
 
 
-def _of_history(found: Mapping[Path, RunFile], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[RunFile], str | None]:
+def _of_history(
+    found: Mapping[Path, RunFile], ancestry: Callable[[frozenset[str]], Ancestry] | None
+) -> tuple[list[RunFile], str | None]:
     """The files that count, and a sentence about the others."""
     if ancestry is None:
         return list(found.values()), None
@@ -224,18 +273,31 @@ def _of_history(found: Mapping[Path, RunFile], ancestry: Callable[[frozenset[str
         else:
             left[unknown if revision is None or revision in known.unknown else other] += 1
     reasons = ", ".join(f"{count} {words}" for words, count in left.items() if count)
-    return counting, f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}" if reasons else None
+    return (
+        counting,
+        f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}"
+        if reasons
+        else None,
+    )
 
 
 def _content(
-    process: SavedProcess, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
+    process: SavedProcess,
+    rows: Iterable[Row],
+    after: Mapping[str, Reset] = {},
+    resets: Iterable[Reset] = (),
+    rejected: Iterable[str] = (),
 ) -> RunFile:
     """The file of a run. `after`: by row key, the last reset."""
     of = [(row, after[row.key].id if row.key in after else None) for row in rows]
     return RunFile(
         process.device.key,
         process,
-        tuple(SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
+        tuple(
+            SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source)
+            for row, last in of
+            if (m := row.measurement)
+        ),
         tuple(
             SavedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last)
             for row, last in of
@@ -247,14 +309,30 @@ def _content(
 
 
 def _resets(
-    kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: SavedProcess, baseline: Baseline
+    kept: Iterable[Row],
+    removed: Iterable[str],
+    changes: Acceptances,
+    process: SavedProcess,
+    baseline: Baseline,
 ) -> Iterator[Reset]:
     """The resets of a run: by changes that it takes over, and by gains. Arguments as of `Store.save`; `kept`: the rows that enter."""
 
     def by(key: str, found: Sequence[Acceptance]) -> Reset:
-        reason, who = ("; ".join(dict.fromkeys(texts)) for texts in zip(*((one.reason, one.who) for one in found), strict=True))
+        reason, who = (
+            "; ".join(dict.fromkeys(texts))
+            for texts in zip(*((one.reason, one.who) for one in found), strict=True)
+        )
         digests = tuple(one.digest for one in found)
-        return Reset(secrets.token_hex(8), key, reason, who, process.utc, process.revision, process.sequence, digests)
+        return Reset(
+            secrets.token_hex(8),
+            key,
+            reason,
+            who,
+            process.utc,
+            process.revision,
+            process.sequence,
+            digests,
+        )
 
     for key in removed:
         if (one := changes.removed(key)) is not None:
@@ -262,8 +340,18 @@ def _resets(
     for row in kept:
         if found := changes.of(row.key):
             yield by(row.key, found)
-        elif (gain := improvement(row, [one.measurement for one in baseline.rows.get(row.key, ())])) is not None:
-            yield Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, process.revision, process.sequence)
+        elif (
+            gain := improvement(row, [one.measurement for one in baseline.rows.get(row.key, ())])
+        ) is not None:
+            yield Reset(
+                secrets.token_hex(8),
+                row.key,
+                gain,
+                IMPROVED,
+                process.utc,
+                process.revision,
+                process.sequence,
+            )
 
 
 def _write(where: Storage, content: RunFile, settings: Mapping[str, object] | None = None) -> Path:

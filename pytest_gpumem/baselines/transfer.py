@@ -21,7 +21,9 @@ from pytest_gpumem.files import write_whole
 AT_ONCE = 8  # files that are read or written at the same time
 TRIES = 3  # how often a file is read whose answer is cut short; the library repeats what fails in other ways
 SUFFIX = ".json"
-_WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory"))
+_WHOLE_PUTS = frozenset(
+    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory")
+)
 """Protocols whose stores show a new file only once it is whole."""
 
 
@@ -35,7 +37,9 @@ class Remote:
         self._fs, root = fsspec.core.url_to_fs(url)
         self._root = root.rstrip("/")
         protocol = self._fs.protocol
-        self._whole_puts = not _WHOLE_PUTS.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+        self._whole_puts = not _WHOLE_PUTS.isdisjoint(
+            (protocol,) if isinstance(protocol, str) else protocol
+        )
 
     def folders(self, under: str = "") -> list[str]:
         """Names of the folders below a folder."""
@@ -45,12 +49,22 @@ class Remote:
         """Names of the folders that have a subfolder of this name."""
         found = self.folders()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return [name for name, below in zip(found, pool.map(self.folders, found), strict=True) if subfolder in below]
+            return [
+                name
+                for name, below in zip(found, pool.map(self.folders, found), strict=True)
+                if subfolder in below
+            ]
 
     def sizes(self, under: str) -> dict[str, int | None]:
         """Bytes of each JSON file of a folder, by name; None where the store does not tell, as a web server."""
-        found = {_last(one["name"]): one["size"] for one in self._list(under) if one["type"] == "file"}
-        return {name: size for name, size in found.items() if name.endswith(SUFFIX) and not name.startswith(".")}
+        found = {
+            _last(one["name"]): one["size"] for one in self._list(under) if one["type"] == "file"
+        }
+        return {
+            name: size
+            for name, size in found.items()
+            if name.endswith(SUFFIX) and not name.startswith(".")
+        }
 
     def read(self, under: str, name: str, size: int | None) -> bytes:
         """The bytes of a file. Raises `OSError`: it is shorter than `size`, if that is known, each time."""
@@ -84,7 +98,9 @@ class Remote:
         try:
             found: list[dict[str, Any]] = self._fs.ls(self._path(under), detail=True)
         except FileNotFoundError as error:
-            if error.__cause__ is not None:  # the store's own answer, such as that there is no such bucket
+            if (
+                error.__cause__ is not None
+            ):  # the store's own answer, such as that there is no such bucket
                 raise
             return []  # nothing was written yet
         return found
@@ -94,7 +110,9 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def fetch(url: str, under: str, folder: Path, step: Callable[[], object] = lambda: None) -> list[str]:
+def fetch(
+    url: str, under: str, folder: Path, step: Callable[[], object] = lambda: None
+) -> list[str]:
     """Make a local folder hold the same files as a folder of a store. Files never change, so only new ones are read.
     `under`: folder of the store.
     `step`: is called after each file.
@@ -130,7 +148,11 @@ def explain(error: BaseException) -> str:
         return f"{text or 'a package is missing'}; pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
     if isinstance(error, PermissionError):
         return f"permission denied ({text})" if text else "permission denied"
-    return text if isinstance(error, (OSError, ValueError)) and text else ": ".join(filter(None, (type(error).__name__, text)))
+    return (
+        text
+        if isinstance(error, (OSError, ValueError)) and text
+        else ": ".join(filter(None, (type(error).__name__, text)))
+    )
 
 
 def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None:

@@ -25,7 +25,9 @@ def judged(
     siblings: Mapping[str, Measurement],
     strict: bool,
     evidence: bool = True,
-    left: Callable[[Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]] = lambda row, findings, comparison: findings,
+    left: Callable[
+        [Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]
+    ] = lambda row, findings, comparison: findings,
 ) -> tuple[Row, Family]:
     """The row with the verdict on its times, counts, machine code and memory; and the family of compared rows after it.
     `row`: with its measurement, its footprint so far, and its limits.
@@ -53,16 +55,32 @@ def judged(
         names = tuple(name for name in RULES if row.footprint.ended or name not in AT_THE_END)
         findings = [*findings, *memory_findings(row, baseline, names, simulated=facts.simulated)]
     left_over = left(row, findings, comparison)
-    return with_verdict(row, left_over, comparison=comparison, simulated=facts.simulated, strict=strict), family
+    return with_verdict(
+        row, left_over, comparison=comparison, simulated=facts.simulated, strict=strict
+    ), family
 
 
-def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool) -> list[Finding]:
+def memory_findings(
+    row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool
+) -> list[Finding]:
     """The findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
     past = _footprints(row, baseline)
     why = baseline.accepted(row.key) or baseline.note
-    return list(judge_footprint(row.footprint, row.limits, past, names, None if past else why, fixtures_alone=simulated and not row.label))
+    return list(
+        judge_footprint(
+            row.footprint,
+            row.limits,
+            past,
+            names,
+            None if past else why,
+            fixtures_alone=simulated and not row.label,
+        )
+    )
 
 
 def _footprints(row: Row, baseline: Baseline) -> list[PastFootprint]:
-    return [PastFootprint(one.footprint, one.process.revision) for one in baseline.past_footprints(row.key)]
+    return [
+        PastFootprint(one.footprint, one.process.revision)
+        for one in baseline.past_footprints(row.key)
+    ]

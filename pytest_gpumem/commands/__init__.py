@@ -29,7 +29,10 @@ _REAL = "pytest_gpumem.standard_output"  # key of a context's `meta`: standard o
 def examples(*lines: str) -> str:
     """The epilog of a command's help: calls that work, and the exit codes. click leaves paragraphs that begin with `\\b` as they are."""
     codes = EXIT_CODES.get(lines[0].split()[1], {})
-    meanings = (fill(f"  {code:d}  {meaning}", 76, subsequent_indent=" " * 5) for code, meaning in codes.items())
+    meanings = (
+        fill(f"  {code:d}  {meaning}", 76, subsequent_indent=" " * 5)
+        for code, meaning in codes.items()
+    )
     shown = "\n\n\b\nExit codes:\n" + "\n".join(meanings) if codes else ""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) + shown
 
@@ -54,12 +57,20 @@ rounds_option = click.option(
     help=f"Pairs of processes of a duet at most, 11 or more. Default: {ROUNDS}.",
 )
 test_option = click.option(
-    "--test", "tests", multiple=True, metavar="TEST", help="Only this test, with all its parameters; may be given several times."
+    "--test",
+    "tests",
+    multiple=True,
+    metavar="TEST",
+    help="Only this test, with all its parameters; may be given several times.",
 )
-pytest_arguments = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+pytest_arguments = click.argument(
+    "pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]"
+)
 
 
-def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Command], Callable[..., Any]]:
+def file_option(
+    flag: str, help: str, name: str | None = None
+) -> Callable[[_Command], Callable[..., Any]]:
     """An option with a file that a command writes beside its text, or on standard output in place of it.
 
     A file that cannot be written is refused before anything is done.
@@ -68,13 +79,22 @@ def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Com
     argument = name or flag.removeprefix("--")
     kind = click.Path(path_type=Path, allow_dash=True)
     option = click.option(
-        flag, argument, type=kind, metavar="FILE", help=f"{help} -: standard output, in place of the text.", callback=_writable
+        flag,
+        argument,
+        type=kind,
+        metavar="FILE",
+        help=f"{help} -: standard output, in place of the text.",
+        callback=_writable,
     )
 
     def add(command: _Command) -> Callable[..., Any]:
         @wraps(command)
         def run(**arguments: Any) -> Any:
-            with _only_this_file(flag) if arguments[argument] == STANDARD_OUTPUT else contextlib.nullcontext():
+            with (
+                _only_this_file(flag)
+                if arguments[argument] == STANDARD_OUTPUT
+                else contextlib.nullcontext()
+            ):
                 return command(**arguments)
 
         return option(run)
@@ -108,7 +128,11 @@ def write(option: str, path: Path, content: str | bytes | memoryview | Iterator[
     """Write the file that an option names. Raises `UserError`: it cannot be written."""
     if path == STANDARD_OUTPUT:
         for part in content if isinstance(content, Iterator) else (content,):
-            click.echo(bytes(part) if isinstance(part, memoryview) else part, file=click.get_current_context().meta[_REAL], nl=False)
+            click.echo(
+                bytes(part) if isinstance(part, memoryview) else part,
+                file=click.get_current_context().meta[_REAL],
+                nl=False,
+            )
         return
     try:
         write_whole(path, content)

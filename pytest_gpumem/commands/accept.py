@@ -58,7 +58,13 @@ SCOPES = ("time", "memory", "kernels", "limit", "removed")
     help=f"Results of the last gate, with its {DUET} in the same folder, or of a session. Default: {FOLDER / RESULTS}.",
 )
 @click.argument("tests", metavar="TEST...", nargs=-1, required=True)
-def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: tuple[str, ...], results: Path | None) -> None:
+def accept(
+    tests: tuple[str, ...],
+    reason: str,
+    scopes: tuple[str, ...],
+    sizes: tuple[str, ...],
+    results: Path | None,
+) -> None:
     """Accept a change of TEST: write a file into .gpumem/accepted, for the pull request that changes the test.
 
     TEST is a node id, a row's name with its label, or a selection: a file, a class, or a test with all its parameters. The file has
@@ -93,7 +99,9 @@ def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: 
             if name not in {*merged, made.file_name}:
                 (here / ACCEPTED / name).unlink(missing_ok=True)
                 click.echo(printable(f"  in place of {ACCEPTED / name}"))
-    click.echo("commit it with the change: gpumem gate --accept-from-change counts it, and the next run with --gpumem-save takes it over")
+    click.echo(
+        "commit it with the change: gpumem gate --accept-from-change counts it, and the next run with --gpumem-save takes it over"
+    )
 
 
 def _last(results: Path | None, *, needed: bool) -> Results | None:
@@ -101,12 +109,16 @@ def _last(results: Path | None, *, needed: bool) -> Results | None:
     path = results if results is not None else FOLDER / RESULTS
     if results is None and not path.exists():
         if needed:
-            raise UserError(f"there is no {path}, which says what changed; run gpumem gate, or give --results, or --scope and --size")
+            raise UserError(
+                f"there is no {path}, which says what changed; run gpumem gate, or give --results, or --scope and --size"
+            )
         return None
     return load_results(path)
 
 
-def _as_given(test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Results | None) -> Iterator[AcceptedChange]:
+def _as_given(
+    test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Results | None
+) -> Iterator[AcceptedChange]:
     """The changes that the options name. `last`: the results with the limits that held. Raises `click.UsageError`: a size is none of its
     scope."""
     from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, refusal
@@ -119,9 +131,19 @@ def _as_given(test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Resu
         if scope in (Scope.KERNELS, Scope.LIMIT):
             limit, equals, size = size.partition("=")
             if not equals:
-                raise click.UsageError(f"--size: {limit!r}; of the scope {scope.value} it names a limit: max_copies=3.")
-        rows = [row for row in last.document.rows if _names_row(test, row.key, row.nodeid)] if last is not None else []
-        old = next((getattr(row.limits, str(limit), None) for row in rows), None) if scope is Scope.LIMIT else None
+                raise click.UsageError(
+                    f"--size: {limit!r}; of the scope {scope.value} it names a limit: max_copies=3."
+                )
+        rows = (
+            [row for row in last.document.rows if _names_row(test, row.key, row.nodeid)]
+            if last is not None
+            else []
+        )
+        old = (
+            next((getattr(row.limits, str(limit), None) for row in rows), None)
+            if scope is Scope.LIMIT
+            else None
+        )
         change = AcceptedChange(test, scope, size, limit, old)
         if (why := refusal(change)) is not None:
             raise click.UsageError(f"--size: {why.partition(': ')[2]}.")
@@ -132,20 +154,30 @@ def _check_sizes(scopes: Sequence[Any], sizes: Sequence[str]) -> None:
     from pytest_gpumem.baselines.accepted import Scope
 
     if Scope.LIMIT in scopes and not sizes:
-        raise click.UsageError("--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none.")
+        raise click.UsageError(
+            "--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none."
+        )
     if sizes and not scopes:
-        raise click.UsageError(f"--size: no --scope says of what {sizes[0]!r} is the size; give a --scope before it, such as --scope time.")
+        raise click.UsageError(
+            f"--size: no --scope says of what {sizes[0]!r} is the size; give a --scope before it, such as --scope time."
+        )
     if sizes and len(sizes) != len(scopes):
         having = f"{counted(len(scopes), 'scope')} with a size"
-        raise click.UsageError(f"--size: {len(sizes)} for {having}; give one for each --scope, in their order.")
+        raise click.UsageError(
+            f"--size: {len(sizes)} for {having}; give one for each --scope, in their order."
+        )
 
 
-def _of_last(tests: Sequence[str], last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
+def _of_last(
+    tests: Sequence[str], last: Results, scopes: Sequence[Any]
+) -> dict[str, list[AcceptedChange]]:
     """By node id, the changes that the last run found. Arguments as of `_flagged`."""
     found: dict[str, list[AcceptedChange]] = {}
     for test in tests:
         for nodeid, changes in _flagged(test, last, scopes).items():
-            found.setdefault(nodeid, []).extend(one for one in changes if one not in found.get(nodeid, []))
+            found.setdefault(nodeid, []).extend(
+                one for one in changes if one not in found.get(nodeid, [])
+            )
     return found
 
 
@@ -155,7 +187,10 @@ def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
     rows = [row for row in document.rows if _names_row(test, row.key, row.nodeid)]
     missing = [one for one in document.missing if _names_row(test, one.key, one.nodeid)]
     if not rows and not missing:
-        every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
+        every = [
+            *((row.key, row.nodeid) for row in document.rows),
+            *((one.key, one.nodeid) for one in document.missing),
+        ]
         names = [name for pair in every for name in pair]
         raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names)}")
     return rows, missing
@@ -174,7 +209,12 @@ def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[
     lost = [one for one in missing if one.may_be_meant]
     duet = _duet(last.path.parent / DUET)
     found: dict[str, list[AcceptedChange]] = {}
-    changes = [(row.nodeid, change) for row in rows if row.test_error is not True for change in changes_of(row, duet.get(row.key))]
+    changes = [
+        (row.nodeid, change)
+        for row in rows
+        if row.test_error is not True
+        for change in changes_of(row, duet.get(row.key))
+    ]
     changes += [(one.nodeid, AcceptedChange(one.key, Scope.REMOVED)) for one in lost]
     for nodeid, change in changes:
         if not scopes or change.scope in scopes:
@@ -184,11 +224,16 @@ def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[
     return found
 
 
-def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results, *, in_scope: bool) -> str:
+def _why_nothing(
+    rows: Sequence[Row], missing: Sequence[Omission], last: Results, *, in_scope: bool
+) -> str:
     """Why nothing of these rows and missing rows can be accepted. `in_scope`: scopes were given."""
     from pytest_gpumem.baselines.accepted import own_limits
 
-    failed = any(row.test_error is True or (row.failed and not any(one.limit for one in row.verdict.limits)) for row in rows)
+    failed = any(
+        row.test_error is True or (row.failed and not any(one.limit for one in row.verdict.limits))
+        for row in rows
+    )
     if failed or any(one.reason == ITS_TEST_FAILED for one in missing):
         return "the test itself failed, which nobody can accept"
     own = sorted({name for row in rows for name in own_limits(row)})
@@ -205,7 +250,11 @@ def _duet(path: Path) -> dict[str, float]:
         return {}
     try:
         verdicts: list[dict[str, Any]] = json.loads(path.read_bytes())["verdicts"]
-        return {one["key"]: one["paired"]["change"] for one in verdicts if one["outcome"] == Outcome.FAIL.value and one["paired"]}
+        return {
+            one["key"]: one["paired"]["change"]
+            for one in verdicts
+            if one["outcome"] == Outcome.FAIL.value and one["paired"]
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the results of a duet: {error}") from None
 
@@ -229,7 +278,9 @@ def _words(change: AcceptedChange) -> str:
         return f"that {change.row} is removed"
     of = f"{change.limit} " if change.limit is not None else ""
     if change.scope is Scope.LIMIT:
-        return f"{of}{change.old} -> {change.size}" if change.old is not None else f"{of}{change.size}"
+        return (
+            f"{of}{change.old} -> {change.size}" if change.old is not None else f"{of}{change.size}"
+        )
     return f"{change.scope.value} up to {of}{change.size}"
 
 

@@ -37,7 +37,9 @@ MOST = 20  # rows whose figures are listed
 _Value = float | int | str | None
 
 
-def text(compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool) -> str:
+def text(
+    compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool
+) -> str:
     """What each side is, one line for each row, the figures that differ, what fails first, and a sentence for each FAIL; ASCII, without a
     trailing line break. What decides the other rows is told once for each group of them."""
     compared, base, head = printable((compared, base, head))
@@ -58,12 +60,16 @@ def text(compared: SetComparison, base: SideResults, head: SideResults, *, width
         for what, count in Counter(what for row in compared.rows for what in row.changed).items()
     ]
     after += missing_lines(compared.missing, OF_FILES_LOST)
-    counts = Counter(pair.row.verdict.outcome.word for pair in compared.pairs)  # in the order of the rows: FAIL first
+    counts = Counter(
+        pair.row.verdict.outcome.word for pair in compared.pairs
+    )  # in the order of the rows: FAIL first
     if compared.no_verdict is not None and not failed:
         after.append(f"no verdict: {compared.no_verdict}")
     if gone := len(lost(compared.missing)):
         counts = Counter({"lost": gone}) + counts
-    after.append(f"{counted(counts.total(), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+    after.append(
+        f"{counted(counts.total(), 'row')}{simulated}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}"
+    )
     return "\n".join([*shown, *(line for sentence in after for line in wrapped(sentence, width))])
 
 
@@ -76,15 +82,37 @@ def _table(compared: SetComparison, width: int, colour: bool) -> str:
     def columns(without: Sequence[str]) -> Columns:
         lines = []
         for pair, name in rows:
-            figures = ["" if heading in without else text for heading, text in zip(_HEADINGS, _times(pair), strict=True)]
-            simulated = "" if not pair.row.verdict.simulated else " (sim)" if _SIMULATED in without else " (simulated)"
-            lines.append(Line(name, figures, Text(pair.row.verdict.outcome.word + simulated, style=pair.row.verdict.outcome.style)))
+            figures = [
+                "" if heading in without else text
+                for heading, text in zip(_HEADINGS, _times(pair), strict=True)
+            ]
+            simulated = (
+                ""
+                if not pair.row.verdict.simulated
+                else " (sim)"
+                if _SIMULATED in without
+                else " (simulated)"
+            )
+            lines.append(
+                Line(
+                    name,
+                    figures,
+                    Text(
+                        pair.row.verdict.outcome.word + simulated,
+                        style=pair.row.verdict.outcome.style,
+                    ),
+                )
+            )
         return Columns("test", _HEADINGS, "verdict", lines)
 
     found, _ = narrowed(((_SIMULATED, 28), (_BETWEEN, 28)), width, columns)
     intervals = any(row.figures[_HEADINGS.index(_BETWEEN)] for row in found.rows)
     drawn = found.drawn(width, colour)
-    return f"{drawn}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if intervals else drawn
+    return (
+        f"{drawn}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above"
+        if intervals
+        else drawn
+    )
 
 
 def _times(pair: Pair) -> tuple[str, ...]:
@@ -96,12 +124,20 @@ def _times(pair: Pair) -> tuple[str, ...]:
     shown = ("" if seconds is None else format_time(seconds) for seconds in (pair.base, pair.head))
     if found is None:
         return *shown, "", "", ""
-    return *shown, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
+    return (
+        *shown,
+        change(found.delta),
+        " to ".join(bounds(found.low, found.high)),
+        format_share(found.catches),
+    )
 
 
 def _rank(pair: Pair) -> tuple[int, float]:
     verdict = pair.row.verdict
-    return verdict.outcome.rank, -verdict.comparison.delta if verdict.comparison is not None else 0.0
+    return (
+        verdict.outcome.rank,
+        -verdict.comparison.delta if verdict.comparison is not None else 0.0,
+    )
 
 
 # Counts, bytes and code
@@ -130,7 +166,10 @@ _PEAK = "peak_bytes"
 
 def figures(pair: Pair) -> dict[str, tuple[_Value, _Value]]:
     """The exact figures of a row by name, of base and of head; without those that neither side knows."""
-    found = {name: (_figure(pair.before, place), _figure(pair.row, place)) for name, place in FIGURES.items()}
+    found = {
+        name: (_figure(pair.before, place), _figure(pair.row, place))
+        for name, place in FIGURES.items()
+    }
     return {name: both for name, both in found.items() if both != (None, None)}
 
 
@@ -148,7 +187,11 @@ def _figure(row: Row | None, place: str) -> _Value:
 
 def ran_differently(pair: Pair) -> tuple[str, ...]:
     """What one launch ran differently, in words."""
-    launches = [row.measurement.what_ran for row in (pair.before, pair.row) if row is not None and row.measurement is not None]
+    launches = [
+        row.measurement.what_ran
+        for row in (pair.before, pair.row)
+        if row is not None and row.measurement is not None
+    ]
     # What a side did not watch would look like steps that are gone.
     watched = [one for one in launches if one is not None and one.not_watched is None]
     return tuple(map(describe, differences.ran_differently(*watched))) if len(watched) == 2 else ()
@@ -156,25 +199,48 @@ def ran_differently(pair: Pair) -> tuple[str, ...]:
 
 def _differing(compared: SetComparison, width: int, colour: bool) -> list[str]:
     """A table of the figures that differ, by row, and the number of rows without any."""
-    known = [pair for pair in compared.pairs if any(None not in values for values in figures(pair).values())]
+    known = [
+        pair
+        for pair in compared.pairs
+        if any(None not in values for values in figures(pair).values())
+    ]
     found = [(pair, _changed(pair), ran_differently(pair)) for pair in known]
     changed = [one for one in found if one[1] or one[2]]
     same = len(known) - len(changed)
     lines: list[Line | Text] = []
     for pair, differ, ran in changed[:MOST]:
         lines.append(Text(pair.row.key, style="bold"))
-        lines += [Line(f"  {_name(name)}", (*_texts(name, *values), _share(*values))) for name, values in differ.items()]
+        lines += [
+            Line(f"  {_name(name)}", (*_texts(name, *values), _share(*values)))
+            for name, values in differ.items()
+        ]
         lines += [Text(f"    {one}") for one in ran]
-    drawn = [Columns("figure", ("base", "head", "change"), "", lines).drawn(width, colour)] if lines else []
-    more = (
-        [f"{counted(len(changed) - MOST, 'further row')} with other counts, bytes or code: --json has them"] if len(changed) > MOST else []
+    drawn = (
+        [Columns("figure", ("base", "head", "change"), "", lines).drawn(width, colour)]
+        if lines
+        else []
     )
-    return [*drawn, *more, *([f"{counted(same, 'row')} with the same counts, bytes and code"] if same else [])]
+    more = (
+        [
+            f"{counted(len(changed) - MOST, 'further row')} with other counts, bytes or code: --json has them"
+        ]
+        if len(changed) > MOST
+        else []
+    )
+    return [
+        *drawn,
+        *more,
+        *([f"{counted(same, 'row')} with the same counts, bytes and code"] if same else []),
+    ]
 
 
 def _changed(pair: Pair) -> dict[str, tuple[_Value, _Value]]:
     """The exact figures that both sides know, and that differ."""
-    return {name: values for name, values in figures(pair).items() if None not in values and values[0] != values[1]}
+    return {
+        name: values
+        for name, values in figures(pair).items()
+        if None not in values and values[0] != values[1]
+    }
 
 
 def _name(figure: str) -> str:
@@ -189,37 +255,72 @@ def _texts(name: str, *values: _Value) -> tuple[str, ...]:
 
 
 def _share(base: _Value, head: _Value) -> str:
-    if isinstance(base, (int, float)) and isinstance(head, (int, float)) and base > 0 and base != head:
+    if (
+        isinstance(base, (int, float))
+        and isinstance(head, (int, float))
+        and base > 0
+        and base != head
+    ):
         return change(head / base - 1)
     return ""
 
 
 # For programs
 
-_FIELDS = ("test", "outcome", "code", "base_s", "head_s", "change", "change_low", "change_high", "catches", "simulated", "reason")
+_FIELDS = (
+    "test",
+    "outcome",
+    "code",
+    "base_s",
+    "head_s",
+    "change",
+    "change_low",
+    "change_high",
+    "catches",
+    "simulated",
+    "reason",
+)
 
 
 def fields(pair: Pair) -> dict[str, object]:
     """One row for programs: seconds, and shares as fractions; and the exact figures, null where a side does not know one."""
     row, verdict, found = pair.row, pair.row.verdict, pair.row.verdict.comparison
-    change = (found.delta, found.low, found.high, found.catches) if found is not None else (None,) * 4
+    change = (
+        (found.delta, found.low, found.high, found.catches) if found is not None else (None,) * 4
+    )
     code = verdict.code.value if verdict.code is not None else None
     judged = (row.key, verdict.outcome.value, code)
-    of_time = zip(_FIELDS, (*judged, pair.base, pair.head, *change, verdict.simulated, verdict.reason), strict=True)
+    of_time = zip(
+        _FIELDS,
+        (*judged, pair.base, pair.head, *change, verdict.simulated, verdict.reason),
+        strict=True,
+    )
     exact = {name: {"base": base, "head": head} for name, (base, head) in figures(pair).items()}
     return {**dict(of_time), "figures": exact, "ran_differently": list(ran_differently(pair))}
 
 
-def as_json(compared: SetComparison, base: SideResults, head: SideResults, *, code: int) -> dict[str, Any]:
+def as_json(
+    compared: SetComparison, base: SideResults, head: SideResults, *, code: int
+) -> dict[str, Any]:
     """The comparison as plain values."""
     rows = [fields(pair) for pair in sorted(compared.pairs, key=_rank)]
     missing = [{"test": one.key, **msgspec.to_builtins(one)} for one in compared.missing]
     sides = {"base": base.name, "head": head.name}
-    return {"kind": "gpumem compare", "schema": 1, **sides, "forced": compared.forced, "exit": code, "rows": rows, "missing": missing}
+    return {
+        "kind": "gpumem compare",
+        "schema": 1,
+        **sides,
+        "forced": compared.forced,
+        "exit": code,
+        "rows": rows,
+        "missing": missing,
+    }
 
 
 def _what(side: SideResults) -> str:
-    devices = " and ".join("an unknown GPU" if key == UNKNOWN_GPU.key else key for key in side.devices)
+    devices = " and ".join(
+        "an unknown GPU" if key == UNKNOWN_GPU.key else key for key in side.devices
+    )
     drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
     driver = f", driver {' and '.join(drivers)}" if drivers else ""
     return f"{side.name}, {counted(side.processes, 'process')} on {devices}{driver}"
@@ -228,17 +329,31 @@ def _what(side: SideResults) -> str:
 @click.command(
     short_help="Compare result files, without a GPU.",
     epilog=examples(
-        "gpumem compare base.json head.json --max-regression 1%", "gpumem compare 'base-*.json' 'head-*.json'    # several processes a side"
+        "gpumem compare base.json head.json --max-regression 1%",
+        "gpumem compare 'base-*.json' 'head-*.json'    # several processes a side",
     ),
 )
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down of tests without a limit of their own, such as "1%".'
+    "--max-regression",
+    metavar="MARGIN",
+    callback=margin,
+    help='Allowed slow-down of tests without a limit of their own, such as "1%".',
 )
-@click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.",
+)
 @json_option("Write the comparison as JSON.")
-@click.option("--force", is_flag=True, help="Compare results of different GPUs too. Such a comparison never exits with 0.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Compare results of different GPUs too. Such a comparison never exits with 0.",
+)
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
-def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, file: Path | None, force: bool) -> int:
+def compare(
+    sides: tuple[str, ...], max_regression: str | None, strict: bool, file: Path | None, force: bool
+) -> int:
     """Judge HEAD against BASE as a session judges a run against its baseline, without a GPU.
 
     The limits of the tests apply to times, memory, counts and machine code. A row of BASE that HEAD lacks is lost. The command lists the
@@ -248,7 +363,9 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fi
     from pytest_gpumem.baselines.result_sets import side
 
     if len(sides) != 2:
-        raise click.UsageError(f"BASE and HEAD are two, not {len(sides)}; put a pattern such as 'base-*.json' into quotes.")
+        raise click.UsageError(
+            f"BASE and HEAD are two, not {len(sides)}; put a pattern such as 'base-*.json' into quotes."
+        )
     first, second = (side(given) for given in sides)
     compared = compare_sides(first, second, max_regression, force=force)
     code = compared.exit_code(strict=strict)

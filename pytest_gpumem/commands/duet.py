@@ -52,9 +52,15 @@ if TYPE_CHECKING:
         "gpumem duet v1.2 --flagged run.json -- -k 'not slow'",
     ),
 )
-@click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
+@click.option(
+    "--head",
+    metavar="PATH",
+    help="Folder or wheel to compare with BASE. Default: the working tree.",
+)
 @test_option
-@click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
+@click.option(
+    "--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file."
+)
 @click.option(
     "--max-regression",
     metavar="MARGIN",
@@ -63,14 +69,23 @@ if TYPE_CHECKING:
 )
 @rounds_option
 @click.option(
-    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to resume from. Default: one in the temporary folder.",
 )
 @json_option("Write verdicts and all processes as JSON.")
-@click.option("--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU.")
+@click.option(
+    "--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU."
+)
 @click.argument("base", metavar="BASE")
 @pytest_arguments
 def duet(
-    base: str, tests: tuple[str, ...], flagged: str | None, file: Path | None, pytest_arguments: tuple[str, ...], **options: Any
+    base: str,
+    tests: tuple[str, ...],
+    flagged: str | None,
+    file: Path | None,
+    pytest_arguments: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Decide whether head is slower than BASE: a git revision, a folder or a wheel.
 
@@ -84,7 +99,16 @@ def duet(
     wanted = _wanted(tests, flagged)
     if wanted is None:
         click.echo(printable(f"nothing is flagged in {flagged}: there is nothing to compare"))
-        write_json(file, {"kind": "gpumem duet", "schema": SCHEMA, "exit": int(Exit.FINE), "verdicts": [], "processes": []})
+        write_json(
+            file,
+            {
+                "kind": "gpumem duet",
+                "schema": SCHEMA,
+                "exit": int(Exit.FINE),
+                "verdicts": [],
+                "processes": [],
+            },
+        )
         return Exit.FINE
     code, _ = compare(base, wanted, pytest_arguments, file=file, **options)
     if file is not None:
@@ -126,7 +150,11 @@ def compare(
     from pytest_gpumem.runs.worktree import two_sides, working_tree
 
     begun, here = time.monotonic(), Path.cwd()
-    strict = strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
+    strict = (
+        strict
+        or "--gpumem-strict" in pytest_arguments
+        or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
+    )
     arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
@@ -153,11 +181,24 @@ def compare(
         click.echo(report.named(sides), err=True)
         try:
             with _progress() as show:
-                played = Duet(sides, processes, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, on_progress=show).play()
+                played = Duet(
+                    sides,
+                    processes,
+                    kept,
+                    wanted,
+                    max_regression=max_regression,
+                    rounds_max=rounds_max,
+                    on_progress=show,
+                ).play()
         except KeyboardInterrupt:
             if finished := kept.count():
                 held = counted(finished, "process")
-                click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {held}, and {again}"), err=True)
+                click.echo(
+                    printable(
+                        f"gpumem duet: stopped; the journal {kept.path} holds {held}, and {again}"
+                    ),
+                    err=True,
+                )
             raise
         seconds = time.monotonic() - begun
         code = report.exit_code(played, strict=strict or played.strict)
@@ -167,7 +208,9 @@ def compare(
             document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
             write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
         if played.open:
-            click.echo(f"to go on with more pairs: the same command with --rounds-max {2 * rounds_max}")
+            click.echo(
+                f"to go on with more pairs: the same command with --rounds-max {2 * rounds_max}"
+            )
         elif journal is None:
             kept.remove()
         return code, played
@@ -193,7 +236,9 @@ def _tell(played: DuetResult, sides: Mapping[str, Side], seconds: float) -> None
     unnamed = None if one_place(sys.stdout, sys.stderr) else sides
     click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
     if not played.verdicts:
-        click.echo("nothing was measured: no test among those that were selected measures on the GPU")
+        click.echo(
+            "nothing was measured: no test among those that were selected measures on the GPU"
+        )
 
 
 def _wanted(tests: tuple[str, ...], flagged: str | None) -> RowFilter | None:
@@ -266,11 +311,20 @@ def _progress() -> Iterator[Callable[[DuetProgress], None]]:
                 click.echo(printable(now.note), err=True)
             elif now.open and now.rounds.bit_count() == 1 and now.rounds not in shown:
                 shown.add(now.rounds)
-                click.echo(f"round {now.rounds}: {now.open} undecided, at most {rounded_duration(now.at_most)} more", err=True)
+                click.echo(
+                    f"round {now.rounds}: {now.open} undecided, at most {rounded_duration(now.at_most)} more",
+                    err=True,
+                )
 
         yield plain
         return
-    with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        transient=True,
+    ) as bar:
         task = bar.add_task("first pair", total=None, left="")
 
         def draw(now: DuetProgress) -> None:
@@ -279,7 +333,11 @@ def _progress() -> Iterator[Callable[[DuetProgress], None]]:
             if now.rounds:
                 text = f"round {now.rounds} of at most {now.last}, {now.open} undecided"
                 bar.update(
-                    task, description=text, total=now.last, completed=now.rounds, left=f"at most {rounded_duration(now.at_most)} more"
+                    task,
+                    description=text,
+                    total=now.last,
+                    completed=now.rounds,
+                    left=f"at most {rounded_duration(now.at_most)} more",
                 )
 
         yield draw

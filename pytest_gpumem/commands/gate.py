@@ -34,7 +34,14 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import (
+    ACCEPTS,
+    BASE_SELECTION,
+    BASELINE_OF,
+    SELECTION,
+    OptionRole,
+    of_role,
+)
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
@@ -49,7 +56,10 @@ FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 REPORT, SUMMARY = "report.html", "summary.md"
 FILES = (RESULTS, JUNIT, DUET, REPORT, SUMMARY)  # the files of the folder
-IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+IGNORED, MARKER = (
+    ".gitignore",
+    "# made by gpumem gate, which replaces its own files in this folder\n*\n",
+)
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
 
@@ -68,12 +78,21 @@ IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own f
     help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down of tests without a limit of their own, such as "1%".'
+    "--max-regression",
+    metavar="MARGIN",
+    callback=margin,
+    help='Allowed slow-down of tests without a limit of their own, such as "1%".',
 )
-@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and a row in doubt is no verdict.")
+@click.option(
+    "--screen-only",
+    is_flag=True,
+    help="Without the duet: a FAIL stands, and a row in doubt is no verdict.",
+)
 @rounds_option
 @click.option(
-    "--strict", is_flag=True, help="Exit with 6 unless each row with a limit is a PASS, of a real GPU; duets of all rows in doubt."
+    "--strict",
+    is_flag=True,
+    help="Exit with 6 unless each row with a limit is a PASS, of a real GPU; duets of all rows in doubt.",
 )
 @click.option(
     "--accept-from-change",
@@ -116,7 +135,10 @@ def gate(
     accepted = _accepted(merge_base)
     added = Acceptances(accepted if accept_from_change else ())
     # A limit of a test wins over this one, in the screen and in the duet.
-    measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
+    measuring = (
+        *pytest_arguments,
+        *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []),
+    )
     _prepare(output)
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
@@ -124,15 +146,33 @@ def gate(
         _say(f"step 1 of {steps}: collect the tests of the merge base with {base}", err=True)
         of_base = _base(base, merge_base, measuring, stack)
         selecting = stack.enter_context(of_base.selecting()) if of_base is not None else _nothing()
-        _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
+        _say(
+            f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}",
+            err=True,
+        )
         screened = _screen(output, base, measuring, selecting=selecting, accepts=accept_from_change)
         # The change's own mistake comes first.
         selection = Selection({}) if screened.code == Exit.USAGE else selecting.result()
-        changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
-        gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
+        changes = (
+            list(loosened(screened.selection, selection)) if screened.selection is not None else []
+        )
+        gated = GateRun(
+            output,
+            base,
+            of_base,
+            selection,
+            measuring,
+            rounds_max,
+            added,
+            changes,
+            screen_only=screen_only,
+            strict=strict,
+        )
         decision = gated.decision(screened)
     of_files = [
-        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if one not in added.files
+        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change"
+        for one in accepted
+        if one not in added.files
     ]
     of_files += [
         f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
@@ -142,7 +182,13 @@ def gate(
     decision = replace(decision, remarks=lines)
     meant = if_meant(decision)
     if screened.document is not None:
-        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)), screened.places)
+        _tell(
+            output,
+            base,
+            screened.document,
+            replace(decision, remarks=(*lines, *meant)),
+            screened.places,
+        )
     else:
         _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(list(lines))))
     if written := [name for name in FILES if (output / name).exists()]:
@@ -152,7 +198,12 @@ def gate(
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
         counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [*ending(decision.rows, gated.again, errors), *meant, counts, f"report: {output / REPORT}"]
+        last = [
+            *ending(decision.rows, gated.again, errors),
+            *meant,
+            counts,
+            f"report: {output / REPORT}",
+        ]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
@@ -166,7 +217,10 @@ def _accepted(merge_base: str) -> list[Acceptance]:
     if not (found := acceptances(here)):
         return []
     merged = files_at(merge_base, ACCEPTED, here)
-    added, seen = [one for one in found if one.file_name not in merged], dict[tuple[object, ...], str]()
+    added, seen = (
+        [one for one in found if one.file_name not in merged],
+        dict[tuple[object, ...], str](),
+    )
     for one in added:
         for change in one.changes:
             same = seen.setdefault((change.row, change.scope, change.limit), one.file_name)
@@ -235,12 +289,22 @@ class GateRun:
         strict_screen = bool(document.settings.get("strict"))
         base, real = OfBase(self.base), self._real(document)
         if screened.code in (Exit.FINE, Exit.FAILED) and not real:
-            base, missing = self._of_base(rows, facts, missing, screened.selection, strict_screen=strict_screen)
-            rows = without_exact(by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen)
+            base, missing = self._of_base(
+                rows, facts, missing, screened.selection, strict_screen=strict_screen
+            )
+            rows = without_exact(
+                by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen
+            )
             # A row that base does not have, and the baseline neither, is compared with nothing.
-            found = [row for row in flagged(rows) if row.key not in base.new or row.verdict.comparison is not None]
+            found = [
+                row
+                for row in flagged(rows)
+                if row.key not in base.new or row.verdict.comparison is not None
+            ]
             if found and not self.screen_only:
-                wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
+                wanted = [
+                    row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found
+                ]
                 _say(f"step 3 of 3: the screen flags {_flags(len(found), len(wanted))}", err=True)
                 if wanted:
                     duet = self._duet(wanted)
@@ -258,14 +322,18 @@ class GateRun:
             unrun=sum(one.unrun for one in screened.failures),
         )
         decision = with_missing(decision, missing)
-        decision = with_accepted(decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added))
+        decision = with_accepted(
+            decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added)
+        )
         if facts.simulated:
             *remarks, result = decision.remarks
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
         return replace(decision, rows=self.with_differences(decision.rows, duet or {}))
 
-    def with_differences(self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict]) -> tuple[Row, ...]:
+    def with_differences(
+        self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict]
+    ) -> tuple[Row, ...]:
         """The rows; the worst that fail have their differences from base, of the duet or of one more process of each side.
         `duet`: its verdicts, by row key.
         """
@@ -278,7 +346,11 @@ class GateRun:
             known.append(structs.replace(row, differences=row.differences or of_duet))
         unknown, failing = [], 0
         for row in worst_first(known):
-            by_figures = row.verdict.outcome is Outcome.FAIL and row.measured_something and row.test_error is not True
+            by_figures = (
+                row.verdict.outcome is Outcome.FAIL
+                and row.measured_something
+                and row.test_error is not True
+            )
             if not by_figures or self.selection.lacks(row.nodeid) or failing == EXPLAINED:
                 continue
             failing += 1
@@ -290,13 +362,20 @@ class GateRun:
 
     def _looked_at_again(self, rows: Sequence[Row]) -> list[Row]:
         """Failing rows with their differences between one more process of base and of the change."""
-        from pytest_gpumem.judging.differences import fails_by_memory, memory_differences, row_differences
+        from pytest_gpumem.judging.differences import (
+            fails_by_memory,
+            memory_differences,
+            row_differences,
+        )
         from pytest_gpumem.reporting.concerns import CAUSE_SECONDS
         from pytest_gpumem.runs import RunError
 
         if not rows or self.of_base is None:
             return []
-        _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {CAUSE_SECONDS:.0f} s at most", err=True)
+        _say(
+            f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {CAUSE_SECONDS:.0f} s at most",
+            err=True,
+        )
         try:
             base, head = self.of_base.traced(sorted({row.nodeid for row in rows}), CAUSE_SECONDS)
         except RunError as error:
@@ -318,9 +397,16 @@ class GateRun:
 
     def again(self, row: Row) -> list[str]:
         """The command that measures a failing row again."""
-        if any(one.limit == "max_regression" and one.outcome is Outcome.FAIL for one in row.verdict.limits):
+        if any(
+            one.limit == "max_regression" and one.outcome is Outcome.FAIL
+            for one in row.verdict.limits
+        ):
             return ["gpumem", "duet", self.base, "--test", row.nodeid]
-        words = [word for word in self.arguments if word.startswith("-") or not Path(word.partition("::")[0]).exists()]
+        words = [
+            word
+            for word in self.arguments
+            if word.startswith("-") or not Path(word.partition("::")[0]).exists()
+        ]
         return ["pytest", "--gpumem", *words, row.nodeid]
 
     def _real(self, document: Document) -> tuple[str, ...]:
@@ -330,51 +416,100 @@ class GateRun:
         return tuple(key for key in _place(document).devices() if not key.startswith(SIMULATED))
 
     def _of_base(
-        self, rows: Sequence[Row], facts: DeviceFacts, missing: Sequence[Omission], own: Selection | None, *, strict_screen: bool
+        self,
+        rows: Sequence[Row],
+        facts: DeviceFacts,
+        missing: Sequence[Omission],
+        own: Selection | None,
+        *,
+        strict_screen: bool,
     ) -> tuple[OfBase, Sequence[Omission]]:
         """What base says of the rows, and of what was not judged. `own`: what the change selects."""
         from pytest_gpumem.judging.exact import of_memory
-        from pytest_gpumem.runs.decision import OfBase, asks_base, excused, held_by_base, unknown_to_base
+        from pytest_gpumem.runs.decision import (
+            OfBase,
+            asks_base,
+            excused,
+            held_by_base,
+            unknown_to_base,
+        )
         from pytest_gpumem.runs.processes import BASE, HEAD
 
-        base = OfBase(self.base, frozenset(row.key for row in rows if self.selection.lacks(row.nodeid)), accepts=self._accepts)
+        base = OfBase(
+            self.base,
+            frozenset(row.key for row in rows if self.selection.lacks(row.nodeid)),
+            accepts=self._accepts,
+        )
         edits = partial(edited, own=own or Selection({}), base=self.selection)
         tests = sorted(asks_base(rows, missing, base.new, edits, strict=strict_screen))
         if not tests or (process := self._figures(tests, BASE)) is None:
             return base, missing
-        skipped = {nodeid for nodeid, (outcome, _) in process.outcomes.items() if outcome == "skipped"}
-        unknown = unknown_to_base(rows, process.rows, process.finished - skipped) if process.error is None else set()
+        skipped = {
+            nodeid for nodeid, (outcome, _) in process.outcomes.items() if outcome == "skipped"
+        }
+        unknown = (
+            unknown_to_base(rows, process.rows, process.finished - skipped)
+            if process.error is None
+            else set()
+        )
         base = replace(base, new=base.new | unknown, figures=process.by_key)
-        if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (own_process := self._figures(tests, HEAD)):
-            base = self._confirmed(rows, facts, replace(base, alone=own_process.by_key), tests, strict=strict_screen)
+        if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (
+            own_process := self._figures(tests, HEAD)
+        ):
+            base = self._confirmed(
+                rows, facts, replace(base, alone=own_process.by_key), tests, strict=strict_screen
+            )
         return base, excused(missing, skipped, self.base)
 
-    def _confirmed(self, rows: Sequence[Row], facts: DeviceFacts, base: OfBase, tests: Sequence[str], *, strict: bool) -> OfBase:
+    def _confirmed(
+        self,
+        rows: Sequence[Row],
+        facts: DeviceFacts,
+        base: OfBase,
+        tests: Sequence[str],
+        *,
+        strict: bool,
+    ) -> OfBase:
         """What base says, with further processes of the change while a peak has grown in all of them."""
         from pytest_gpumem.judging.footprint import with_further
         from pytest_gpumem.runs.decision import by_base
         from pytest_gpumem.runs.processes import HEAD
 
         for _ in range(ENOUGH - 1):
-            results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
-            grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
+            results = (
+                one
+                for row in by_base(rows, facts, base, strict=strict)
+                for one in row.verdict.limits
+            )
+            grown = any(
+                one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL
+                for one in results
+            )
             if not grown or (again := self._figures(tests, HEAD, "one more process")) is None:
                 break
             alone = {
-                key: row if row.footprint is None else structs.replace(row, footprint=with_further(row.footprint, key, [again.by_key]))
+                key: row
+                if row.footprint is None
+                else structs.replace(
+                    row, footprint=with_further(row.footprint, key, [again.by_key])
+                )
                 for key, row in base.alone.items()
             }
             base = replace(base, alone=alone)
         return base
 
-    def _figures(self, tests: Sequence[str], side: str, which: str = "one process") -> ProcessRecord | None:
+    def _figures(
+        self, tests: Sequence[str], side: str, which: str = "one process"
+    ) -> ProcessRecord | None:
         """A process of a side; None if it could not start. `which`: it is, in words."""
         from pytest_gpumem.runs import RunError
         from pytest_gpumem.runs.processes import BASE
 
         if self.of_base is None:
             return None
-        name, what = (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
+        name, what = (
+            (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
+        )
         _say(f"{which} of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
         try:
             process = self.of_base.figures(tests, side)
@@ -394,14 +529,21 @@ class GateRun:
         from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 
         if self.of_base is None:
-            return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}
+            return {
+                row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True)
+                for row in rows
+            }
         _, played = compare(
             self.base,
             RowFilter.of(rows),
             self.arguments,
             base_side=self.of_base.side,
             # Those of the screen, which hold a change to the limits of base.
-            max_regression={row.key: row.limits.max_regression for row in rows if row.limits.max_regression is not None},
+            max_regression={
+                row.key: row.limits.max_regression
+                for row in rows
+                if row.limits.max_regression is not None
+            },
             rounds_max=self.rounds_max,
             file=self.output / DUET,
             evidence=True,
@@ -453,8 +595,12 @@ def _flags(found: int, wanted: int) -> str:
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why)
-    refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)}
+    refused = dict.fromkeys(
+        ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why
+    )
+    refused |= {
+        option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)
+    }
     for argument in arguments:
         if (name := argument.partition("=")[0]) in refused:
             raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
@@ -479,18 +625,32 @@ class ScreenResult:
     code: int  # pytest's exit code
     failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
-    selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
-    places: Mapping[str, Place] = field(default_factory=dict)  # where its tests are defined, by node id
+    selection: Selection | None = None
+    """The tests that it selects; None if it did not come to its end."""
+    places: Mapping[str, Place] = field(
+        default_factory=dict
+    )  # where its tests are defined, by node id
 
 
-def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Future[Selection], accepts: bool) -> ScreenResult:
+def _screen(
+    output: Path,
+    base: str,
+    arguments: Sequence[str],
+    *,
+    selecting: Future[Selection],
+    accepts: bool,
+) -> ScreenResult:
     """`selecting`: finds the tests that base selects; no test runs before. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
     # In this family JUnit's file says where each test is defined.
-    own = [f"--junitxml={output / JUNIT}", "--override-ini=junit_family=xunit1", f"--gpumem-report={output / REPORT}"]
+    own = [
+        f"--junitxml={output / JUNIT}",
+        "--override-ini=junit_family=xunit1",
+        f"--gpumem-report={output / REPORT}",
+    ]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header"], results=output / RESULTS)
@@ -501,7 +661,11 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Fut
         if accepts:
             variables[ACCEPTS] = "1"
         code = run_here(command, for_a_run(os.environ) | variables)
-        selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
+        selected = (
+            from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection)
+            if of_head.exists()
+            else None
+        )
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return ScreenResult(code, (), None, selected)
@@ -527,7 +691,9 @@ def _in_junit(nodeid: str) -> tuple[str, str]:
     return ".".join(words[:-1]), f"{words[-1]}{bracket}{parameters}"
 
 
-_OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')  # what it adds to a message
+_OF_PYTEST = re.compile(
+    r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$'
+)  # what it adds to a message
 
 
 def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure], dict[str, Place]]:
@@ -546,7 +712,9 @@ def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure],
         file, line = case.get("file"), case.get("line")
         if name in named and file is not None and line is not None:
             # pytest's root folder, which paths are relative to, is this one or above.
-            root = next((folder for folder in (here, *here.parents) if (folder / file).exists()), here)
+            root = next(
+                (folder for folder in (here, *here.parents) if (folder / file).exists()), here
+            )
             places[named[name]] = place_of(root, file, int(line) + 1)
         for failed in (*case.findall("failure"), *case.findall("error")):
             lines = (failed.get("message") or failed.text or "").strip().splitlines()
@@ -555,14 +723,23 @@ def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure],
     return found, places
 
 
-def _tell(output: Path, base: str, document: Document, decision: Decision, places: Mapping[str, Place]) -> None:
+def _tell(
+    output: Path, base: str, document: Document, decision: Decision, places: Mapping[str, Place]
+) -> None:
     """Write results, report and summary, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.reporting import html, markdown
     from pytest_gpumem.reporting.run import Run
 
     _write_results(output / RESULTS, document, decision)
     shown = load_results(output / RESULTS)
-    run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
+    run = Run(
+        decision.rows,
+        document.device,
+        document.settings,
+        shown.utc,
+        shown.revision,
+        remarks=decision.remarks,
+    )
     saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
     run = replace(run, past=past, footprints=saved.newest_footprints)
@@ -585,7 +762,11 @@ def _prepare(output: Path) -> None:
         if (
             output.is_dir()
             and any(output.iterdir())
-            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+            and (
+                marker.is_symlink()
+                or not marker.is_file()
+                or marker.read_bytes() != MARKER.encode()
+            )
         ):
             raise click.UsageError(
                 f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."

@@ -54,7 +54,9 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.group(no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute.")
+@click.group(
+    no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute."
+)
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 
@@ -68,7 +70,12 @@ def profile() -> None:
     epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"),
 )
 @_options
-def nsys(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], pytest_arguments: tuple[str, ...]) -> int:
+def nsys(
+    tests: tuple[str, ...],
+    report: Path | None,
+    options: tuple[str, ...],
+    pytest_arguments: tuple[str, ...],
+) -> int:
     """Record a time line by Nsight Systems: CUDA calls, kernels, copies, and the tests' ranges; page faults where a test has managed
     buffers.
 
@@ -83,10 +90,17 @@ def nsys(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], 
 
 @profile.command(
     short_help="Collect counters by Nsight Compute.",
-    epilog=examples('gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'),
+    epilog=examples(
+        'gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'
+    ),
 )
 @_options
-def ncu(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], pytest_arguments: tuple[str, ...]) -> int:
+def ncu(
+    tests: tuple[str, ...],
+    report: Path | None,
+    options: tuple[str, ...],
+    pytest_arguments: tuple[str, ...],
+) -> int:
     """Collect counters of each measured launch by Nsight Compute.
 
     Only the measured launches of the selected tests are profiled; clocks are left alone, and the caches are emptied before each. GPUMEM_NCU
@@ -110,12 +124,18 @@ def _profiled(request: ProfileRequest) -> int:
     for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
         click.echo(printable(line))
     if count > 1:
-        more = f" and {count - MOST} more: the results have them as range_name" if count > MOST else ""
-        click.echo(f"ranges of the tests: {', '.join(one.name for one in report.tests[:MOST])}{more}")
+        more = (
+            f" and {count - MOST} more: the results have them as range_name" if count > MOST else ""
+        )
+        click.echo(
+            f"ranges of the tests: {', '.join(one.name for one in report.tests[:MOST])}{more}"
+        )
     if report.exit_code < 0:
         log(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole")
         return Exit.FAILED
     if report.exit_code:
-        log(f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above")
+        log(
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above"
+        )
         return Exit.FAILED
     return Exit.FINE

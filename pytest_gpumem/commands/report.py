@@ -30,11 +30,20 @@ def _against(base: str, results: Path, run: Run) -> Run:
     other = side(base)
     compared = compare_sides(other, side(str(results)), None, force=False)
     judged = {row.key: row for row in compared.rows}
-    rows = [_judged_as(row, judged[row.key]) if row.key in judged and not row.failed else row for row in run.rows]
+    rows = [
+        _judged_as(row, judged[row.key]) if row.key in judged and not row.failed else row
+        for row in run.rows
+    ]
     lost = []
     for one in (one for one in compared.missing if one.what == ROW):
         why = LimitResult("", Outcome.UNDECIDED, Code.NOT_MEASURED, one.reason)
-        lost.append(with_verdict(Row(one.nodeid, Limits(), OPEN, label=one.label), [why], simulated=run.facts.simulated))
+        lost.append(
+            with_verdict(
+                Row(one.nodeid, Limits(), OPEN, label=one.label),
+                [why],
+                simulated=run.facts.simulated,
+            )
+        )
     past = {row.key: other.baseline.past(row) for row in rows}
     return replace(run, rows=[*rows, *lost], past=past, footprints=other.baseline.newest_footprints)
 
@@ -47,9 +56,13 @@ def _judged_as(row: Row, judged: Row) -> Row:
     short_help="Make an HTML report, or files for other programs.",
     epilog=examples("gpumem report results.json", "gpumem report results.json --csv results.csv"),
 )
-@file_option("-o", "The page. Default, if no other file is named: beside RESULTS, with .html.", "output")
+@file_option(
+    "-o", "The page. Default, if no other file is named: beside RESULTS, with .html.", "output"
+)
 @file_option("--csv", "A line for each row, in SI units.")
-@file_option("--json", "Times, bytes and counts for github-action-benchmark's tool customSmallerIsBetter.")
+@file_option(
+    "--json", "Times, bytes and counts for github-action-benchmark's tool customSmallerIsBetter."
+)
 @click.option(
     "--base",
     metavar="BASE",
@@ -65,8 +78,12 @@ def report(results: Path, output: Path | None, base: str | None, **files: Path |
     from pytest_gpumem.reporting.html import page
 
     if results.is_dir():
-        raise UserError(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")
-    chosen = {f"--{name}": (file, FORMATS[name]) for name, file in files.items() if file is not None}
+        raise UserError(
+            f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem"
+        )
+    chosen = {
+        f"--{name}": (file, FORMATS[name]) for name, file in files.items() if file is not None
+    }
     if output is not None or not chosen:
         chosen["-o"] = output or results.with_suffix(".html"), page
     for option, (path, _) in chosen.items():

@@ -54,7 +54,11 @@ def innermost(lines: Iterable[Line]) -> Line | None:
 def _name_of_thread() -> str:
     """The system's name of this thread, such as "pt_autograd_0"."""
     try:
-        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text(encoding="utf-8").strip()
+        return (
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+            .read_text(encoding="utf-8")
+            .strip()
+        )
     except OSError:
         return threading.current_thread().name
 
@@ -69,7 +73,9 @@ def is_users(file: str) -> bool:
     """True for a file that is neither the standard library's, nor an installed package's, nor this package's."""
     if file.startswith("<"):
         return False
-    return not file.startswith((PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
+    return not file.startswith((PACKAGE, *_STANDARD)) and not any(
+        part in _INSTALLED for part in _parts(file)
+    )
 
 
 @cache
@@ -78,7 +84,9 @@ def is_pytests(file: str) -> bool:
     return "_pytest" in _parts(file)
 
 
-def sites(at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], root: Path) -> tuple[Site, ...]:
+def sites(
+    at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], root: Path
+) -> tuple[Site, ...]:
     """The lines that allocated what lived at the peak or is kept, largest first. `at_peak`, `kept`: have lines."""
     groups: dict[tuple[Line, Series], _Group] = {}
     for one in at_peak:
@@ -87,14 +95,26 @@ def sites(at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], r
         groups.setdefault((one.line, one.series), _Group()).kept.append(one)
     made = [group.site(line, series, root) for (line, series), group in groups.items()]
     both = attrgetter("at_peak"), attrgetter("kept")
-    shown = {id(site) for of in both for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}
-    return tuple(sorted((site for site in made if id(site) in shown), key=lambda site: (-site.at_peak, -site.kept, site.file, site.line)))
+    shown = {
+        id(site)
+        for of in both
+        for site in sorted(made, key=of, reverse=True)[:MOST_SITES]
+        if of(site)
+    }
+    return tuple(
+        sorted(
+            (site for site in made if id(site) in shown),
+            key=lambda site: (-site.at_peak, -site.kept, site.file, site.line),
+        )
+    )
 
 
 def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
     """True if a pattern such as "conftest.py:*" names a line. `file`: as `shown_path` gives it; without one, the line is unknown."""
     place = f"{file}:{line}"
-    return bool(file) and any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns)
+    return bool(file) and any(
+        fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns
+    )
 
 
 def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) -> bool:
@@ -143,6 +163,8 @@ def _sum(allocations: Iterable[AllocationEvent]) -> int:
 def shown_path(file: str, root: Path) -> str:
     """A file relative to the root folder or to the folder of installed packages, where it lies in one: the same on every machine."""
     path = Path(file)
-    if (installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]) and path.is_absolute():
+    if (
+        installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]
+    ) and path.is_absolute():
         return Path(*path.parts[installed[-1] + 1 :]).as_posix()
     return path.relative_to(root).as_posix() if file and path.is_relative_to(root) else file

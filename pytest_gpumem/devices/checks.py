@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    ALLOCATORS,
+    AccessProperty,
+    Allocation,
+    DeviceError,
+    Launch,
+    OutOfMemory,
+    Unsupported,
+    WindowSpec,
+)
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
@@ -23,8 +32,15 @@ def check_size(nbytes: int) -> None:
 
 def check_host_array(array: Any) -> None:
     """Check that an array's memory can be used as host memory. Raises `DeviceError`: it is not writable and contiguous, or empty."""
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
-        raise DeviceError("only a writable, C-contiguous NumPy array with elements can be used as host memory")
+    if (
+        not isinstance(array, np.ndarray)
+        or not array.flags.c_contiguous
+        or not array.flags.writeable
+        or array.nbytes == 0
+    ):
+        raise DeviceError(
+            "only a writable, C-contiguous NumPy array with elements can be used as host memory"
+        )
 
 
 def check_allocator(name: str) -> None:
@@ -40,7 +56,9 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
         whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
-    device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+    device, on_host = (
+        at + offset if at else 0 for at in (allocation.address, allocation.host_address)
+    )
     return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
 
 
@@ -52,13 +70,17 @@ def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None
     if not allocation.kind.managed:
         raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
     if not facts.concurrent_managed_access:
-        raise Unsupported(f"{facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
+        raise Unsupported(
+            f"{facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}"
+        )
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:
     """Check that the host can take evicted pages of `nbytes` of managed memory: half of its `host_bytes` at most. Raises `OutOfMemory`."""
     if not 0 < nbytes <= (most := host_bytes // 2):
-        raise OutOfMemory(f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} GiB for evicted pages")
+        raise OutOfMemory(
+            f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} GiB for evicted pages"
+        )
 
 
 def check_live(launch: Launch) -> None:
@@ -73,7 +95,9 @@ def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None
     if destination.freed or source.freed:
         raise DeviceError(f"a copy of {nbytes} bytes: the memory was freed")
     if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
-        raise DeviceError(f"a copy of {nbytes} bytes from {source.nbytes} to {destination.nbytes} bytes of memory")
+        raise DeviceError(
+            f"a copy of {nbytes} bytes from {source.nbytes} to {destination.nbytes} bytes of memory"
+        )
 
 
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
@@ -114,9 +138,7 @@ def fixed_by_mps(amount: str) -> str:
     """Explain the set-aside under MPS. `amount` is the amount in words, or why it is unknown."""
     value = os.environ.get(MPS_LIMIT)
     here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
-    return (
-        f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: {amount} ({here} in this process)"
-    )
+    return f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: {amount} ({here} in this process)"
 
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
@@ -124,7 +146,9 @@ def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
     Raises `DeviceError`: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.
     """
     if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
-        raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible")
+        raise DeviceError(
+            f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible"
+        )
     if not 0.0 <= window.hit_ratio <= 1.0:
         raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
     if window.miss is AccessProperty.PERSISTING:

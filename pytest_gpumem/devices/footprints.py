@@ -36,12 +36,23 @@ from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryP
 
 
 def _minus(one: Figures, other: Figures) -> Figures:
-    return _plus(one, Figures(-(other.used or 0), -other.unused, -(other.segments or 0), allocations=-(other.allocations or 0)))
+    return _plus(
+        one,
+        Figures(
+            -(other.used or 0),
+            -other.unused,
+            -(other.segments or 0),
+            allocations=-(other.allocations or 0),
+        ),
+    )
 
 
 def _plus(one: Figures, other: Figures) -> Figures:
     used = None if one.used is None else one.used + (other.used or 0)
-    segments, made = (one.segments or 0) + (other.segments or 0), (one.allocations or 0) + (other.allocations or 0)
+    segments, made = (
+        (one.segments or 0) + (other.segments or 0),
+        (one.allocations or 0) + (other.allocations or 0),
+    )
     return Figures(used, one.unused + other.unused, segments, allocations=made)
 
 
@@ -117,7 +128,9 @@ class SourceFootprints:
         self._running: dict[str, Source] = {}
         self._reasons: dict[str, str] = {}
         """By source, why it reports no single allocations."""
-        self._lost: dict[str, int] = {}  # by library: gaps after which it is no longer known which of its allocations live
+        self._lost: dict[
+            str, int
+        ] = {}  # by library: gaps after which it is no longer known which of its allocations live
         self._lines = False
         self._paused = False
         self._before: dict[Series, Figures] | None = None
@@ -141,18 +154,24 @@ class SourceFootprints:
         self._wanted, self._lines = (*also, *self._libraries), lines
         self._reasons.clear()
         if not driver and self._driver is not None:
-            self._reasons[self._driver.name] = "allocations of the driver are watched with --gpumem-footprint"
+            self._reasons[self._driver.name] = (
+                "allocations of the driver are watched with --gpumem-footprint"
+            )
         self.look()
         self._forget_freed()
         for series, figures in self._figures().items():
-            if series in self._left and figures.used != self._left[series].used:  # which are freed is not known
+            if (
+                series in self._left and figures.used != self._left[series].used
+            ):  # which are freed is not known
                 self._log.lose(series[0])
 
     def _forget_freed(self) -> None:
         """Book what was freed of the driver's while nobody reported."""
         if self._driver is not None:
             live = (*self._log.of_driver(), *self._log.cached.values())
-            self._log.forget([one for one in live if not self._driver.alive(one)], time.perf_counter())
+            self._log.forget(
+                [one for one in live if not self._driver.alive(one)], time.perf_counter()
+            )
 
     def _gone(self) -> bool:
         """True if the context is gone: a handle of it, such as that of a pool, is a segmentation fault."""
@@ -172,7 +191,9 @@ class SourceFootprints:
     @property
     def driver_is_watched(self) -> bool:
         """True if each allocation of the driver is reported, as on a simulated device, where only fixtures allocate."""
-        return self._driver is None or (self._driver.name in self._running and self._driver.name not in self._reasons)
+        return self._driver is None or (
+            self._driver.name in self._running and self._driver.name not in self._reasons
+        )
 
     def look(self) -> None:
         if self._paused:
@@ -192,7 +213,9 @@ class SourceFootprints:
 
     def _settle(self, *, ours: bool = False) -> None:
         if self._gone():
-            raise DeviceError("the device was reset (cudaDeviceReset): what its memory held went with it")
+            raise DeviceError(
+                "the device was reset (cudaDeviceReset): what its memory held went with it"
+            )
         self.look()
         if not self._paused:
             for source in self._running.values():
@@ -204,12 +227,21 @@ class SourceFootprints:
                 self._log.lose(source.name)
 
     def _figures(self) -> dict[Series, Figures]:
-        return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
+        return {
+            series: figures
+            for source in self._running.values()
+            for series, figures in source.figures().items()
+        }
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
             raise DeviceError("memory is not watched: start() comes first")
-        if self._driver is not None and self._driver.name in self._running and not self.driver_is_watched and not self._paused:
+        if (
+            self._driver is not None
+            and self._driver.name in self._running
+            and not self.driver_is_watched
+            and not self._paused
+        ):
             self._start(self._driver)  # whoever had CUPTI may have given it back
         self._settle()
         return _Watch(self)
@@ -293,7 +325,9 @@ class SourceFootprints:
             before = self._before.get(series, NOTHING)
             growth = _minus(after, before)
             if growth.used is not None:
-                freed = -sum(change for change in uses.get(series, BytesInUse()).changes() if change < 0)
+                freed = -sum(
+                    change for change in uses.get(series, BytesInUse()).changes() if change < 0
+                )
                 growth = growth._replace(used=growth.used + freed)
             self._drift[series] = _plus(self._drift.get(series, NOTHING), growth)
             if (after.high or 0) > (before.high or 0):
@@ -308,12 +342,16 @@ class SourceFootprints:
             return 0
         number = next(self._numbers)
         line = line_of(sys._getframe(1)) if self._lines else NO_LINE
-        self._log.emit(AllocationEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, line))
+        self._log.emit(
+            AllocationEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, line)
+        )
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
-            self._log.emit(AllocationEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
+            self._log.emit(
+                AllocationEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0)
+            )
 
 
 def _place(kind: MemoryKind) -> MemoryPlace | None:
@@ -346,7 +384,11 @@ class _Watch:
     def _gaps(self) -> dict[str, str]:
         """By source: why it did not report all the time since the begin."""
         sources = self._of._wanted or ()
-        return {source.name: source.gaps[-1] for source in sources if len(source.gaps) > self._gaps_before.get(source.name, 0)}
+        return {
+            source.name: source.gaps[-1]
+            for source in sources
+            if len(source.gaps) > self._gaps_before.get(source.name, 0)
+        }
 
     def read(self) -> Footprint:
         of = self._of
@@ -365,10 +407,14 @@ class _Watch:
         uses, unknown = dict(found.uses), 0
         for series, figures in after.items():
             use, unseen = self._by_figures(
-                series, figures._replace(single=figures.single and series[0] not in gaps), uses.get(series, MemoryUse(*series))
+                series,
+                figures._replace(single=figures.single and series[0] not in gaps),
+                uses.get(series, MemoryUse(*series)),
             )
             if unseen is not None:
-                not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
+                not_watched.append(
+                    f"{series[0]}: its peak, which is below an earlier one of this process"
+                )
                 unknown += unseen
             if use != MemoryUse(*series):
                 uses[series] = use
@@ -377,12 +423,25 @@ class _Watch:
         peak = max(found.peak, least)
         most = peak + unknown
         for series, taken in self._unseen(steps, after):
-            not_watched.append(f"{series[0]}: arrays of a thread that ran before, or that Python did not begin: its pool grew for them")
-            most = max(most, taken + sum(use.peak for of, use in uses.items() if use.kind == "device" and of != series))
+            not_watched.append(
+                f"{series[0]}: arrays of a thread that ran before, or that Python did not begin: its pool grew for them"
+            )
+            most = max(
+                most,
+                taken
+                + sum(
+                    use.peak for of, use in uses.items() if use.kind == "device" and of != series
+                ),
+            )
         return Footprint(
             peak=peak,
             peak_bound=most if most > peak else None,
-            uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
+            uses=tuple(
+                sorted(
+                    (self._with_source(use) for use in uses.values()),
+                    key=lambda use: (use.kind, -use.peak, use.library),
+                )
+            ),
             driver_peak=found.driver_peak if driver else None,
             bound=self._bound(uses),
             watched=("fixtures", *of._running),
@@ -414,28 +473,40 @@ class _Watch:
                 if missing > 0 and not claim(steps, library, missing):
                     yield f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too"
 
-    def _unseen(self, steps: Sequence[Step], after: Mapping[Series, Figures]) -> Iterator[tuple[Series, int]]:
+    def _unseen(
+        self, steps: Sequence[Step], after: Mapping[Series, Figures]
+    ) -> Iterator[tuple[Series, int]]:
         """Libraries without a high-water mark whose pool has segments that nobody reported, so that their arrays were not reported either;
         each with the most bytes that its pool can have given out beyond those before."""
         for series, figures in after.items():
             grown = self._grown(series, figures)
             if figures.high is None and grown > self._of._log.segments(series[0], self._mark):
-                of_pool = itertools.accumulate(change for _, change, of in steps if of.owner == series[0])
+                of_pool = itertools.accumulate(
+                    change for _, change, of in steps if of.owner == series[0]
+                )
                 yield series, self._figures.get(series, NOTHING).unused + max(grown, *of_pool, 0)
 
     def _grown(self, series: Series, figures: Figures) -> int:
         """Bytes by which the segments of a library's pool grew since the begin."""
         before = self._figures.get(series, NOTHING)
-        return (figures.segments or 0) - (before.segments or 0) - (self._nobodys(series).segments or 0)
+        return (
+            (figures.segments or 0) - (before.segments or 0) - (self._nobodys(series).segments or 0)
+        )
 
-    def _by_figures(self, series: Series, figures: Figures, use: MemoryUse) -> tuple[MemoryUse, int | None]:
+    def _by_figures(
+        self, series: Series, figures: Figures, use: MemoryUse
+    ) -> tuple[MemoryUse, int | None]:
         """What a library took by its own figures, beside what was seen one by one; and the bytes by which its peak may be larger, None if
         it is known."""
         before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
         # Where the library came into use meanwhile, not all of its allocations were seen.
         single = figures.single and series in {*self._figures, *self._of._since_ours}
-        made = None if figures.allocations is None else figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        made = (
+            None
+            if figures.allocations is None
+            else figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        )
         if made is not None and not single:
             allocations = made
         if figures.used is not None:
@@ -453,7 +524,11 @@ class _Watch:
     def _with_source(self, use: MemoryUse) -> MemoryUse:
         if use.library == FIXTURES:
             return replace(use, source="fixtures")
-        name = self._of._driver.name if use.library == DRIVER and self._of._driver is not None else use.library
+        name = (
+            self._of._driver.name
+            if use.library == DRIVER and self._of._driver is not None
+            else use.library
+        )
         source = next((one for one in self._of._wanted or () if one.name == name), None)
         return use if source is None else replace(use, source=source.method)
 
@@ -464,7 +539,11 @@ class _Watch:
             return None
         nobodys = [self._nobodys(series) for series in self._of._drift if series[1] == "device"]
         known = sum((one.used or 0) + one.unused for one in nobodys)
-        known += sum(use.kept + use.reserved for use in uses.values() if use.kind == "device" and use.library != FIXTURES)
+        known += sum(
+            use.kept + use.reserved
+            for use in uses.values()
+            if use.kind == "device" and use.library != FIXTURES
+        )
         return max(0, self._free - now - known)
 
     def seconds(self) -> float:

@@ -39,9 +39,11 @@ class Figures(NamedTuple):
     used: int | None  # in use by its arrays; None: the sum of the single allocations
     unused: int  # in its pool, and not in use
     segments: int | None = None  # of all segments of its pool; None where it has none
-    high: int | None = None  # the library's own high-water mark of what is in use; None where it has none
+    high: int | None = None
+    """The library's own high-water mark of what is in use; None where it has none."""
     single: bool = True  # its allocations are reported one by one
-    allocations: int | None = None  # allocations up to now; they count where not all are reported one by one
+    allocations: int | None = None
+    """Allocations up to now; they count where not all are reported one by one."""
 
 
 NOTHING = Figures(0, 0)
@@ -82,7 +84,9 @@ class BytesInUse:
     def __init__(self) -> None:
         self.at: list[float] = []  # when it changed
         self.total: list[int] = []  # bytes in use afterwards
-        self.of: list[AllocationEvent | None] = []  # the allocation that was made or freed; None: unknown ones were freed
+        self.of: list[
+            AllocationEvent | None
+        ] = []  # the allocation that was made or freed; None: unknown ones were freed
         self.living: dict[int, AllocationEvent] = {}  # by address
 
     def change(self, at: float, nbytes: int, of: AllocationEvent | None) -> None:
@@ -96,7 +100,9 @@ class BytesInUse:
         found = BytesInUse()
         before = self.total[place - 1] if 0 < place <= len(self.total) else 0
         found.at, found.of = self.at[place:], self.of[place:]
-        found.total = [total - before for total in self.total[place:]] if before else self.total[place:]
+        found.total = (
+            [total - before for total in self.total[place:]] if before else self.total[place:]
+        )
         return found
 
     def changes(self) -> list[int]:
@@ -135,7 +141,9 @@ class LogMark(NamedTuple):
 
     steps: int = 0
     uses: Mapping[Series, int] = MappingProxyType({})  # changes of each series
-    segments: Mapping[str, int] = MappingProxyType({})  # bytes of the segments of each library that were reported, less those freed
+    segments: Mapping[str, int] = MappingProxyType(
+        {}
+    )  # bytes of the segments of each library that were reported, less those freed
 
 
 _BEGIN = LogMark()
@@ -217,13 +225,21 @@ class MemoryLog:
     def _own(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
         for made in reversed(self._made.get(segment.address, [])):
-            if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
+            if (
+                made.owner is None
+                and made.nbytes == segment.nbytes
+                and made.at <= segment.at + SEGMENT_DELAY
+            ):
                 made.owner = segment.library
                 return
 
     def mark(self) -> LogMark:
         """The place that the log has reached."""
-        return LogMark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()}, dict(self._segments))
+        return LogMark(
+            len(self._steps),
+            {series: len(use.at) for series, use in self._uses.items()},
+            dict(self._segments),
+        )
 
     def segments(self, library: str, mark: LogMark = _BEGIN) -> int:
         """Bytes by which the segments of a library grew since a mark, as far as they were reported."""
@@ -231,7 +247,9 @@ class MemoryLog:
 
     def since(self, mark: LogMark = _BEGIN) -> tuple[list[Step], dict[Series, BytesInUse]]:
         """What was booked since a mark."""
-        return self._steps[mark.steps :], {series: use.since(mark.uses.get(series, 0)) for series, use in self._uses.items()}
+        return self._steps[mark.steps :], {
+            series: use.since(mark.uses.get(series, 0)) for series, use in self._uses.items()
+        }
 
     def forget(self, freed: Iterable[AllocationEvent], at: float) -> None:
         """Book allocations of the driver as freed whose free nobody reported."""
@@ -294,7 +312,9 @@ class Accounts:
     @property
     def at_peak(self) -> tuple[AllocationEvent, ...]:
         """Allocations of the interval that lived at the peak, largest first."""
-        return _largest_first(one for use, until in self.changes.values() for one in use.live(until))
+        return _largest_first(
+            one for use, until in self.changes.values() for one in use.live(until)
+        )
 
     @property
     def kept(self) -> tuple[AllocationEvent, ...]:
@@ -327,9 +347,17 @@ def account(steps: Sequence[Step], uses: Mapping[Series, BytesInUse], begin: flo
     found = {series: use for series, use in found.items() if use.at}
     peak, until = _peak({series: use for series, use in found.items() if series[1] == "device"})
     changes = {series: (use, until(use)) for series, use in found.items()}
-    memory_uses = {series: use.memory_use(series, use.total[last - 1] if last else 0) for series, (use, last) in changes.items()}
+    memory_uses = {
+        series: use.memory_use(series, use.total[last - 1] if last else 0)
+        for series, (use, last) in changes.items()
+    }
     courses = tuple(
-        Course(*series, tuple([(at - begin if at > begin else 0.0, now) for at, now in thinned(use.at, use.total)]))
+        Course(
+            *series,
+            tuple(
+                [(at - begin if at > begin else 0.0, now) for at, now in thinned(use.at, use.total)]
+            ),
+        )
         for series, use in found.items()
     )
     return Accounts(peak, driver_peak, memory_uses, courses, changes)
@@ -346,16 +374,28 @@ def _peak(uses: Mapping[Series, BytesInUse]) -> tuple[int, Callable[[BytesInUse]
         when, places = (only.at[place - 1] if place else float("-inf")), {id(only): place}
     else:
         changes = sorted(
-            ((at, change, id(use)) for use in uses.values() for at, change in zip(use.at, use.changes(), strict=True)), key=itemgetter(0)
+            (
+                (at, change, id(use))
+                for use in uses.values()
+                for at, change in zip(use.at, use.changes(), strict=True)
+            ),
+            key=itemgetter(0),
         )
         totals = list(accumulate(change for _, change, _ in changes))
         peak = max(totals)
         place = totals.index(peak) + 1 if peak > 0 else 0
-        when, places = (changes[place - 1][0] if place else float("-inf")), Counter(of for _, _, of in changes[:place])
-    return max(0, peak), lambda use: places[id(use)] if id(use) in places else bisect_right(use.at, when)
+        when, places = (
+            (changes[place - 1][0] if place else float("-inf")),
+            Counter(of for _, _, of in changes[:place]),
+        )
+    return max(
+        0, peak
+    ), lambda use: places[id(use)] if id(use) in places else bisect_right(use.at, when)
 
 
-def thinned(at: Sequence[float], total: Sequence[int], most: int = POINTS) -> tuple[tuple[float, int], ...]:
+def thinned(
+    at: Sequence[float], total: Sequence[int], most: int = POINTS
+) -> tuple[tuple[float, int], ...]:
     """At most some `most` points of a course: the highest of each of as many runs, and the last of all."""
     if len(at) <= most:
         return tuple(zip(at, total, strict=True))

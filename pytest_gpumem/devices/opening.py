@@ -15,7 +15,9 @@ from pytest_gpumem.records.measurement import Conditions
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-DriverAnswer = Optional["facts.FactsProcess"]  # the process that asks the driver, where there is one
+DriverAnswer = Optional[
+    "facts.FactsProcess"
+]  # the process that asks the driver, where there is one
 
 DEFAULT_DATASHEET = "h100"
 
@@ -31,11 +33,16 @@ class DeviceChoice:
     facts: DeviceFacts
     open: Callable[[], Device]  # create the context (or the model) and give the device
     fallback_reason: str | None = None  # why `auto` chose the simulated device
-    conditions: Callable[[], Conditions] = Conditions  # reads clocks and throttle reasons without a context; by default all are unknown
+    conditions: Callable[[], Conditions] = Conditions
+    """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
-    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
-    alike: tuple[str, ...] = ()  # those of them that have the same key: their rows belong to one baseline
+    gpus: tuple[
+        str, ...
+    ] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
+    alike: tuple[
+        str, ...
+    ] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], object] = lambda: None
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
     unfinished: Callable[[], bool | None] = lambda: None
@@ -151,7 +158,9 @@ def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.primary import made_meanwhile
 
     with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
-        from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
+        from pytest_gpumem.devices.cuda.device import (
+            CudaDevice,
+        )  # imports CuPy, which need not be installed to find no GPU
 
         return CudaDevice(index, facts, nvrtc)
 

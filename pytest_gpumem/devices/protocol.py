@@ -61,7 +61,9 @@ class HoldExpired(DeviceError):
 class HostMemory:
     """The host's memory, in bytes."""
 
-    total: int  # RAM that this process may use: the machine's, or its control group's if that is less
+    total: (
+        int  # RAM that this process may use: the machine's, or its control group's if that is less
+    )
     available: int  # of it, what new allocations can take without swapping
     locked: int  # bytes that are page-locked through this device now: pinned and registered
 
@@ -81,7 +83,9 @@ class Allocation:
     kind: MemoryKind
     nbytes: int
     address: int  # address in the device's address space; 0 if the device cannot see it (pageable)
-    host_address: int  # address in the host's address space; 0 if the host cannot see it (device memory)
+    host_address: (
+        int  # address in the host's address space; 0 if the host cannot see it (device memory)
+    )
     backing: Any = None
     freed: bool = False
 
@@ -102,7 +106,8 @@ class WindowSpec:
     nbytes: int  # length, at most `accessPolicyMaxWindowSize`
     hit_ratio: float  # share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property
     hit: AccessProperty = AccessProperty.PERSISTING
-    miss: AccessProperty = AccessProperty.STREAMING  # streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)
+    miss: AccessProperty = AccessProperty.STREAMING
+    """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
 
     @property
     def words(self) -> str:
@@ -118,7 +123,9 @@ class Launch:
     call: Call
     shape: LaunchShape
     arrays: Mapping[str, Allocation]  # array arguments by parameter name
-    backing: Any = field(default=None, init=False, repr=False)  # what the device makes of it at the first launch
+    backing: Any = field(
+        default=None, init=False, repr=False
+    )  # what the device makes of it at the first launch
 
 
 @dataclass(frozen=True)
@@ -128,8 +135,12 @@ class Foreign:
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
     """Does the work of `function` on the host views of the buffers. The simulated device runs this one."""
-    accesses: tuple[Access, ...] = ()  # accesses of one run, for the simulated device's model of the time. Argument names do not matter.
-    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access where known
+    accesses: tuple[
+        Access, ...
+    ] = ()  # accesses of one run, for the simulated device's model of the time. Argument names do not matter.
+    allocations: tuple[
+        Allocation, ...
+    ] = ()  # memory that it touches, one for each access where known
     on_simulated: bool = False  # it uses no other device than this one: the simulated device runs it where there is no reference
 
 
@@ -169,7 +180,14 @@ class Hold(Protocol):
         """Hertz of the SM clock while the stream was held, once it is synchronized; None where the hold was too short to tell."""
 
 
-ALLOCATORS = ("cudaMalloc", "cudaMallocAsync", "cudaMallocAsync, kept", "CuPy pool", "cudaHostAlloc", "cudaHostRegister")
+ALLOCATORS = (
+    "cudaMalloc",
+    "cudaMallocAsync",
+    "cudaMallocAsync, kept",
+    "CuPy pool",
+    "cudaHostAlloc",
+    "cudaHostRegister",
+)
 """Ways of allocating: `cudaMalloc` and `cudaFree`; a stream-ordered pool whose release threshold is 0, so that every synchronisation gives
 unused memory back, and one that keeps it; CuPy's pool; page-locking, of new memory and of memory that exists.
 Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
@@ -218,7 +236,9 @@ class Streams(Protocol):
 class Graphs(Protocol):
     """Work captured once and replayed."""
 
-    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> Graph:
         """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable.
         `stream`: where `body` queues its work.
         `body`: queues the work; nothing of it runs now.
@@ -265,7 +285,13 @@ class DeviceMemory(Protocol):
     """Memory of every kind: allocated, adopted, freed, and seen as arrays."""
 
     def allocate(
-        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+        self,
+        nbytes: int,
+        kind: MemoryKind,
+        *,
+        mapped: bool = True,
+        write_combined: bool = False,
+        portable: bool = True,
     ) -> Allocation:
         """Allocate memory aligned to 256 bytes.
 
@@ -357,13 +383,17 @@ class Content(Protocol):
         """Seeded content: floats uniform in [0, 1), integers over their full range, booleans 0 or 1, complex numbers two floats each. The
         same seed gives the same content."""
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(
+        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
+    ) -> None:
         """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node."""
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         """Fill with bytes 0xFF (NaN for floats, -1 for integers), so that an unwritten output shows."""
 
-    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+    def copy(
+        self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream
+    ) -> None:
         """Copy between any two kinds of memory, asynchronously where the kinds allow it."""
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
@@ -375,7 +405,9 @@ class Content(Protocol):
     def from_host(self, allocation: Allocation, content: Any) -> None:
         """Copy a NumPy array into the memory, waiting for it."""
 
-    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+    def mismatch(
+        self, actual: Any, expected: Any, relative_tolerance: float
+    ) -> tuple[int, int] | None:
         """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first. NaN equals
         nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all. Raises `Unsupported` for
         elements that are no numbers, and `DeviceError` for arrays of different sizes, which on the simulated device are cut."""

@@ -29,7 +29,14 @@ def examine(machine: Machine | None = None) -> Report:
         checks += gpu.state(card)
     elif facts is not None:
         remedy = "pip install nvidia-ml-py; in a container, let the driver's utilities in (NVIDIA_DRIVER_CAPABILITIES)"
-        checks.append(Check("state of the GPU", Status.WARNING, f"clocks, throttling, ECC and processes cannot be read: {unseen}", remedy))
+        checks.append(
+            Check(
+                "state of the GPU",
+                Status.WARNING,
+                f"clocks, throttling, ECC and processes cannot be read: {unseen}",
+                remedy,
+            )
+        )
     checks += [pinned(machine), *packages(machine, facts, card), *tools(machine, facts)]
     return Report(tuple(checks), facts is None, _summary(facts, checks), facts, card)
 
@@ -45,5 +52,9 @@ def _summary(facts: DeviceFacts | None, checks: Sequence[Check]) -> str:
     there = [tool for tool in ("nsys", "ncu") if not by_name[tool].missing]
     profiled = f", and its tests can be profiled with {' and '.join(there)}" if there else ""
     failures = [check.name for check in checks if check.status is Status.FAILURE]
-    unreliable = f" Its measurements are unreliable until this is repaired: {', '.join(failures)}." if failures else ""
+    unreliable = (
+        f" Its measurements are unreliable until this is repaired: {', '.join(failures)}."
+        if failures
+        else ""
+    )
     return f"This machine can measure {listed} on {facts.name}{profiled}.{unreliable}"

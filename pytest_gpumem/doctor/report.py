@@ -34,20 +34,30 @@ class Check:
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) == bool(self.remedy):
-            raise ValueError(f"{self.name} is {self.status.value} with the remedy {self.remedy!r}: a finding has one, what is OK has none")
+            raise ValueError(
+                f"{self.name} is {self.status.value} with the remedy {self.remedy!r}: a finding has one, what is OK has none"
+            )
 
     def to_json(self) -> dict[str, str]:
         """The check for programs."""
-        return {"name": self.name, "status": self.status.value, "detail": self.detail, "remedy": self.remedy}
+        return {
+            "name": self.name,
+            "status": self.status.value,
+            "detail": self.detail,
+            "remedy": self.remedy,
+        }
 
 
 @dataclass(frozen=True)
 class Report:
     checks: tuple[Check, ...]
-    simulated_only: bool  # True if no GPU can be used, so that every result of this machine is simulated
+    simulated_only: (
+        bool  # True if no GPU can be used, so that every result of this machine is simulated
+    )
     summary: str  # one sentence that lists what this machine can measure
     device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if CUDA cannot use it
-    card: Card | None = None  # the card as the driver (NVML) describes it; None if NVML does not answer
+    card: Card | None = None
+    """The card as the driver (NVML) describes it; None if NVML does not answer."""
 
     def to_json(self) -> dict[str, object]:
         """The report for programs."""
@@ -71,7 +81,11 @@ def lines(checks: Sequence[Check], width: int) -> list[str]:
     names = max(len(check.name) for check in checks)
     found = []
     for check in checks:
-        first, detail, remedy = f"{check.status.value:<7}  {check.name:<{names}}  ", printable(check.detail), printable(check.remedy)
+        first, detail, remedy = (
+            f"{check.status.value:<7}  {check.name:<{names}}  ",
+            printable(check.detail),
+            printable(check.remedy),
+        )
         if remedy and len(whole := f"{first}{detail} -> {remedy}") <= width:
             found.append(whole)
             continue

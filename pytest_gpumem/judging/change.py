@@ -16,7 +16,8 @@ class Evidence(NamedTuple):
 
     slower: bool  # by more than the limit allows, also among all rows that are judged together
     within: bool  # by less than the limit allows
-    same_code: bool = False  # nearly within it, and both sides ran the same machine code: only noise is left
+    same_code: bool = False
+    """Nearly within it, and both sides ran the same machine code: only noise is left."""
 
 
 def decide_change(evidence: Evidence) -> Outcome:

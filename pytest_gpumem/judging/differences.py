@@ -37,7 +37,9 @@ LINES = 3  # lines that are named of the memory of a test
 ALIKE = 0.5  # two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line
 VARIES = 0.1  # change of page faults and migrated bytes that unchanged code may show
 _MEASURED = (DECLARED, SECTORS, WINDOW, GPU_FAULTS, CPU_FAULTS, MIGRATED)
-_COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments"))
+_COMPARED = tuple(
+    name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments")
+)
 
 
 def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
@@ -46,10 +48,17 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
     windows = base.window != head.window
     if windows:
         found.append(Difference(WINDOW, _window(base), _window(head)))
-    if base.what_ran is not None and base.what_ran.order and head.what_ran is not None and head.what_ran.order:
+    if (
+        base.what_ran is not None
+        and base.what_ran.order
+        and head.what_ran is not None
+        and head.what_ran.order
+    ):
         for difference in ran_differently(base.what_ran, head.what_ran):
             # The window of the measurement says it already.
-            if not (windows and (difference.field == "window" or difference.name == "set-aside of L2")):
+            if not (
+                windows and (difference.field == "window" or difference.name == "set-aside of L2")
+            ):
                 found.append(difference)
     if len(found) > MOST:
         found[MOST:] = [Difference(FURTHER, now=len(found) - MOST)]
@@ -66,7 +75,11 @@ def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
 
 
 def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
-    if base.moved_bytes is not None and head.moved_bytes is not None and base.moved_bytes.total != head.moved_bytes.total:
+    if (
+        base.moved_bytes is not None
+        and head.moved_bytes is not None
+        and base.moved_bytes.total != head.moved_bytes.total
+    ):
         yield Difference(DECLARED, base.moved_bytes.total, head.moved_bytes.total)
     was, now = base.sectors_per_request, head.sectors_per_request
     if was is not None and now is not None and was != now:
@@ -113,7 +126,9 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
     before, after = [_token(step) for step in base], [_token(step) for step in head]
     removed, added = list[Step](), list[Step]()
-    for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for tag, first, last, begin, end in SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
         if tag == "equal":
             for was, now in zip(base[first:last], head[begin:end], strict=True):
                 yield from _of_pair(was, now)
@@ -152,7 +167,11 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         first, second = arguments.tokens(before), arguments.tokens(arguments.under(after, before))
         if len(first) != len(second):
-            yield f"size of argument {number}", counted(len(first), "word"), counted(len(second), "word")
+            yield (
+                f"size of argument {number}",
+                counted(len(first), "word"),
+                counted(len(second), "word"),
+            )
             continue
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             if one != other:
@@ -184,7 +203,9 @@ def _unnamed(launch: Sequence[Step]) -> list[Step]:
 def _properties(step: Step) -> str:
     """What tells a step that only one side has: "64 blocks of 256", "4 MiB pinned → device"."""
     if step.kind is StepKind.KERNEL:
-        return f"{shape(step.grid)} blocks of {shape(step.block)}" if step.grid and step.block else ""
+        return (
+            f"{shape(step.grid)} blocks of {shape(step.block)}" if step.grid and step.block else ""
+        )
     words = [] if step.nbytes is None else [short_bytes(step.nbytes)]
     if step.source or step.memory:
         words.append(" → ".join(filter(None, (step.source, step.memory))))
@@ -204,7 +225,10 @@ def shape(value: Sequence[int]) -> str:
 
 def fails_by_memory(row: Row) -> bool:
     """True if a row fails by its memory."""
-    return any(result.limit in OF_FOOTPRINT and result.outcome is Outcome.FAIL for result in row.verdict.limits)
+    return any(
+        result.limit in OF_FOOTPRINT and result.outcome is Outcome.FAIL
+        for result in row.verdict.limits
+    )
 
 
 def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Difference, ...]:
@@ -212,18 +236,27 @@ def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Differe
     `base`: None if it is unknown.
     """
     if base is not None and base.sites:
-        grown = [*grown_lines(base.sites, head.sites, PEAK), *grown_lines(base.sites, head.sites, KEPT)]
+        grown = [
+            *grown_lines(base.sites, head.sites, PEAK),
+            *grown_lines(base.sites, head.sites, KEPT),
+        ]
         if grown:
             return tuple(grown)
     kind = PEAK if any(site.at_peak for site in head.sites) else KEPT
-    taking = [Difference(kind, now=bytes_of(site, kind), site=site) for site in head.sites if bytes_of(site, kind)]
+    taking = [
+        Difference(kind, now=bytes_of(site, kind), site=site)
+        for site in head.sites
+        if bytes_of(site, kind)
+    ]
     taking.sort(key=lambda difference: -_growth(difference))
     return tuple(taking[:LINES])
 
 
 def grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
     """The lines that grew most, the largest growth first. Arguments as of `line_differences`."""
-    return [difference for difference in line_differences(base, head, kind) if _growth(difference) > 0][:LINES]
+    return [
+        difference for difference in line_differences(base, head, kind) if _growth(difference) > 0
+    ][:LINES]
 
 
 def line_differences(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
@@ -240,7 +273,15 @@ def line_differences(base: Sequence[Site], head: Sequence[Site], kind: str) -> l
             gone.remove(old)
         text = old[1] if old is not None and old != key else ""
         site = max(sites, key=lambda site: bytes_of(site, kind))
-        found.append(Difference(kind, 0 if old is None else _total(before[old], kind), _total(sites, kind), text, site=site))
+        found.append(
+            Difference(
+                kind,
+                0 if old is None else _total(before[old], kind),
+                _total(sites, kind),
+                text,
+                site=site,
+            )
+        )
     for key in gone:
         site = max(before[key], key=lambda site: bytes_of(site, kind))
         found.append(Difference(kind, _total(before[key], kind), 0, site=site))

@@ -28,12 +28,18 @@ Allowed = Callable[[str, "str | None"], bool]
 def open_results(row: Row) -> list[LimitResult]:
     """The results about exact figures of a row that base decides: a growth, or nothing to compare with."""
     names = relative(row.limits)
-    return [one for one in row.verdict.limits if one.limit in names and (one.outcome is not Outcome.UNDECIDED or _differs(one))]
+    return [
+        one
+        for one in row.verdict.limits
+        if one.limit in names and (one.outcome is not Outcome.UNDECIDED or _differs(one))
+    ]
 
 
 def _differs(one: LimitResult) -> bool:
     """True for a doubt that base's figures may settle: other ones were compared, or the peak of unchanged code varies."""
-    return one.code is Code.MEASURED_DIFFERENTLY or (one.code is Code.NOISY and one.limit == "max_peak_regression")
+    return one.code is Code.MEASURED_DIFFERENTLY or (
+        one.code is Code.NOISY and one.limit == "max_peak_regression"
+    )
 
 
 def of_memory(row: Row) -> bool:
@@ -50,15 +56,26 @@ def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, nam
     findings = list[Finding]()
     if row.measurement is not None and base.measurement is not None:
         counts = [limit for limit in EXACT if limit in names]
-        findings += absolute(row.measurement, row.limits, facts, past=(base.measurement,), names=counts, of=name)
+        findings += absolute(
+            row.measurement, row.limits, facts, past=(base.measurement,), names=counts, of=name
+        )
     if alone is not None and alone.footprint is not None and base.footprint is not None:
         peaks = [limit for limit in names if limit not in EXACT or row.measurement is None]
-        findings += judge_footprint(alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name)
+        findings += judge_footprint(
+            alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name
+        )
     judged = {finding.limit for finding in findings}
     return with_verdict(row, [*findings, *(one for one in known(row) if one.limit not in judged)])
 
 
-def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str, Measurement], name: str, allowed: Allowed) -> Row:
+def held_to_base(
+    row: Row,
+    base: Row,
+    facts: DeviceFacts,
+    siblings: Mapping[str, Measurement],
+    name: str,
+    allowed: Allowed,
+) -> Row:
     """The row, held to the limits of base's where they demand more. What a duet or base decides of them is left open.
     `siblings`: the measurements of its test by label.
     `name`: of base, for the origin of its limits.
@@ -71,13 +88,29 @@ def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str,
     open_ = {*relative(limits), "max_regression"}
     findings, alone = list[Finding](), [limit for limit in names if limit not in open_]
     if row.measurement is not None:
-        findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])
+        findings += absolute(
+            row.measurement,
+            limits,
+            facts,
+            siblings,
+            names=[limit for limit in alone if limit not in OF_FOOTPRINT],
+        )
     if row.footprint is not None:
-        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in (*OF_FOOTPRINT, MAX_WAITS)])
+        findings += judge_footprint(
+            row.footprint,
+            limits,
+            (),
+            [limit for limit in alone if limit in (*OF_FOOTPRINT, MAX_WAITS)],
+        )
     before = [one for one in known(row) if one.limit not in names]
-    return with_verdict(replace(row, limits=limits), [*before, *findings, *(_not_yet(limit, limits) for limit in names if limit in open_)])
+    return with_verdict(
+        replace(row, limits=limits),
+        [*before, *findings, *(_not_yet(limit, limits) for limit in names if limit in open_)],
+    )
 
 
 def _not_yet(limit: str, limits: Limits) -> LimitResult:
     written = f"{limit} {getattr(limits, limit)} ({limits.origin[limit]})"
-    return LimitResult(limit, Outcome.NEW, Code.NO_BASELINE, f"{written} holds, by which nothing was compared yet")
+    return LimitResult(
+        limit, Outcome.NEW, Code.NO_BASELINE, f"{written} holds, by which nothing was compared yet"
+    )

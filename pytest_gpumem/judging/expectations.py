@@ -20,9 +20,31 @@ from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.records.row import DID_NOT_RUN, ITS_TEST_FAILED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission, Row, Status, selects
+from pytest_gpumem.records.row import (
+    DID_NOT_RUN,
+    ITS_TEST_FAILED,
+    LOST,
+    NOT_RUN,
+    ROW,
+    TEST,
+    UNJUDGED,
+    Omission,
+    Row,
+    Status,
+    selects,
+)
 
-How = Literal["passed", "failed", "skipped", "xfailed", "xpassed", "left out", "not reached", "gone", "not asked for"]
+How = Literal[
+    "passed",
+    "failed",
+    "skipped",
+    "xfailed",
+    "xpassed",
+    "left out",
+    "not reached",
+    "gone",
+    "not asked for",
+]
 """How a test ended: by its reports; left out by an option, an ini file, a conftest or a module that skips; not reached before the session
 ended; no longer there; or outside of what was asked for."""
 
@@ -65,8 +87,12 @@ class Selection(Record, frozen=True):
     left_out: tuple[str, ...] = ()
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be imported: on another machine, or with
     another library, they may run."""
-    dividing: tuple[str, ...] = ()  # Files of installed plugins that left out tests, which stand above all the same
-    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of test files, by their path in node ids
+    dividing: tuple[
+        str, ...
+    ] = ()  # Files of installed plugins that left out tests, which stand above all the same
+    files: dict[str, str] = field(
+        default_factory=dict
+    )  # SHA-256 of test files, by their path in node ids
 
     def has(self, nodeid: str) -> bool:
         """True if it selects a test."""
@@ -96,10 +122,18 @@ def against_base(ended: Ending, one: Expectation, base: Selection, name: str) ->
     doubtful = one.what == ROW and base.leaves_out(one.nodeid)
     if doubtful:
         return ended
-    return ended._replace(reason=ended.reason if ended.by_words else f"left out of {name} too", base_too=True)
+    return ended._replace(
+        reason=ended.reason if ended.by_words else f"left out of {name} too", base_too=True
+    )
 
 
-def held(own: Limits, base: Limits, names: Iterable[str], name: str, allowed: Callable[[str, str | None], bool]) -> Limits:
+def held(
+    own: Limits,
+    base: Limits,
+    names: Iterable[str],
+    name: str,
+    allowed: Callable[[str, str | None], bool],
+) -> Limits:
     """The limits to which a change holds a test, or those of BASE where they demand more.
     `names`: the limits that apply.
     `name`: of BASE, for the origin of its limits.
@@ -151,12 +185,19 @@ def of_base(base: Selection, measures: Mapping[str, bool]) -> list[Expectation]:
     """The tests that BASE relies on.
     `measures`: by node id of each test that the change collects, whether it has a fixture that measures.
     """
-    return [Expectation(nodeid, TEST, unmeasured=one.measures and not measures.get(nodeid, True)) for nodeid, one in base.tests.items()]
+    return [
+        Expectation(nodeid, TEST, unmeasured=one.measures and not measures.get(nodeid, True))
+        for nodeid, one in base.tests.items()
+    ]
 
 
 def judged(row: Row) -> set[str]:
     """The limits that a row's verdict is about, and those that a call or a marker lifts from it."""
-    names = {name for name in LIMITS if getattr(row.limits, name) is not None or name in row.limits.origin}
+    names = {
+        name
+        for name in LIMITS
+        if getattr(row.limits, name) is not None or name in row.limits.origin
+    }
     if row.measurement is None:
         reads_waits = row.footprint is not None and row.footprint.waits is not None
         names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}
@@ -178,7 +219,11 @@ def discharge(one: Expectation, rows: Sequence[Row], ended: Ending) -> Omission 
             return None
         status, reason = _of_row(ended)
     elif one.what == TEST:
-        if ran and (ended.how == "failed" or not one.unmeasured or any(row.measured_something for row in rows)):
+        if ran and (
+            ended.how == "failed"
+            or not one.unmeasured
+            or any(row.measured_something for row in rows)
+        ):
             return None
         status, reason = _of_row(ended)
     else:
@@ -186,7 +231,16 @@ def discharge(one: Expectation, rows: Sequence[Row], ended: Ending) -> Omission 
             return None
         status, reason = _of_limit(one.what, ended)
     skipped = ended.in_base and ended.how in ("skipped", "xfailed", "xpassed")
-    return Omission(one.nodeid, one.label, status, reason, one.what, ended.by_words, base_too=ended.base_too, skipped=skipped)
+    return Omission(
+        one.nodeid,
+        one.label,
+        status,
+        reason,
+        one.what,
+        ended.by_words,
+        base_too=ended.base_too,
+        skipped=skipped,
+    )
 
 
 def _of_row(ended: Ending) -> tuple[Status, str]:

@@ -87,7 +87,11 @@ class Judgement(NamedTuple):
 
 def worst(findings: Iterable[Finding | LimitResult]) -> Outcome:
     """The outcome of the worst finding; MEASURED without any."""
-    return min((one.outcome for one in findings), key=lambda outcome: outcome.rank, default=Outcome.MEASURED)
+    return min(
+        (one.outcome for one in findings),
+        key=lambda outcome: outcome.rank,
+        default=Outcome.MEASURED,
+    )
 
 
 def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) -> Finding:
@@ -100,7 +104,9 @@ def of_limit(name: str, finding: Finding) -> Finding:
     return replace(finding, limit=name)
 
 
-def against_most(limit: str, count: float, most: float, figure: str, code: Code | None = None) -> Finding:
+def against_most(
+    limit: str, count: float, most: float, figure: str, code: Code | None = None
+) -> Finding:
     """The finding about an exact count, which `figure` has in words. `code`: of a FAIL."""
     if count > most:
         if most >= 10_000 and short_bytes(int(count)) == short_bytes(int(most)):
@@ -124,12 +130,23 @@ def window_text(window: Window) -> str:
         parts.append(f"with the hit property {window.hit}")
     if window.miss != "streaming":
         parts.append(f"with the miss property {window.miss}")
-    return " ".join([*parts, f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {short_bytes(window.set_aside)}"])
+    return " ".join(
+        [
+            *parts,
+            f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {short_bytes(window.set_aside)}",
+        ]
+    )
 
 
 def counted(count: int, thing: str) -> str:
     """ "1 process", "3 processes", "8 placements", "2 copies"."""
-    plural = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}es" if thing.endswith(("s", "ch")) else f"{thing}s"
+    plural = (
+        f"{thing[:-1]}ies"
+        if thing.endswith("py")
+        else f"{thing}es"
+        if thing.endswith(("s", "ch"))
+        else f"{thing}s"
+    )
     return f"{count} {thing if count == 1 else plural}"
 
 
@@ -156,7 +173,11 @@ def against(comparison: Comparison) -> str:
     if comparison.processes != comparison.runs:
         runs += f" of {counted(comparison.processes, 'process')}"
     text = f"{change(comparison.delta)} against {runs}, {between(comparison.low, comparison.high)}"
-    return text if comparison.measured == 1 else f"{text}, over {counted(comparison.measured, 'process')} of this run"
+    return (
+        text
+        if comparison.measured == 1
+        else f"{text}, over {counted(comparison.measured, 'process')} of this run"
+    )
 
 
 def chance(p: float) -> str:

@@ -41,7 +41,9 @@ class _FootprintCheck:
     of: str | None = None  # what the one run of `past` is, in words; None: saved runs
 
 
-def _most(name: str, words: Callable[[int, Footprint], str]) -> Callable[[_FootprintCheck], Finding]:
+def _most(
+    name: str, words: Callable[[int, Footprint], str]
+) -> Callable[[_FootprintCheck], Finding]:
     """The rule of a limit on a figure of a footprint, in the process of the run that has most of it. `words` has it in words."""
 
     def rule(one: _FootprintCheck) -> Finding:
@@ -56,7 +58,11 @@ def _most(name: str, words: Callable[[int, Footprint], str]) -> Callable[[_Footp
 
 
 def _kept(count: int, footprint: Footprint) -> str:
-    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses if use.kept > 0)
+    kinds = (
+        (use, "" if use.kind == "device" else f" {use.kind}")
+        for use in footprint.uses
+        if use.kept > 0
+    )
     text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
     beside = sum(use.allowed for use in footprint.uses)
     return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
@@ -68,8 +74,20 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     if not alike:
         if one.past:
             changed = "the driver's allocations are watched on one side only"
-            return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=one.no_history or "the baseline holds no such row")
+            return find(
+                Outcome.UNDECIDED,
+                "measured differently",
+                Code.MEASURED_DIFFERENTLY,
+                limit=limit,
+                changed=changed,
+            )
+        return find(
+            Outcome.NEW,
+            "no history",
+            Code.NO_BASELINE,
+            limit=limit,
+            why=one.no_history or "the baseline holds no such row",
+        )
     peaks, own = [peak for past in alike for peak in peaks_of(past.footprint)], peaks_of(now)
     before, peak = min(peaks), min(own)
     growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
@@ -78,7 +96,9 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     peak_text, before_text = sizes(peak, before)
     figure = f"a peak of {peak_text} against {before_text} of {one.of or counted(len(alike), 'saved run')} ({growth})"
     if len(set(own)) > 1:
-        figure += f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        figure += (
+            f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        )
     most = parse_growth(one.written).most(before)
     high, processes = variation(alike, most)
     if peak > most and high:
@@ -100,8 +120,14 @@ def peaks_of(footprint: Footprint) -> tuple[int, ...]:
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
     """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
-    seen = [row.footprint for rows in further if (row := rows.get(key)) is not None and row.footprint is not None]
-    return replace(footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched)))
+    seen = [
+        row.footprint
+        for rows in further
+        if (row := rows.get(key)) is not None and row.footprint is not None
+    ]
+    return replace(
+        footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched))
+    )
 
 
 def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:
@@ -135,7 +161,9 @@ def _max_waits(one: _FootprintCheck) -> Finding:
     if waits.lines:
         figure += f": {waits.text}"
     if waits.not_read is not None:
-        return find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=waits.not_read)
+        return find(
+            Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=waits.not_read
+        )
     if one.written != BASE:
         return against_most(one.limit, waits.count, count_of(one.written), figure)
     past = []
@@ -150,7 +178,15 @@ def _max_waits(one: _FootprintCheck) -> Finding:
     alike = [count for count, of in past if of == revision]
     if min(alike) < max(alike) < waits.count:
         low, high = (counted(count, "time") for count in (min(alike), max(alike)))
-        return find(Outcome.UNDECIDED, "varies", Code.NOISY, figure=figure, limit=one.limit, low=low, high=high)
+        return find(
+            Outcome.UNDECIDED,
+            "varies",
+            Code.NOISY,
+            figure=figure,
+            limit=one.limit,
+            low=low,
+            high=high,
+        )
     figure += f", {counted(newest, 'time')} in {one.of or 'the baseline'}"
     return against_most(one.limit, waits.count, max(alike), figure)
 
@@ -163,7 +199,8 @@ RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
 }
 """By the limit's name. Waits are judged where they were to be read."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = ("max_kept",)  # limits on what is there when the test has ended; the others are judged at the end of its body
+AT_THE_END = ("max_kept",)
+"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
 
 
 def judge_footprint(
@@ -185,9 +222,18 @@ def judge_footprint(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        if (written := getattr(limits, name)) is None or (name == MAX_WAITS and footprint.waits is None):
+        if (written := getattr(limits, name)) is None or (
+            name == MAX_WAITS and footprint.waits is None
+        ):
             continue
-        one = _FootprintCheck(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
+        one = _FootprintCheck(
+            footprint,
+            f"{name} {written} ({limits.origin.get(name, 'limit')})",
+            written,
+            past,
+            no_history,
+            of,
+        )
         found = RULES[name](one)
         if name == MAX_WAITS:
             yield of_limit(name, found)
@@ -196,9 +242,17 @@ def judge_footprint(
             why = "; ".join(footprint.not_watched) or "nothing was watched"
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
         elif fixtures_alone and name in AT_THE_END and not footprint.kept:
-            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=ENDS_WITH_FIXTURES)
+            found = find(
+                Outcome.UNDECIDED,
+                "not read",
+                Code.NOT_READ,
+                limit=one.limit,
+                why=ENDS_WITH_FIXTURES,
+            )
         elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            found = find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
+            found = find(
+                Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen
+            )
         yield of_limit(name, found)
 
 

@@ -60,15 +60,33 @@ class _LimitCheck:
     def not_judged(self, why: str) -> Finding:
         return find(Outcome.FAIL, "not judged", limit=self.limit, why=why)
 
-    def beside(self, figure: str, limit: str, ratio: float, of_limit: float, wrong: str, right: str, *, scale: float = 1.0) -> Finding:
+    def beside(
+        self,
+        figure: str,
+        limit: str,
+        ratio: float,
+        of_limit: float,
+        wrong: str,
+        right: str,
+        *,
+        scale: float = 1.0,
+    ) -> Finding:
         """Compare.
         `ratio`: measured latency over the longest allowed one.
         `of_limit`: the figure over the limit, as they are printed.
         `scale`: change of the figure, as a share of the limit, for a change of the latency, as a share of it.
         """
         margin = of_repetition(self.measurement).reach(POWER)
-        words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": format_share(abs(of_limit - 1))}
-        words |= {"margin": format_share(math.expm1(margin) * scale), "basis": basis(self.measurement)}
+        words = {
+            "figure": figure,
+            "limit": limit,
+            "side": wrong if ratio > 1 else right,
+            "distance": format_share(abs(of_limit - 1)),
+        }
+        words |= {
+            "margin": format_share(math.expm1(margin) * scale),
+            "basis": basis(self.measurement),
+        }
         if ratio > 1 and math.log(ratio) <= margin:
             return find(Outcome.UNDECIDED, "too close", Code.NOISY, **words)
         return find(Outcome.FAIL if ratio > 1 else Outcome.PASS, "beside", None, **words)
@@ -77,13 +95,19 @@ class _LimitCheck:
 def _max_latency(one: _LimitCheck) -> Finding:
     longest = parse_time(one.written)
     name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
-    return one.beside(format_time(latency), name, latency / longest, latency / longest, "above", "below")
+    return one.beside(
+        format_time(latency), name, latency / longest, latency / longest, "above", "below"
+    )
 
 
 def _min_bandwidth(one: _LimitCheck) -> Finding:
     least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
     if not bandwidth:
-        return one.not_judged("the traffic is unknown (give `moved=`)" if bandwidth is None else "a launch moves no bytes")
+        return one.not_judged(
+            "the traffic is unknown (give `moved=`)"
+            if bandwidth is None
+            else "a launch moves no bytes"
+        )
     origin = one.origin
     if isinstance(least, Share):
         if (why := no_share_text(one.measurement, one.facts)) is not None:
@@ -91,7 +115,9 @@ def _min_bandwidth(one: _LimitCheck) -> Finding:
         least = least.value * one.facts.dram_peak
         origin = f"{one.written}, {origin}"
     name = f"min_bandwidth {format_rate(least)} ({origin})"
-    return one.beside(format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above")
+    return one.beside(
+        format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above"
+    )
 
 
 def _min_overlap(one: _LimitCheck) -> Finding:
@@ -104,8 +130,19 @@ def _min_overlap(one: _LimitCheck) -> Finding:
         rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
         return one.not_judged(f"there is nothing to hide, {rest}")
     least = parse_share(one.written)
-    ratio, scale = measurement.latency / (overlap.sequential - least * hideable), measurement.latency / (hideable * least)
-    return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, hidden / least, "below", "above", scale=scale)
+    ratio, scale = (
+        measurement.latency / (overlap.sequential - least * hideable),
+        measurement.latency / (hideable * least),
+    )
+    return one.beside(
+        f"{format_share(hidden)} of what overlap can hide",
+        one.limit,
+        ratio,
+        hidden / least,
+        "below",
+        "above",
+        scale=scale,
+    )
 
 
 def _faster_than(one: _LimitCheck) -> Finding | None:
@@ -114,8 +151,16 @@ def _faster_than(one: _LimitCheck) -> Finding | None:
         return None  # a marker's claim is about the other measurements of the test
     name, other = f"faster_than {by:g} x {label} ({one.origin})", one.siblings.get(label)
     if other is None:
-        known = ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label)) or "none"
-        return find(Outcome.FAIL, "not judged", limit=name, why=f"the test has no measurement labelled {label!r}; others are {known}")
+        known = (
+            ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label))
+            or "none"
+        )
+        return find(
+            Outcome.FAIL,
+            "not judged",
+            limit=name,
+            why=f"the test has no measurement labelled {label!r}; others are {known}",
+        )
     ratio = math.log(other.latency / measurement.latency)
     reach = (of_repetition(measurement) + of_repetition(other)).reach(POWER)
     low, high = math.exp(ratio - reach), math.exp(ratio + reach)
@@ -128,7 +173,9 @@ def _faster_than(one: _LimitCheck) -> Finding | None:
 
 
 def _exact(
-    count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
+    count: Callable[[Measurement], int | str],
+    words: Callable[[int], str],
+    causes: Callable[[Measurement], str] = lambda measurement: "",
 ) -> Callable[[_LimitCheck], Finding]:
     """The rule of a limit on an exact count of one launch. `BASE` is the count of the newest saved run that has it.
     `count`: of a measurement, or why it has none.
@@ -143,8 +190,16 @@ def _exact(
             return against_most(one.limit, found, count_of(one.written), figure)
         known = [then for past in one.past if not isinstance(then := count(past), str)]
         if not known:
-            return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=f"no run of {one.of} has this count")
-        return against_most(one.limit, found, known[-1], f"{figure}, {words(known[-1])} in {one.of}")
+            return find(
+                Outcome.NEW,
+                "no history",
+                Code.NO_BASELINE,
+                limit=one.limit,
+                why=f"no run of {one.of} has this count",
+            )
+        return against_most(
+            one.limit, found, known[-1], f"{figure}, {words(known[-1])} in {one.of}"
+        )
 
     return rule
 
@@ -162,7 +217,11 @@ def _pages(count: Callable[[PageCounts], int]) -> Callable[[Measurement], int | 
 def _causes(measurement: Measurement) -> str:
     if measurement.migrations is None or measurement.migrations.launch is None:
         return ""
-    causes = ", ".join(f"{cause} {short_bytes(nbytes)}" for cause, nbytes in measurement.migrations.launch.causes.items() if nbytes)
+    causes = ", ".join(
+        f"{cause} {short_bytes(nbytes)}"
+        for cause, nbytes in measurement.migrations.launch.causes.items()
+        if nbytes
+    )
     return f" ({causes})" if causes else ""
 
 
@@ -199,11 +258,20 @@ _STEP_WORDS: Mapping[str, Callable[[int], str]] = {
     "max_waits": lambda count: f"the host waits {counted(count, 'time')} in one launch",
     "max_spill": lambda count: f"{short_bytes(count)} of local memory of a thread",
 }
-STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {name: _exact(COUNTS[name], words) for name, words in _STEP_WORDS.items()}
+STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
+    name: _exact(COUNTS[name], words) for name, words in _STEP_WORDS.items()
+}
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 EXACT: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
-    "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{counted(count, 'page fault')} of the GPU in one launch"),
-    "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{short_bytes(count)} migrated in one launch", _causes),
+    "max_gpu_page_faults": _exact(
+        COUNTS["max_gpu_page_faults"],
+        lambda count: f"{counted(count, 'page fault')} of the GPU in one launch",
+    ),
+    "max_migrated": _exact(
+        COUNTS["max_migrated"],
+        lambda count: f"{short_bytes(count)} migrated in one launch",
+        _causes,
+    ),
     **STEPS,
 }
 """Limits on exact counts of one launch, by name."""
@@ -245,7 +313,16 @@ def absolute(
     for name in names:
         if (written := getattr(limits, name)) is not None:
             finding = RULES[name](
-                _LimitCheck(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past, of)
+                _LimitCheck(
+                    measurement,
+                    name,
+                    written,
+                    limits.origin.get(name, "limit"),
+                    facts,
+                    siblings or {},
+                    past,
+                    of,
+                )
             )
             if finding is not None:
                 yield of_limit(name, finding)
@@ -257,6 +334,13 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
-    unwritten = min(facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared)
+    unwritten = min(
+        facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared
+    )
     if bandwidth * (1 - unwritten / traffic.total) > facts.dram_peak:
-        yield find(Outcome.FAIL, "beyond the peak", bandwidth=format_rate(bandwidth), peak=format_rate(facts.dram_peak))
+        yield find(
+            Outcome.FAIL,
+            "beyond the peak",
+            bandwidth=format_rate(bandwidth),
+            peak=format_rate(facts.dram_peak),
+        )

@@ -40,18 +40,25 @@ from pytest_gpumem.units import format_share
 
 ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
 MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
-MISS_SAME_CODE = 1 - SETTLES  # the same, among tests whose machine code is the same on both sides; and of PASSes with a slow mode
+MISS_SAME_CODE = 1 - SETTLES
+"""The same, among tests whose machine code is the same on both sides; and of PASSes with a slow
+mode."""
 STAKE = 0.95  # largest part of the wealth in one bet; choice: a pair with the wrong sign costs as much as four with the right sign earn
 PRIOR = 2  # pairs that the prior of size and spread counts as; choice: speed alone depends on it
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair; choice: speed alone depends on it
 FAR = 5.0  # ranges of the first pairs, or spreads of all, beyond the limit from which on a pair is far; choice
-NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(0.75)  # median distance from the centre, in standard deviations
+NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(
+    0.75
+)  # median distance from the centre, in standard deviations
 MODE = 0.1  # a PASS excludes that head alone has a slow mode in this share of its processes; choice: 30 pairs do it with 95 %
-MODE_PAIRS = math.ceil(math.log(MISS_SAME_CODE) / math.log((1 - MODE) / (1 - MODE * MISS_SAME_CODE)))
+MODE_PAIRS = math.ceil(
+    math.log(MISS_SAME_CODE) / math.log((1 - MODE) / (1 - MODE * MISS_SAME_CODE))
+)
 """Pairs without a slow mode of head that exclude one in `MODE`: so many win a bet of `MISS_SAME_CODE` (`_without_mode`)."""
 OF_GROSS = 0.25  # part of the error that the rule for gross changes has; choice
 SETTLED = ", and the same machine code ran"
-SHOWN = 1 - 2 * MISS  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
+SHOWN = 1 - 2 * MISS
+"""Confidence of the interval that is shown, two-sided; a verdict does not depend on it."""
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
 
 
@@ -125,7 +132,9 @@ class Paired:
     def bounds(self) -> tuple[float, float]:
         """Interval of the change, 99 % two-sided, by the signed-rank test; infinite with too few pairs."""
         low, high = interval(self.log_ratios, SHOWN)
-        return math.expm1(low) if math.isfinite(low) else low, math.expm1(high) if math.isfinite(high) else high
+        return math.expm1(low) if math.isfinite(low) else low, math.expm1(high) if math.isfinite(
+            high
+        ) else high
 
     @property
     def least(self) -> float:
@@ -136,17 +145,28 @@ class Paired:
     @property
     def sentence(self) -> str:
         """The verdict's one sentence, without a full stop."""
-        shown = between(*self.bounds) if math.isfinite(self.bounds[0]) else "too few for an interval"
+        shown = (
+            between(*self.bounds) if math.isfinite(self.bounds[0]) else "too few for an interval"
+        )
         seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, {shown}"
         limit = f"max_regression {format_share(self.delta)}"
         if self.outcome is Outcome.FAIL:
             return f"{seen}{', each far' if self.gross else ':'} slower than {limit} allows"
-        slow = f"; {self.slow} of them far beyond it, as in a slow mode of head" if self.slow else ""
+        slow = (
+            f"; {self.slow} of them far beyond it, as in a slow mode of head" if self.slow else ""
+        )
         if self.outcome is Outcome.PASS:
-            missed = slow or f"; a slow mode in up to {format_share(self.unseen)} of processes may be missed"
+            missed = (
+                slow
+                or f"; a slow mode in up to {format_share(self.unseen)} of processes may be missed"
+            )
             return f"{seen}: within {limit}{SETTLED if self.same_code else ''}{missed}"
         high = self.bounds[1]
-        missed = f"; a PASS would miss up to {format_share(high)}" if self.delta < high < math.inf else ""
+        missed = (
+            f"; a PASS would miss up to {format_share(high)}"
+            if self.delta < high < math.inf
+            else ""
+        )
         return f"{seen}: at {limit}{missed}{slow}"
 
 
@@ -161,7 +181,11 @@ def _level(family: int) -> float:
 
 
 def judge_pairs(
-    pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], same: Collection[str] = (), *, clean: int = MODE_PAIRS
+    pairs: Mapping[str, Sequence[float]],
+    deltas: Mapping[str, float],
+    same: Collection[str] = (),
+    *,
+    clean: int = MODE_PAIRS,
 ) -> dict[str, Paired]:
     """Judge a family of tests by the pairs that each has so far.
 
@@ -174,17 +198,31 @@ def judge_pairs(
     """
     bets = {key: _bets(values, math.log1p(deltas[key]), clean) for key, values in pairs.items()}
     error = OF_GROSS * min(ALARM, ALPHA / max(len(pairs), 1))
-    gross = {key for key, values in pairs.items() if far_beyond(values, math.log1p(deltas[key]), error)}
+    gross = {
+        key for key, values in pairs.items() if far_beyond(values, math.log1p(deltas[key]), error)
+    }
     slower = _holm({key: one.slow.p_value for key, one in bets.items()})
     found = {}
     for key, values in pairs.items():
         one = bets[key]
-        evidence = Evidence(slower=key in slower or key in gross, within=one.within, same_code=key in same and one.nearly)
+        evidence = Evidence(
+            slower=key in slower or key in gross,
+            within=one.within,
+            same_code=key in same and one.nearly,
+        )
         outcome = decide_change(evidence)
         settled = outcome is Outcome.PASS and not evidence.within
         only_gross = key in gross and key not in slower
         decided = outcome if outcome is not Outcome.UNDECIDED else None
-        found[key] = Paired(decided, tuple(values), deltas[key], one.slow.p_value, one.fine.p_value, only_gross, settled)
+        found[key] = Paired(
+            decided,
+            tuple(values),
+            deltas[key],
+            one.slow.p_value,
+            one.fine.p_value,
+            only_gross,
+            settled,
+        )
     return found
 
 
@@ -206,7 +244,9 @@ def _bets(values: Sequence[float], limit: float, clean: int) -> _Bets:
             above, below = _far(values[:count], limit)
             of_head = max(above - below, 0)
             nearly = nearly or not of_head
-            within = fine.p_value <= MISS and _without_mode(count, of_head) >= _without_mode(clean, 0)
+            within = fine.p_value <= MISS and _without_mode(count, of_head) >= _without_mode(
+                clean, 0
+            )
     return _Bets(slow, fine, within, nearly)
 
 
@@ -214,7 +254,9 @@ def _without_mode(pairs: int, of_head: int) -> float:
     """The logarithm of a wealth that bets against a slow mode in `MODE` of head's processes, if `of_head` of the pairs show one. Without a
     mode, it expects the share of such pairs that makes each cost all that is needed."""
     expected = MODE * MISS_SAME_CODE
-    return (pairs - of_head) * math.log((1 - expected) / (1 - MODE)) + of_head * math.log(expected / MODE)
+    return (pairs - of_head) * math.log((1 - expected) / (1 - MODE)) + of_head * math.log(
+        expected / MODE
+    )
 
 
 def _far(values: Sequence[float], limit: float) -> tuple[int, int]:
@@ -231,7 +273,9 @@ def far_beyond(values: Sequence[float], limit: float, error: float) -> bool:
     """True if the first pairs lie above a log-ratio by more than `GROSS`, and by more than `FAR` times their own range; so many that a slow
     mode makes them so with a probability of `error` at most."""
     first = values[: math.ceil(-math.log(error, 4))]
-    return len(first) >= -math.log(error, 4) and min(first) - limit > max(math.log1p(GROSS), FAR * (max(first) - min(first)))
+    return len(first) >= -math.log(error, 4) and min(first) - limit > max(
+        math.log1p(GROSS), FAR * (max(first) - min(first))
+    )
 
 
 def _holm(p_values: Mapping[str, float]) -> set[str]:

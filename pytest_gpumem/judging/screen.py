@@ -24,7 +24,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.change import Evidence, decide_change
-from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, between, chance, change, counted, find
+from pytest_gpumem.judging.finding import (
+    Finding,
+    Judgement,
+    against,
+    basis,
+    between,
+    chance,
+    change,
+    counted,
+    find,
+)
 from pytest_gpumem.judging.spread import Difference, corrected_logs, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -51,7 +61,11 @@ class Family:
         failed = verdict.comparison is not None and verdict.outcome is Outcome.FAIL
         p_value = verdict.comparison.p_value if verdict.comparison is not None else None
         # A row that fails by another limit is not rejected.
-        return replace(self, rejected=self.rejected + 1) if failed and p_value is not None and p_value <= self.threshold else self
+        return (
+            replace(self, rejected=self.rejected + 1)
+            if failed and p_value is not None and p_value <= self.threshold
+            else self
+        )
 
 
 ALONE = Family()  # the family of a single row
@@ -59,7 +73,8 @@ ALONE = Family()  # the family of a single row
 
 LOWER = 0.999  # confidence of the lower bound, which decides FAIL; choice: an alarm costs more than a duet
 UPPER = 0.995  # confidence of the upper bound, which decides PASS; choice
-SETTLES = 1 - ALPHA  # confidence of the upper bound that decides PASS where the same machine code ran
+SETTLES = 1 - ALPHA
+"""Confidence of the upper bound that decides PASS where the same machine code ran."""
 POWER = 0.99  # probability that a slow-down of `Comparison.catches` fails, and that a repetition shows the same side of a limit; choice
 
 
@@ -67,12 +82,16 @@ def mean_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the runs of a row, at least one, each of them the mean over its processes."""
     if len(history) == 1 and not history[0].further:
         return history[0].latency
-    return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
+    return math.exp(
+        statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history])))
+    )
 
 
 def base_latency(measurement: Measurement, comparison: Comparison) -> float:
     """Seconds: the mean of the baseline that a row was compared with."""
-    return mean_latency([measurement]) / max(1 + comparison.delta, sys.float_info.epsilon)  # a change of 1e-16 and less is -1 as a float
+    return mean_latency([measurement]) / max(
+        1 + comparison.delta, sys.float_info.epsilon
+    )  # a change of 1e-16 and less is -1 as a float
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -97,7 +116,12 @@ def compared(found: Difference, delta: float) -> Comparison:
 
 
 def judge_change(
-    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+    measurement: Measurement,
+    found: Difference,
+    comparison: Comparison,
+    delta: float,
+    limit: str,
+    family: Family = ALONE,
 ) -> Finding:
     """The finding about a slow-down against the baseline.
     `delta`: allowed slow-down, as a share.
@@ -117,14 +141,28 @@ def judge_change(
     if under:
         return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
     if found.unseen and found.log + found.variance(seen=True).reach(UPPER) < math.log1p(delta):
-        return find(outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day"))
+        return find(
+            outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day")
+        )
     looks_slower = comparison.delta > delta and comparison.low > 0
     form, code = ("looks slower", Code.LOOKS_SLOWER) if looks_slower else ("noisy", Code.NOISY)
-    return find(outcome, form, code, **words, doubt="gpumem duet decides", catches=format_share(comparison.catches))
+    return find(
+        outcome,
+        form,
+        code,
+        **words,
+        doubt="gpumem duet decides",
+        catches=format_share(comparison.catches),
+    )
 
 
 def judge_creep(
-    measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
+    measurement: Measurement,
+    found: Difference,
+    comparison: Comparison,
+    delta: float,
+    limit: str,
+    family: Family = ALONE,
 ) -> Finding:
     """The finding about a slow-down since the first saved runs, which is above the limit. Args as for `judge_change`; `found` is the
     difference from the first runs (`spread.since`)."""
@@ -136,7 +174,14 @@ def judge_creep(
     )
     if (outcome := decide_change(Evidence(slower=doubt is None, within=False))) is Outcome.FAIL:
         return find(outcome, "crept", Code.CREPT, limit=limit, seen=seen)
-    return find(outcome, "looks crept", Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY, limit=limit, seen=seen, doubt=doubt or "")
+    return find(
+        outcome,
+        "looks crept",
+        Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY,
+        limit=limit,
+        seen=seen,
+        doubt=doubt or "",
+    )
 
 
 def below(found: Difference, delta: float) -> bool:
@@ -170,4 +215,6 @@ def _known(found: Difference) -> bool:
 
 
 def _needed(found: Difference) -> str:
-    return f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
+    return (
+        f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
+    )

@@ -70,10 +70,13 @@ def _share(spread: tuple[float, float], latency: float) -> float:
 
 PRIOR = 6  # observations that a prior counts as; recorded: variances of rows scatter around it as those of 4 to 13 observations
 UNSEEN = 0.0035  # least spread between days, times one less than their number; assumed: twice that of two H100s at 32 MiB
-DAY = timedelta(hours=8)  # least time from the first run of a day to the first of the next date; choice: a night's runs are of one day
+DAY = timedelta(
+    hours=8
+)  # least time from the first run of a day to the first of the next date; choice: a night's runs are of one day
 WIDEST = 0.5  # largest part of a latency that is in doubt, by half its 95 % interval over placements or by overhead; choice
 
-FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1  # log-ratio that no two times have; exponentials of larger ones overflow
+FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1
+"""Log-ratio that no two times have; exponentials of larger ones overflow."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class Variance:
         value = self.value + other.value
         if value == 0:
             return Variance(0.0, self.freedom + other.freedom)
-        return Variance(value, value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom))
+        return Variance(
+            value, value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom)
+        )
 
     def reach(self, confidence: float) -> float:
         """Largest one-sided distance with this confidence, as a log-ratio; `FARTHEST` at most."""
@@ -114,8 +119,19 @@ class Reading(NamedTuple):
 def readings(measurement: Measurement) -> list[Reading]:
     """One reading a process of a run; the first process comes first."""
     first = (measurement.counting, measurement.overhead)
-    every = [first, *((measurement.counting_of(repeat.medians), repeat.overhead) for repeat in measurement.further)]
-    return [Reading(statistics.fmean(medians), medians, over, measurement.sampler, measurement.provenance) for medians, over in every]
+    every = [
+        first,
+        *(
+            (measurement.counting_of(repeat.medians), repeat.overhead)
+            for repeat in measurement.further
+        ),
+    ]
+    return [
+        Reading(
+            statistics.fmean(medians), medians, over, measurement.sampler, measurement.provenance
+        )
+        for medians, over in every
+    ]
 
 
 def corrected_latencies(known: Sequence[Reading]) -> list[float]:
@@ -126,8 +142,14 @@ def corrected_latencies(known: Sequence[Reading]) -> list[float]:
     if len(overheads) < len(known):
         return latencies
     common = statistics.fmean(overheads)
-    corrected = [latency + common - overhead for latency, overhead in zip(latencies, overheads, strict=True)]
-    return corrected if all(c > (1 - WIDEST) * latency for c, latency in zip(corrected, latencies, strict=True)) else latencies
+    corrected = [
+        latency + common - overhead for latency, overhead in zip(latencies, overheads, strict=True)
+    ]
+    return (
+        corrected
+        if all(c > (1 - WIDEST) * latency for c, latency in zip(corrected, latencies, strict=True))
+        else latencies
+    )
 
 
 def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
@@ -174,12 +196,17 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
     for index, other in enumerate(others, 1):
         by_day.setdefault(index if one_day or other is None else other, []).append(index)
     of_days = [[log for index in each for log in logs[index]] for each in by_day.values()]
-    process, prior_day = max(_between_processes(runs[:1], logs[:1], weight), _between_processes(runs[1:], of_days, weight))
+    process, prior_day = max(
+        _between_processes(runs[:1], logs[:1], weight),
+        _between_processes(runs[1:], of_days, weight),
+    )
     means = [statistics.fmean(values) for values in of_days]
     of_processes = process * statistics.fmean(1 / len(values) for values in of_days)
     steps = sorted((later - earlier) ** 2 / 2 for earlier, later in itertools.pairwise(means))
     spread = moderated(prior_day + of_processes, math.fsum(steps), len(steps), weight)
-    steady = moderated(prior_day + of_processes, math.fsum(steps[:-1]), max(len(steps) - 1, 0), weight)
+    steady = moderated(
+        prior_day + of_processes, math.fsum(steps[:-1]), max(len(steps) - 1, 0), weight
+    )
     day = max(prior_day, spread - of_processes)
     known = {one[1] for one in others if one is not None}
     return Difference(
@@ -187,7 +214,9 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
         day=day,
         process=process,
         base=spread / len(means),
-        unseen=0.0 if one_day else max(0.0, (UNSEEN / max(len(known) - 1, 1)) ** 2 - day) * (1 + 1 / max(len(known), 1)),
+        unseen=0.0
+        if one_day
+        else max(0.0, (UNSEEN / max(len(known) - 1, 1)) ** 2 - day) * (1 + 1 / max(len(known), 1)),
         steady=max(prior_day, steady - of_processes),
         freedom=weight + _successive(len(steps)),
         days=max(len(known), 1),
@@ -203,7 +232,9 @@ def _successive(steps: int) -> float:
     return 2 * steps**2 / (3 * steps - 1) if steps else 0.0
 
 
-def since(found: Difference, newest: Sequence[Measurement], first: Sequence[Measurement]) -> Difference:
+def since(
+    found: Difference, newest: Sequence[Measurement], first: Sequence[Measurement]
+) -> Difference:
     """The newest runs less the first ones, with the spread of the whole baseline.
     `found`: this run less its baseline.
     `newest`: this run and those before it.
@@ -214,8 +245,16 @@ def since(found: Difference, newest: Sequence[Measurement], first: Sequence[Meas
     count = len(newest)
 
     def variance(of: Sequence[Sequence[Reading]]) -> float:
-        independent = len({index if day is None else day for index, day in enumerate(days([run[0] for run in of]))})
-        return found.steady / independent + found.process * math.fsum(1 / len(run) for run in of) / len(of) ** 2
+        independent = len(
+            {
+                index if day is None else day
+                for index, day in enumerate(days([run[0] for run in of]))
+            }
+        )
+        return (
+            found.steady / independent
+            + found.process * math.fsum(1 / len(run) for run in of) / len(of) ** 2
+        )
 
     return replace(
         found,
@@ -234,16 +273,32 @@ def of_repetition(measurement: Measurement) -> Variance:
     return Variance(day + process, PRIOR)
 
 
-def _between_processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> tuple[float, float]:
+def _between_processes(
+    runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int
+) -> tuple[float, float]:
     """The variance between processes of a day, and the prior between days. `logs`: by day."""
     every = [reading for run in runs for reading in run]
     latency = statistics.fmean(reading.latency for reading in every)
-    known = all(reading.overhead is not None or reading.sampler in ("graph", "batched") for reading in every)
-    squares = sum(squares_around_mean([math.log(median) for median in reading.medians]) for reading in every)
-    placement = moderated(placement_spread(latency) ** 2, squares, sum(len(reading.medians) - 1 for reading in every), PRIOR)
+    known = all(
+        reading.overhead is not None or reading.sampler in ("graph", "batched") for reading in every
+    )
+    squares = sum(
+        squares_around_mean([math.log(median) for median in reading.medians]) for reading in every
+    )
+    placement = moderated(
+        placement_spread(latency) ** 2,
+        squares,
+        sum(len(reading.medians) - 1 for reading in every),
+        PRIOR,
+    )
     of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
     expected = process_spread(latency, overhead_corrected=known) ** 2 + of_placements
-    value = moderated(expected, sum(map(squares_around_mean, logs)), sum(len(day) - 1 for day in logs), weight or PRIOR)
+    value = moderated(
+        expected,
+        sum(map(squares_around_mean, logs)),
+        sum(len(day) - 1 for day in logs),
+        weight or PRIOR,
+    )
     # A row whose processes differ more than those of its class is expected to differ more between days too.
     return value, day_spread(latency) ** 2 * max(1.0, value / expected)
 
@@ -258,7 +313,9 @@ def moderated(prior: float, squares: float, freedom: int, weight: int) -> float:
 
 def _prior_applies(runs: Sequence[Sequence[Reading]]) -> bool:
     """Host-timed, single-placement rows, such as those of stock pytest-benchmark, get no prior."""
-    return any(reading.sampler != "host" or len(reading.medians) > 1 for run in runs for reading in run)
+    return any(
+        reading.sampler != "host" or len(reading.medians) > 1 for run in runs for reading in run
+    )
 
 
 def squares_around_mean(values: Sequence[float]) -> float:
@@ -271,7 +328,11 @@ def days(known: Sequence[Reading]) -> list[tuple[str | None, datetime] | None]:
     """The card and day of each reading, where a day is its first reading; None for one without them.
     Another day is another UTC date, `DAY` or more after the first reading of the day before."""
     found: list[tuple[str | None, datetime] | None] = [None] * len(known)
-    begun = [(moment, index) for index, one in enumerate(known) if one.provenance is not None and (moment := _moment(one.provenance.utc))]
+    begun = [
+        (moment, index)
+        for index, one in enumerate(known)
+        if one.provenance is not None and (moment := _moment(one.provenance.utc))
+    ]
     first: datetime | None = None
     for moment, index in sorted(begun):
         if first is None or (moment.date() != first.date() and moment - first >= DAY):

@@ -57,7 +57,9 @@ def _gamma_ratio(a: float) -> float:
     """gamma(a + 1/2) / gamma(a)."""
     if a < _SERIES_FROM:
         return math.gamma(a + 0.5) / math.gamma(a)
-    return math.sqrt(a) * (1 - (1 / 8 - (1 / 128 + (5 / 1024 - (21 / 32768 + 399 / 262144 / a) / a) / a) / a) / a)
+    return math.sqrt(a) * (
+        1 - (1 / 8 - (1 / 128 + (5 / 1024 - (21 / 32768 + 399 / 262144 / a) / a) / a) / a) / a
+    )
 
 
 def _fraction(x: float, a: float, b: float) -> float:
@@ -65,7 +67,10 @@ def _fraction(x: float, a: float, b: float) -> float:
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, 10_000):
-        for term in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             c, d = 1 + term / c, 1 / (1 + term * d)
             value *= c * d
         if abs(c * d - 1) < _PRECISE:

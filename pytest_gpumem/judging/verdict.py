@@ -15,7 +15,9 @@ from pytest_gpumem.units import format_share
 
 OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
 _DOUBTS = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW)
-UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)  # of a row without limits
+UNLIMITED = Verdict(
+    Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence
+)  # of a row without limits
 
 
 def with_verdict(
@@ -44,8 +46,13 @@ def with_verdict(
         outcome = Outcome.PASS if Outcome.PASS in by else Outcome.MEASURED
         said = by.get(outcome) or [_measured(comparison)]
     # A rule that passes has no code; one that evidence let pass has.
-    code = doubts[0].code if doubts else next((one.code for one in said if one.code is not None), None)
-    reason = "; ".join(dict.fromkeys(filter(None, [*(one.reason for one in said), *remarks]))) or row.verdict.reason
+    code = (
+        doubts[0].code if doubts else next((one.code for one in said if one.code is not None), None)
+    )
+    reason = (
+        "; ".join(dict.fromkeys(filter(None, [*(one.reason for one in said), *remarks])))
+        or row.verdict.reason
+    )
     ends = " (strict: this fails)" if strict and outcome in _DOUBTS[1:] else ""
     verdict = Verdict(
         outcome,
@@ -69,11 +76,16 @@ def _by_outcome(findings: Iterable[Finding | LimitResult]) -> dict[Outcome, list
 def known(row: Row) -> tuple[LimitResult, ...]:
     """The findings that the verdict of a row rests on, as far as it has them: a PASS is one, whatever it is about."""
     verdict = row.verdict
-    accepted = tuple(LimitResult(name, Outcome.ACCEPTED, None, f"{name} accepted") for name in verdict.accepted)
+    accepted = tuple(
+        LimitResult(name, Outcome.ACCEPTED, None, f"{name} accepted") for name in verdict.accepted
+    )
     if verdict.limits:
         return (*accepted, *verdict.limits)
     limits = verdict.accepted or ("",)
-    return tuple(LimitResult(name, verdict.outcome, verdict.code, verdict.reason.removesuffix(_since(row))) for name in limits)
+    return tuple(
+        LimitResult(name, verdict.outcome, verdict.code, verdict.reason.removesuffix(_since(row)))
+        for name in limits
+    )
 
 
 def _order(one: LimitResult) -> tuple[int, bool]:
@@ -84,7 +96,12 @@ def _order(one: LimitResult) -> tuple[int, bool]:
 def _measured(comparison: Comparison | None) -> LimitResult:
     if comparison is None:
         return find(Outcome.MEASURED, "no limit").result
-    return find(Outcome.MEASURED, "no limit, compared", seen=against(comparison), catches=format_share(comparison.catches)).result
+    return find(
+        Outcome.MEASURED,
+        "no limit, compared",
+        seen=against(comparison),
+        catches=format_share(comparison.catches),
+    ).result
 
 
 def _since(row: Row) -> str:

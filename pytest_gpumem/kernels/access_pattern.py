@@ -30,7 +30,11 @@ def _after_offset(call: Call) -> int:
 
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
     aligned = int(call.scalars["offset"]) % _WORDS_PER_SECTOR == 0
-    return _copied(call, _after_offset(call), calls.SECTORS_COALESCED if aligned else calls.SECTORS_COALESCED + 1)
+    return _copied(
+        call,
+        _after_offset(call),
+        calls.SECTORS_COALESCED if aligned else calls.SECTORS_COALESCED + 1,
+    )
 
 
 def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
@@ -42,7 +46,9 @@ def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 
 def _offset_within(call: Call) -> str | None:
     size, offset = call.arrays["odata"].size, call.scalars["offset"]
-    return f"offset is {offset}, but the arrays have only {size} elements" if offset >= size else None
+    return (
+        f"offset is {offset}, but the arrays have only {size} elements" if offset >= size else None
+    )
 
 
 def _at_stride(call: Call) -> int:
@@ -81,8 +87,14 @@ KERNELS = (
         _PERMUTED,
         name="offset_copy",
         # Updated, not written: the words before the offset keep their content.
-        parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("offset", Role.SCALAR, 0, least=0)),
-        shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS),
+        parameters=(
+            Parameter("odata", Role.UPDATE),
+            Parameter("idata", Role.READ),
+            Parameter("offset", Role.SCALAR, 0, least=0),
+        ),
+        shape=lambda _facts, call: calls.grid(
+            call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS
+        ),
         accesses=_offset_accesses,
         entry="offset_copy<{dtype}>",
         reference=_offset,
@@ -93,8 +105,14 @@ KERNELS = (
         _PERMUTED,
         name="stride_copy",
         # Updated, not written: the words between keep their content.
-        parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("stride", Role.SCALAR, 1, least=1)),
-        shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS),
+        parameters=(
+            Parameter("odata", Role.UPDATE),
+            Parameter("idata", Role.READ),
+            Parameter("stride", Role.SCALAR, 1, least=1),
+        ),
+        shape=lambda _facts, call: calls.grid(
+            call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS
+        ),
         accesses=_stride_accesses,
         entry="stride_copy<{dtype}>",
         reference=_stride,

@@ -16,7 +16,8 @@ Check: TypeAlias = Callable[[Call], str | None]  # one of `Kernel.checks`
 
 WARP = 32  # threads of a warp
 
-SECTORS_COALESCED = 4.0  # 32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words
+SECTORS_COALESCED = 4.0
+"""32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
 
 SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share one
 
@@ -136,5 +137,7 @@ def sectors_per_request(accesses: Sequence[Access]) -> float:
     """Mean sectors of the requests of one launch: 4 if all are coalesced, up to 32. Raises `ValueError`: no access asks for anything."""
     asked = requested_bytes(accesses)
     if not asked:
-        raise ValueError("no access asks for a byte: there is no request whose sectors could be counted")
+        raise ValueError(
+            "no access asks for a byte: there is no request whose sectors could be counted"
+        )
     return sum(access.requested * access.sectors_per_request for access in accesses) / asked

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from pytest_gpumem.kernels import access_pattern, l2_bandwidth, l2_persistence, latency, stream, transfers, transpose, unified_memory
+from pytest_gpumem.kernels import (
+    access_pattern,
+    l2_bandwidth,
+    l2_persistence,
+    latency,
+    stream,
+    transfers,
+    transpose,
+    unified_memory,
+)
 from pytest_gpumem.kernels.kernel import Kernel
 
-_ROOMS = (stream, l2_persistence, l2_bandwidth, unified_memory, access_pattern, transpose, latency, transfers)
+_ROOMS = (
+    stream,
+    l2_persistence,
+    l2_bandwidth,
+    unified_memory,
+    access_pattern,
+    transpose,
+    latency,
+    transfers,
+)
 
-CATALOGUE: MappingProxyType[str, Kernel] = MappingProxyType({k.name: k for room in _ROOMS for k in room.KERNELS})
+CATALOGUE: MappingProxyType[str, Kernel] = MappingProxyType(
+    {k.name: k for room in _ROOMS for k in room.KERNELS}
+)
 """The catalogue: name to kernel."""

@@ -79,18 +79,26 @@ class Cubin:
         if content[:4] != b"\x7fELF":
             raise NotACubin("no ELF file: it begins with other bytes")
         try:
-            (ident, _, machine, _, _, _, offset, _, _, _, _, entry_size, count, names) = _HEADER.unpack_from(content)
+            (ident, _, machine, _, _, _, offset, _, _, _, _, entry_size, count, names) = (
+                _HEADER.unpack_from(content)
+            )
         except struct.error:
             raise NotACubin(f"an ELF file of only {len(content)} bytes") from None
         if machine != _EM_CUDA or ident[4:6] != b"\x02\x01":
-            raise NotACubin(f"an ELF file for machine {machine}; that of CUDA is {_EM_CUDA}, with 64 bits and little endian")
+            raise NotACubin(
+                f"an ELF file for machine {machine}; that of CUDA is {_EM_CUDA}, with 64 bits and little endian"
+            )
         try:
-            rows = [_SECTION.unpack_from(content, offset + index * entry_size) for index in range(count)]
+            rows = [
+                _SECTION.unpack_from(content, offset + index * entry_size) for index in range(count)
+            ]
             names_at, names_size = rows[names][4:6]
         except (struct.error, IndexError):
             raise NotACubin("its table of sections is cut off") from None
         table = content[names_at : names_at + names_size]
-        self._sections = [_Section(_string(table, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows]
+        self._sections = [
+            _Section(_string(table, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows
+        ]
 
     def kernel(self, name: str) -> MachineCode:
         """One kernel. Raises `NotInCubin`: there is none of that name."""
@@ -106,9 +114,15 @@ class Cubin:
         for attribute, value in _items(self._bytes(self._by_name[f".nv.info.{name}"])):
             if attribute == _EIATTR_CBANK_PARAM_SIZE:
                 has_some = True
-            elif attribute in (_EIATTR_KPARAM_INFO, _EIATTR_KPARAM_INFO_V2) and len(value) == _PARAMETER.size:
+            elif (
+                attribute in (_EIATTR_KPARAM_INFO, _EIATTR_KPARAM_INFO_V2)
+                and len(value) == _PARAMETER.size
+            ):
                 ordinal, offset, size = _PARAMETER.unpack(value)
-                found[ordinal] = offset, size >> 18 if attribute == _EIATTR_KPARAM_INFO else size & 0xFFFF
+                found[ordinal] = (
+                    offset,
+                    size >> 18 if attribute == _EIATTR_KPARAM_INFO else size & 0xFFFF,
+                )
         whole = sorted(found) == list(range(len(found))) and bool(found) is has_some
         return tuple(found[ordinal] for ordinal in sorted(found)) if whole else None
 
@@ -126,7 +140,9 @@ class Cubin:
         digest = hashlib.sha256()
         for section in self._sections:
             name = section.name
-            function = name.startswith(".text.") and name.removeprefix(".text.") not in self._kernels
+            function = (
+                name.startswith(".text.") and name.removeprefix(".text.") not in self._kernels
+            )
             if function or name in (".nv.constant3", ".nv.constant4", ".nv.global.init"):
                 self._add(digest, name)
         return digest.digest()
@@ -136,8 +152,13 @@ class Cubin:
         section = self._section_of(name)
         content = self._bytes(section)
         digest.update(len(content).to_bytes(8, "little") + content)
-        for offset, kind, addend, target in sorted(self._relocations(section), key=lambda one: one[:3]):
-            digest.update(struct.pack("<QIqQQ", offset, kind, addend, target.value, target.size) + self._place(target).encode())
+        for offset, kind, addend, target in sorted(
+            self._relocations(section), key=lambda one: one[:3]
+        ):
+            digest.update(
+                struct.pack("<QIqQQ", offset, kind, addend, target.value, target.size)
+                + self._place(target).encode()
+            )
 
     def _place(self, symbol: _Symbol) -> str:
         """Where a symbol lies: the kind of its section, or the name of one that is defined elsewhere, such as `vprintf`."""
@@ -184,7 +205,9 @@ class Cubin:
         return {
             symbol.name
             for symbol in self._symbols
-            if symbol.kind == _STT_FUNC and symbol.other & _STO_ENTRY and f".text.{symbol.name}" in self._by_name
+            if symbol.kind == _STT_FUNC
+            and symbol.other & _STO_ENTRY
+            and f".text.{symbol.name}" in self._by_name
         }
 
     def _relocations(self, section: _Section) -> Iterator[tuple[int, int, int, _Symbol]]:
@@ -192,7 +215,9 @@ class Cubin:
         for table in self._tables_of_relocations.get(self._sections.index(section), ()):
             layout = _RELOCATION_WITH_ADDEND if table.kind == _SHT_RELA else _RELOCATION
             content = self._bytes(table)
-            for offset, info, *addend in layout.iter_unpack(content[: len(content) - len(content) % layout.size]):
+            for offset, info, *addend in layout.iter_unpack(
+                content[: len(content) - len(content) % layout.size]
+            ):
                 if info >> 32 >= len(self._symbols):
                     raise NotACubin(f"the section {table.name!r} names a symbol that is not there")
                 yield offset, info & 0xFFFFFFFF, sum(addend), self._symbols[info >> 32]

@@ -34,8 +34,11 @@ class Parameter:
 
     name: str
     role: Role
-    default: int | float | None = None  # value of a scalar that the caller leaves out; None: it must be given
-    least: int | None = None  # a scalar that is a whole number from this one on; None: it is of the first array's element type
+    default: int | float | None = None
+    """Value of a scalar that the caller leaves out; None: it must be given."""
+    least: int | None = None
+    """A scalar that is a whole number from this one on; None: it is of the first array's element
+    type."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class ArrayFacts:
     size: int  # elements
     dtype: str  # numPy type string without byte order, such as "f4"
     itemsize: int  # bytes of one element
-    on_host: bool = False  # the memory lies on the host's side of the link (pinned, registered or pageable)
+    on_host: bool = False
+    """The memory lies on the host's side of the link (pinned, registered or pageable)."""
 
     @property
     def nbytes(self) -> int:
@@ -108,11 +112,14 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     shape: Callable[[DeviceFacts, Call], LaunchShape]
     accesses: Callable[[Call], tuple[Access, ...]]
-    source: str | None = None  # file name in `kernels/`; None for a copy by the device's copy engine
+    source: str | None = None
+    """File name in `kernels/`; None for a copy by the device's copy engine."""
     entry: str = ""
     """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
     "triad<{dtype}, {vectors}>"."""
-    reference: Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None = None
+    reference: (
+        Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None
+    ) = None
     elementwise: bool = False
     """The reference holds for every piece: with all arrays cut to the same elements, the result is that piece of the full result."""
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
@@ -125,9 +132,13 @@ class Kernel:
     loads_in_flight: int = 1
     """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
     load_bytes: int | None = None  # bytes of one load of a thread; None: one element
-    checks: tuple[Callable[[Call], str | None], ...] = ()  # each says what is wrong with a call, such as its sizes, or None
-    relative_tolerance: float = 0.0  # largest relative difference to the reference; 0 for exact kernels
-    accesses_per_launch: Callable[[Call], int] | None = None  # dependent accesses of one launch, for a latency per access
+    checks: tuple[
+        Callable[[Call], str | None], ...
+    ] = ()  # each says what is wrong with a call, such as its sizes, or None
+    relative_tolerance: float = 0.0
+    """Largest relative difference to the reference; 0 for exact kernels."""
+    accesses_per_launch: Callable[[Call], int] | None = None
+    """Dependent accesses of one launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
     """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
     line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict. Of a kernel that
@@ -137,7 +148,8 @@ class Kernel:
     threads they decide its time."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
-    node_bytes: int = 64  # bytes from one node to the next, for a parameter whose content is "cycle"
+    node_bytes: int = 64
+    """Bytes from one node to the next, for a parameter whose content is "cycle"."""
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """The C++ name expression to compile: "triad<float, 1>"."""
@@ -149,7 +161,11 @@ class Kernel:
             return self.launch_arguments(call)
         arrays = [p.name for p in self.parameters if p.role is not Role.SCALAR]
         scalars = [p for p in self.parameters if p.role is Role.SCALAR]
-        return (*arrays, call.arrays[arrays[0]].size, *(p.name if p.least is None else int(call.scalars[p.name]) for p in scalars))
+        return (
+            *arrays,
+            call.arrays[arrays[0]].size,
+            *(p.name if p.least is None else int(call.scalars[p.name]) for p in scalars),
+        )
 
     def problem(self, call: Call) -> str | None:
         """What is wrong with a call, in one sentence that names the values: arrays, grid, scalars, then `checks`. None if nothing is."""
@@ -165,9 +181,15 @@ class Kernel:
             return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
         for parameter in self.parameters:
             value = call.scalars.get(parameter.name)
-            if parameter.least is not None and value is not None and not (math.isfinite(value) and value == int(value) >= parameter.least):
+            if (
+                parameter.least is not None
+                and value is not None
+                and not (math.isfinite(value) and value == int(value) >= parameter.least)
+            ):
                 return f"{parameter.name} is {value}; a whole number of at least {parameter.least} is needed"
-        return next((problem for check in self.checks if (problem := check(call)) is not None), None)
+        return next(
+            (problem for check in self.checks if (problem := check(call)) is not None), None
+        )
 
     def traffic(self, call: Call) -> MovedBytes:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""

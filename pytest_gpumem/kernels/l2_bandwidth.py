@@ -30,7 +30,9 @@ def tiles(call: Call) -> int:
 
 def resident(facts: DeviceFacts, call: Call, reads: int) -> LaunchShape:
     """A warp for each of `reads` reads of a tile, in as many blocks as run at once: no read is late because a block had to wait."""
-    return grid(call, min(BLOCKS_PER_SM * facts.sm_count, ceil_div(reads, THREADS // WARP)), THREADS)
+    return grid(
+        call, min(BLOCKS_PER_SM * facts.sm_count, ceil_div(reads, THREADS // WARP)), THREADS
+    )
 
 
 def _accesses(call: Call) -> tuple[Access, ...]:
@@ -53,7 +55,9 @@ def _check(call: Call) -> str | None:
 
 def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     """A sum modulo 2^32 for each tile, once for each pass."""
-    return {"sums": tile_sums([arrays["a"]], lambda a: a, TILE_BYTES).repeat(int(scalars["repeats"]))}
+    return {
+        "sums": tile_sums([arrays["a"]], lambda a: a, TILE_BYTES).repeat(int(scalars["repeats"]))
+    }
 
 
 def plateau(bandwidths: Sequence[float]) -> float:
@@ -68,7 +72,9 @@ def plateau(bandwidths: Sequence[float]) -> float:
         raise ValueError("a sweep without a bandwidth has no plateau")
     highest, end = max(bandwidths), bandwidths[-1]
     if end >= highest:
-        raise ValueError(f"no fall: of {len(bandwidths)} bandwidths the last, {end:g}, is the highest; a cache still holds that footprint")
+        raise ValueError(
+            f"no fall: of {len(bandwidths)} bandwidths the last, {end:g}, is the highest; a cache still holds that footprint"
+        )
     return statistics.median(b for b in bandwidths if b > (highest + end) / 2)
 
 
@@ -82,7 +88,9 @@ def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
     Raises `ValueError`: sizes that do not ascend, numbers of points that differ, or no fall (`plateau`).
     """
     if len(footprints) != len(bandwidths):
-        raise ValueError(f"a knee needs a bandwidth for each footprint; got {len(footprints)} footprints and {len(bandwidths)} bandwidths")
+        raise ValueError(
+            f"a knee needs a bandwidth for each footprint; got {len(footprints)} footprints and {len(bandwidths)} bandwidths"
+        )
     if any(later <= earlier for earlier, later in pairwise(footprints)):
         raise ValueError(f"footprints must ascend: {', '.join(f'{f:g}' for f in footprints)}")
     top = plateau(bandwidths)
@@ -95,7 +103,11 @@ def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
 KERNELS = (
     Kernel(
         name="l2_read",
-        parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("repeats", Role.SCALAR, least=1)),
+        parameters=(
+            Parameter("a", Role.READ),
+            Parameter("sums", Role.WRITE),
+            Parameter("repeats", Role.SCALAR, least=1),
+        ),
         shape=lambda facts, call: resident(facts, call, tiles(call) * _repeats(call)),
         accesses=_accesses,
         source="l2_bandwidth.cu",

@@ -6,8 +6,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, scaled, thread_per_element, touch
-from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES, Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.calls import (
+    WARP,
+    Arrays,
+    Scalars,
+    ceil_div,
+    element,
+    grid,
+    module_of,
+    scaled,
+    thread_per_element,
+    touch,
+)
+from pytest_gpumem.kernels.kernel import (
+    RESERVED_SHARED_BYTES,
+    Access,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
@@ -23,7 +42,14 @@ def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
 def _reset_accesses(call: Call) -> tuple[Access, ...]:
     data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
     return (
-        touch("lut_persistent", "read", call, elements=min(table.size, data.size), requests=data.size, wrapping=True),
+        touch(
+            "lut_persistent",
+            "read",
+            call,
+            elements=min(table.size, data.size),
+            requests=data.size,
+            wrapping=True,
+        ),
         touch("data_streaming", "write", call),
     )
 
@@ -47,15 +73,22 @@ def _shared_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
     data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
     resident = facts.max_threads_per_sm // _THREADS
     if facts.shared_bytes_per_sm is not None:
-        resident = min(resident, facts.shared_bytes_per_sm // (table.nbytes + RESERVED_SHARED_BYTES))
-    shape = grid(call, min(facts.sm_count * max(resident, 1), ceil_div(data.size, _THREADS)), _THREADS)
+        resident = min(
+            resident, facts.shared_bytes_per_sm // (table.nbytes + RESERVED_SHARED_BYTES)
+        )
+    shape = grid(
+        call, min(facts.sm_count * max(resident, 1), ceil_div(data.size, _THREADS)), _THREADS
+    )
     return replace(shape, shared_bytes=table.nbytes)
 
 
 def _shared_accesses(call: Call) -> tuple[Access, ...]:
     # Each block reads the table. How many blocks there are is the device's choice unless the caller made it: one is counted then.
     table = call.arrays["lut_persistent"]
-    return (touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)), touch("data_streaming", "write", call))
+    return (
+        touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)),
+        touch("data_streaming", "write", call),
+    )
 
 
 def _stream_elements(call: Call) -> int:
@@ -111,7 +144,10 @@ KERNELS = (
     ),
     Kernel(
         name="sliding_window",
-        parameters=(Parameter("data_persistent", Role.UPDATE), Parameter("data_streaming", Role.UPDATE)),
+        parameters=(
+            Parameter("data_persistent", Role.UPDATE),
+            Parameter("data_streaming", Role.UPDATE),
+        ),
         shape=thread_per_element("data_streaming", _THREADS),
         accesses=_sliding_accesses,
         source="l2_persistence.cu",

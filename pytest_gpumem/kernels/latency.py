@@ -10,7 +10,8 @@ import numpy as np
 from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 
-NODE_BYTES = 64  # bytes of a node: two to a cache line, four sectors apart from no other node's index
+NODE_BYTES = 64
+"""Bytes of a node: two to a cache line, four sectors apart from no other node's index."""
 
 _WORDS = NODE_BYTES // 4
 
@@ -28,7 +29,17 @@ def _walk(call: Call, **traits: bool) -> Access:
     # so what the walk occupies in a cache is eight times its footprint: footprint x sectors_per_request / 4.
     steps = _steps(call)
     nodes = min(steps, _nodes(call))
-    return touch("nodes", "read", call, elements=nodes, requests=steps, sectors=SECTORS_SCATTERED, dependent=True, random=True, **traits)
+    return touch(
+        "nodes",
+        "read",
+        call,
+        elements=nodes,
+        requests=steps,
+        sectors=SECTORS_SCATTERED,
+        dependent=True,
+        random=True,
+        **traits,
+    )
 
 
 def _check(call: Call) -> str | None:
@@ -44,7 +55,11 @@ def _check(call: Call) -> str | None:
 
 def _starts_inside(call: Call) -> str | None:
     start = call.scalars["start"]
-    return f"start is {start}, but there are only {_nodes(call)} nodes" if start >= _nodes(call) else None
+    return (
+        f"start is {start}, but there are only {_nodes(call)} nodes"
+        if start >= _nodes(call)
+        else None
+    )
 
 
 def _reached(nodes: Any, node: int, steps: int) -> int:
@@ -53,7 +68,9 @@ def _reached(nodes: Any, node: int, steps: int) -> int:
     """
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
-        raise ValueError(f"nodes hold no cycle: indices from {int(jump.min())} to {int(jump.max())}, {jump.size} nodes")
+        raise ValueError(
+            f"nodes hold no cycle: indices from {int(jump.min())} to {int(jump.max())}, {jump.size} nodes"
+        )
     while steps:
         if steps & 1:
             node = int(jump[node])
@@ -108,8 +125,16 @@ KERNELS = (
         _CHASE,
         name="chase_onward",
         # Updated, not written: the walk starts from what it holds.
-        parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR, least=1)),
-        accesses=lambda call: (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)),
+        parameters=(
+            Parameter("nodes", Role.READ),
+            Parameter("out", Role.UPDATE),
+            Parameter("steps", Role.SCALAR, least=1),
+        ),
+        accesses=lambda call: (
+            _walk(call, onward=True),
+            touch("out", "read", call),
+            touch("out", "write", call),
+        ),
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
         launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),

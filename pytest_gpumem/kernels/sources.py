@@ -40,7 +40,9 @@ def folder() -> Path:
     for candidate in (shipped, checkout):
         if any(candidate.glob("*.cu")):
             return candidate
-    raise SourceMissing(f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall pytest-gpumem")
+    raise SourceMissing(
+        f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall pytest-gpumem"
+    )
 
 
 def read(name: str) -> str:
@@ -52,7 +54,9 @@ def read(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         present = ", ".join(sorted(p.name for p in path.parent.glob("*.cu")))
-        raise SourceMissing(f"no kernel source {name!r} in {path.parent}; there are {present}") from None
+        raise SourceMissing(
+            f"no kernel source {name!r} in {path.parent}; there are {present}"
+        ) from None
 
 
 def fingerprint(name: str) -> str:

@@ -47,7 +47,13 @@ def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     return (256 if sources == 1 else large), vectors
 
 
-def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | None, reference: calls.Reference) -> Kernel:
+def _map(
+    name: str,
+    written: str,
+    sources: tuple[str, ...],
+    scalar: Parameter | None,
+    reference: calls.Reference,
+) -> Kernel:
     """A kernel that computes each element of `written` from the same element of each source."""
     arrays = (written, *sources)
     scalars = () if scalar is None else (scalar,)
@@ -58,14 +64,21 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         return replace(calls.grid(call, tiles, threads), vectors=vectors)
 
     def accesses(call: Call) -> tuple[Access, ...]:
-        return (*(calls.touch(source, "read", call) for source in sources), calls.touch(written, "write", call))
+        return (
+            *(calls.touch(source, "read", call) for source in sources),
+            calls.touch(written, "write", call),
+        )
 
     def launch_arguments(call: Call) -> tuple[str | int, ...]:
         return (*arrays, *(s.name for s in scalars), call.arrays[written].size)
 
     return Kernel(
         name=name,
-        parameters=(Parameter(written, Role.WRITE), *(Parameter(source, Role.READ) for source in sources), *scalars),
+        parameters=(
+            Parameter(written, Role.WRITE),
+            *(Parameter(source, Role.READ) for source in sources),
+            *scalars,
+        ),
         shape=shape,
         accesses=accesses,
         source="stream.cu",
@@ -94,14 +107,20 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
 
     def accesses(call: Call) -> tuple[Access, ...]:
         tiles = call.arrays[sources[0]].nbytes // tile
-        return (*(calls.touch(source, "read", call) for source in sources), calls.touch("sums", "write", call, elements=tiles))
+        return (
+            *(calls.touch(source, "read", call) for source in sources),
+            calls.touch("sums", "write", call, elements=tiles),
+        )
 
     def reference(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
         return {"sums": tile_sums([arrays[source] for source in sources], terms, tile)}
 
     return Kernel(
         name=name,
-        parameters=(*(Parameter(source, Role.READ) for source in sources), Parameter("sums", Role.WRITE)),
+        parameters=(
+            *(Parameter(source, Role.READ) for source in sources),
+            Parameter("sums", Role.WRITE),
+        ),
         shape=shape,
         accesses=accesses,
         source="stream.cu",
@@ -138,7 +157,10 @@ def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     step = max((1 << 22) // width, 1)  # so that temporaries stay at 32 MiB
     for first in range(0, count, step):
         last = min(first + step, count)
-        parts = [source[first * width : last * width].reshape(-1, width).astype(wide) for source in sources]
+        parts = [
+            source[first * width : last * width].reshape(-1, width).astype(wide)
+            for source in sources
+        ]
         result[first:last] = terms(*parts).sum(axis=1).astype(dtype)
     return result
 

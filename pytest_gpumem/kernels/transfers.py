@@ -14,7 +14,11 @@ _LANES = 128  # single-precision operations that an SM does in a cycle (CUDA C++
 
 
 def _no_grid_chosen(call: Call) -> str | None:
-    return f"a copy by the copy engine has no grid; {call.blocks} blocks were asked for" if call.blocks is not None else None
+    return (
+        f"a copy by the copy engine has no grid; {call.blocks} blocks were asked for"
+        if call.blocks is not None
+        else None
+    )
 
 
 def _rounds(call: Call) -> int:
@@ -29,7 +33,11 @@ def _elementwise_cycles(call: Call) -> float:
 
 def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
-    rate, one, subtract = calls.element(3.75, result), calls.element(1, result), calls.module_of(result).subtract
+    rate, one, subtract = (
+        calls.element(3.75, result),
+        calls.element(1, result),
+        calls.module_of(result).subtract,
+    )
     for _ in range(int(scalars["rounds"])):
         rest = subtract(one, result)
         result *= rate
@@ -39,13 +47,20 @@ def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
     """As many blocks as run at once: every pass goes through the whole array before the next begins."""
-    return calls.grid(call, min(_BLOCKS_PER_SM * facts.sm_count, calls.ceil_div(call.arrays["y"].size, _THREADS)), _THREADS)
+    return calls.grid(
+        call,
+        min(_BLOCKS_PER_SM * facts.sm_count, calls.ceil_div(call.arrays["y"].size, _THREADS)),
+        _THREADS,
+    )
 
 
 def _reread_accesses(call: Call) -> tuple[Access, ...]:
     requests = call.arrays["x"].size * int(call.scalars["times"])
     sectors = min(calls.SECTORS_COALESCED * int(call.scalars["stride"]), calls.SECTORS_SCATTERED)
-    return (calls.touch("x", "read", call, requests=requests, sectors=sectors), calls.touch("y", "write", call, requests=requests))
+    return (
+        calls.touch("x", "read", call, requests=requests, sectors=sectors),
+        calls.touch("y", "write", call, requests=requests),
+    )
 
 
 def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
@@ -55,7 +70,9 @@ def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 
 def _whole_rows(call: Call) -> str | None:
     size, stride = call.arrays["x"].size, int(call.scalars["stride"])
-    return f"stride is {stride}, which does not divide the {size} elements" if size % stride else None
+    return (
+        f"stride is {stride}, which does not divide the {size} elements" if size % stride else None
+    )
 
 
 KERNELS = (
@@ -63,7 +80,10 @@ KERNELS = (
         name="memcpy",
         parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
         shape=lambda _facts, _call: LaunchShape(0, 0),
-        accesses=lambda call: (calls.touch("source", "read", call), calls.touch("destination", "write", call)),
+        accesses=lambda call: (
+            calls.touch("source", "read", call),
+            calls.touch("destination", "write", call),
+        ),
         source=None,
         reference=lambda arrays, _scalars: {"destination": arrays["source"].copy()},
         elementwise=True,

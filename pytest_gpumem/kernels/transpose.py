@@ -52,7 +52,10 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
 
     def accesses(call: Call) -> tuple[Access, ...]:
         nearby = sectors > calls.SECTORS_COALESCED
-        return (calls.touch("idata", "read", call), calls.touch("odata", "write", call, sectors=sectors, nearby=nearby))
+        return (
+            calls.touch("idata", "read", call),
+            calls.touch("odata", "write", call, sectors=sectors, nearby=nearby),
+        )
 
     return Kernel(
         name=name,
@@ -79,6 +82,16 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
 # Cycles for one warp's words: a coalesced request touches one line, a strided one 32; a column of an unpadded tile is one bank's.
 KERNELS = (
     _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", calls.SECTORS_SCATTERED, 1 + calls.WARP),
-    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", calls.SECTORS_COALESCED, 1 + 1 + calls.WARP + 1),
-    _kernel("transpose_padded", f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>", calls.SECTORS_COALESCED, 1 + 1 + 1 + 1),
+    _kernel(
+        "transpose_tiled",
+        f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>",
+        calls.SECTORS_COALESCED,
+        1 + 1 + calls.WARP + 1,
+    ),
+    _kernel(
+        "transpose_padded",
+        f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>",
+        calls.SECTORS_COALESCED,
+        1 + 1 + 1 + 1,
+    ),
 )

@@ -21,7 +21,13 @@ def _page(call: Call) -> int:
 
 
 def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return calls.grid(call, calls.ceil_div(calls.ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // calls.WARP), _THREADS)
+    return calls.grid(
+        call,
+        calls.ceil_div(
+            calls.ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // calls.WARP
+        ),
+        _THREADS,
+    )
 
 
 def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
@@ -31,7 +37,11 @@ def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
 
 def _is_page(call: Call) -> str | None:
     page = call.scalars.get("page", PAGE_BYTES)
-    if SMALLEST_PAGE <= page <= LARGEST_PAGE and page == int(page) and int(page) & (int(page) - 1) == 0:
+    if (
+        SMALLEST_PAGE <= page <= LARGEST_PAGE
+        and page == int(page)
+        and int(page) & (int(page) - 1) == 0
+    ):
         return None
     return f"page is {page}; a power of two from {SMALLEST_PAGE} to {LARGEST_PAGE} bytes is needed"
 
@@ -43,7 +53,11 @@ def _initialiser(
     section: str,
     *,
     more: tuple[Parameter, ...] = (),
-    arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: ("x", "value", call.arrays["x"].size),
+    arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: (
+        "x",
+        "value",
+        call.arrays["x"].size,
+    ),
     checks: tuple[calls.Check, ...] = (),
     page_by_page: bool = False,
 ) -> Kernel:
@@ -68,7 +82,11 @@ KERNELS = (
         name="add",
         parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
         shape=calls.thread_per_element("y", _THREADS),
-        accesses=lambda call: (calls.touch("x", "read", call), calls.touch("y", "read", call), calls.touch("y", "write", call)),
+        accesses=lambda call: (
+            calls.touch("x", "read", call),
+            calls.touch("y", "read", call),
+            calls.touch("y", "write", call),
+        ),
         source="unified_memory.cu",
         entry="add<{dtype}>",
         reference=lambda arrays, _scalars: {"y": arrays["x"] + arrays["y"]},

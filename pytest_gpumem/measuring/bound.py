@@ -37,7 +37,9 @@ class BoundKernel:
     stream: Stream  # where an untimed call runs
     blocks: int | None = None  # grid chosen by the caller; None: the kernel's own
     persisting: PersistingStream | None = None  # the persisting stream of `with_stream`
-    _last: dict[tuple[object, ...], Launch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _last: dict[tuple[object, ...], Launch] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """The last untimed launch, by its arguments and where they lie."""
 
     @property
@@ -56,11 +58,17 @@ class BoundKernel:
         Raises `BadWindow`: it is not the stream that carries the window, or its block has ended.
         """
         if not isinstance(stream, PersistingStream):
-            raise BadCall(f"with_stream() takes what persisting_stream() gives, not {type(stream).__name__}")
+            raise BadCall(
+                f"with_stream() takes what persisting_stream() gives, not {type(stream).__name__}"
+            )
         if stream.closed:
-            raise BadWindow("a persisting stream whose `with` block has ended has no window, which an untimed call could run under")
+            raise BadWindow(
+                "a persisting stream whose `with` block has ended has no window, which an untimed call could run under"
+            )
         if stream.where != "stream":
-            raise BadWindow(f'where="{stream.where}": the stream itself has no window, which an untimed call could run under')
+            raise BadWindow(
+                f'where="{stream.where}": the stream itself has no window, which an untimed call could run under'
+            )
         stream.used = True
         return replace(self, stream=stream.stream, persisting=stream)
 
@@ -73,14 +81,19 @@ class BoundKernel:
                 self(*arguments, **scalars)
             return
         given = (*enumerate(arguments), *scalars.items())
-        key = tuple((name, v, v.allocation) if isinstance(v, Buffer) else (name, type(v), repr(v)) for name, v in given)
+        key = tuple(
+            (name, v, v.allocation) if isinstance(v, Buffer) else (name, type(v), repr(v))
+            for name, v in given
+        )
         launch = self._last.get(key)
         if launch is None:
             buffers, values = self.arguments(arguments, scalars)
             self.call(buffers, values)
             self.fill(buffers, self.stream)
             if self.kernel.content:
-                self.expected({name: b.view() for name, b in buffers.items()}, values)  # an index out of bounds would end the context
+                self.expected(
+                    {name: b.view() for name, b in buffers.items()}, values
+                )  # an index out of bounds would end the context
             launch = self.launch(buffers, values)
             self._last.clear()
             if not self.kernel.content:
@@ -88,7 +101,9 @@ class BoundKernel:
         self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize(self.stream)
 
-    def arguments(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Buffer], dict[str, int | float]]:
+    def arguments(
+        self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
         """Sort a call's arguments into buffers and scalars by parameter name.
         Raises `BadCall`: too many, missing, unknown or ill-typed arguments, or arrays of different or unsupported element types.
         """
@@ -96,7 +111,10 @@ class BoundKernel:
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
         if len(arguments) > len(kernel.parameters):
             raise BadCall(f"{signature} got {counted(len(arguments), 'argument')}")
-        given = {parameter.name: value for parameter, value in zip(kernel.parameters, arguments, strict=False)}
+        given = {
+            parameter.name: value
+            for parameter, value in zip(kernel.parameters, arguments, strict=False)
+        }
         for name, value in keywords.items():
             if name not in {p.name for p in kernel.parameters}:
                 raise BadCall(f"{signature} has no parameter {name!r}")
@@ -124,11 +142,16 @@ class BoundKernel:
             for name, buffer in buffers.items():
                 written = parameter.role in (Role.WRITE, Role.UPDATE)
                 if written and name != parameter.name and buffer is buffers[parameter.name]:
-                    raise BadCall(f"{signature}: {parameter.name!r} is written, so it cannot be the same buffer as {name!r}")
+                    raise BadCall(
+                        f"{signature}: {parameter.name!r} is written, so it cannot be the same buffer as {name!r}"
+                    )
         return buffers, values
 
     def call(
-        self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
+        self,
+        buffers: Mapping[str, Buffer],
+        values: Mapping[str, int | float],
+        copies: Mapping[Buffer, Allocation] | None = None,
     ) -> Call:
         """The call's facts: its arrays' shapes and its scalars.
         `copies`: memory in place of some buffers, each whole or a part.
@@ -137,7 +160,11 @@ class BoundKernel:
         arrays = {}
         for name, buffer in buffers.items():
             memory = (copies or {}).get(buffer)
-            arrays[name] = buffer.facts if memory is None else replace(buffer.facts, size=memory.nbytes // buffer.itemsize)
+            arrays[name] = (
+                buffer.facts
+                if memory is None
+                else replace(buffer.facts, size=memory.nbytes // buffer.itemsize)
+            )
         call = Call(arrays, dict(values), self.blocks)
         if (wrong := self.kernel.problem(call)) is not None:
             raise BadCall(f"{self.kernel.name}: {wrong}")
@@ -154,11 +181,15 @@ class BoundKernel:
         for name, content in self.kernel.content.items():
             buffer = buffers[name]
             if content == "cycle" and not buffer.written:
-                self.device.content.fill_cycle(buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream)
+                self.device.content.fill_cycle(
+                    buffer.allocation, self.kernel.node_bytes, CYCLE_SEED, stream
+                )
                 self.device.streams.synchronize(stream)
                 buffer.written = True
 
-    def expected(self, arrays: Mapping[str, Any], values: Mapping[str, int | float]) -> Mapping[str, Any]:
+    def expected(
+        self, arrays: Mapping[str, Any], values: Mapping[str, int | float]
+    ) -> Mapping[str, Any]:
         """The reference's result. Raises `BadCall`: the reference refuses the content of the arguments."""
         assert self.kernel.reference is not None
         try:
@@ -167,7 +198,10 @@ class BoundKernel:
             raise BadCall(f"{self.kernel.name}: {error}") from None
 
     def launch(
-        self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
+        self,
+        buffers: Mapping[str, Buffer],
+        values: Mapping[str, int | float],
+        copies: Mapping[Buffer, Allocation] | None = None,
     ) -> Launch:
         """The launch for the device, with the buffers where they now are, or with `copies` of some of them, each whole or a part.
         Raises `BadCall`: the kernel refuses types or sizes, or cannot see the memory.
@@ -184,7 +218,9 @@ class BoundKernel:
         memory = {name: (copies or {}).get(b, b.allocation) for name, b in buffers.items()}
         for name, allocation in memory.items() if self.kernel.source is not None else ():
             if not allocation.address:
-                raise BadCall(f"{self.kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
+                raise BadCall(
+                    f"{self.kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see"
+                )
         return Launch(self.kernel, call, shape, memory)
 
 
@@ -201,7 +237,9 @@ class Kernels:
         if name not in CATALOGUE:
             near = difflib.get_close_matches(name, CATALOGUE, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise NoSuchKernel(f"no kernel {name!r} in the catalogue{hint} There are: {', '.join(sorted(CATALOGUE))}")
+            raise NoSuchKernel(
+                f"no kernel {name!r} in the catalogue{hint} There are: {', '.join(sorted(CATALOGUE))}"
+            )
         return BoundKernel(CATALOGUE[name], self._device, self._stream)
 
     def __dir__(self) -> list[str]:

@@ -23,7 +23,9 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
     if measurement.sampler in BATCHES:
         batch = batch_of(measurement.latency, foreign=False)
         sample *= untimed_of(batch, len(measurement.placements)) + batch
-    if measurement.mode != "hot" and facts.dram_peak:  # without a known peak a flush counts as nothing
+    if (
+        measurement.mode != "hot" and facts.dram_peak
+    ):  # without a known peak a flush counts as nothing
         sample += FLUSH_FACTOR * facts.l2_bytes / facts.dram_peak
     return min(FIXED + MOST_SAMPLES * (sample + HOST), most)
 
@@ -63,16 +65,25 @@ class Ledger:
         self.spent = 0.0  # seconds used so far
         self._left = {test: dict(needs) for test, needs in expected.items()}
         self.tests = len(expected)  # tests that measure
-        self.known = sum(bool(needs) for needs in expected.values())  # those of them whose cost is known
+        self.known = sum(
+            bool(needs) for needs in expected.values()
+        )  # those of them whose cost is known
 
     def most(self) -> float:
         """Seconds of the largest share at present."""
-        return max(share_out(self._remaining, [need for needs in self._left.values() for need in _of(needs)]), default=0.0)
+        return max(
+            share_out(
+                self._remaining, [need for needs in self._left.values() for need in _of(needs)]
+            ),
+            default=0.0,
+        )
 
     def share(self, test: str, label: str) -> float:
         """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
         own = self._left.get(test, {})
-        others = [need for other, needs in self._left.items() if other != test for need in _of(needs)]
+        others = [
+            need for other, needs in self._left.items() if other != test for need in _of(needs)
+        ]
         others += [need for expected, need in own.items() if expected != label]
         return max(share_out(self._remaining, [own.get(label), *others])[0] - FIXED, LEAST)
 

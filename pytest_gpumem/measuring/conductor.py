@@ -41,7 +41,9 @@ class Passes(NamedTuple):
 
     pages: bool = False  # counts page faults and migrations
     ran: bool = False  # finds each step of a launch, with the machine code of its kernels, and counts the pages of managed buffers
-    varying: tuple[int, ...] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
+    varying: tuple[
+        int, ...
+    ] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
 
     streams: bool = True  # finds work of a foreign launch outside of the timed interval
 
@@ -80,20 +82,30 @@ class Conductor:
         if isinstance(function, Work):
             if arguments or keywords or declared or stream is not None:
                 given = ", ".join(f"{name}=" for name in (declared or ("stream",)))
-                raise BadCall(f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no {given}: it has its own")
+                raise BadCall(
+                    f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no {given}: it has its own"
+                )
             return work_target(function, arena)
         if isinstance(function, BoundKernel):
             if declared:
                 name, value = next(iter(declared.items()))
                 known = "check" if name in ("check", "reference") else "traffic"
-                raise BadCall(f"{name}={value!r}: the {known} of {function.name} is known from the kernel")
-            if stream is None and any(function.stream is one.stream for one in open_streams(self.device)):
-                raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
+                raise BadCall(
+                    f"{name}={value!r}: the {known} of {function.name} is known from the kernel"
+                )
+            if stream is None and any(
+                function.stream is one.stream for one in open_streams(self.device)
+            ):
+                raise BadCall(
+                    f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream"
+                )
             return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
             raise _not_callable(function)
         self.device.memory.make_room(unless_free=PLENTY)
-        return callable_target(function, arguments, keywords, arena, queue, stream, declared, on_simulated=on_simulated)
+        return callable_target(
+            function, arguments, keywords, arena, queue, stream, declared, on_simulated=on_simulated
+        )
 
     @on_its_device
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
@@ -102,11 +114,22 @@ class Conductor:
         """
         if not callable(build):
             given = f"an object of type {type(build).__name__}"
-            raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {given}")
+            raise BadCall(
+                f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {given}"
+            )
         self.device.memory.make_room(unless_free=PLENTY)
         return CasePlacements(build, arena, arena.stream).target
 
-    def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, passes: Passes = NO_PASSES) -> Measurement:
+    def measure(
+        self,
+        target: Target,
+        plan: Plan,
+        *,
+        arena: Arena,
+        label: str,
+        name: str,
+        passes: Passes = NO_PASSES,
+    ) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.
         `target`: from `target` or `case`; closed before this returns.
         `plan`: mode, sampler, placements, precision, budget.
@@ -128,9 +151,14 @@ class Conductor:
         note = f"the test had made GPU {elsewhere} current; this row is of the GPU that the session measures"
         return replace(measured, notes=(*measured.notes, note))
 
-    def _measure_and_close(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
+    def _measure_and_close(
+        self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes
+    ) -> Measurement:
         try:
-            for option, value, accepted in (("mode", plan.mode, MODES), ("sampler", plan.sampler, SAMPLERS)):
+            for option, value, accepted in (
+                ("mode", plan.mode, MODES),
+                ("sampler", plan.sampler, SAMPLERS),
+            ):
                 if value not in accepted:
                     raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
             return self._measure(target, plan, arena, label, name, passes)
@@ -140,7 +168,9 @@ class Conductor:
             finally:
                 target.close()
 
-    def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
+    def _measure(
+        self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes
+    ) -> Measurement:
         device, harness, took = self.device, self._harness, Stopwatch(self.device.now)
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
@@ -183,7 +213,9 @@ class Conductor:
         if target.window is None and self.device.facts.persists:
             self.device.l2.reset_persisting()
 
-    def _whole(self, sampling: Sampling, name: str, *, look: bool) -> tuple[Sampling, float | str | None]:
+    def _whole(
+        self, sampling: Sampling, name: str, *, look: bool
+    ) -> tuple[Sampling, float | str | None]:
         """The sampling, or one by the host's clock if a part of the work runs outside of the timed interval; and the seconds of that part
         where the user asked for this sampler, or a note if nothing looked for it."""
         if sampling.alone:
@@ -200,7 +232,9 @@ class Conductor:
             return sampling, None
         if not sampling.choice.fallback:
             return sampling, seconds
-        again = sampling.by_host(f"{format_time(seconds)} of its work run on a stream that the timed one does not wait for")
+        again = sampling.by_host(
+            f"{format_time(seconds)} of its work run on a stream that the timed one does not wait for"
+        )
         again.sample()
         return again, None
 
@@ -217,7 +251,9 @@ class Conductor:
         """The measurement of the samples."""
         target, sampler = sampling.target, sampling.choice.sampler
         # A function that waits for its own work, as one of JAX has to, leaves no work to be seen.
-        works = sampling.work_seen or (ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)))
+        works = sampling.work_seen or (
+            ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET))
+        )
         return Measurement(
             label=label,
             target=target.name,
@@ -249,9 +285,17 @@ class Conductor:
             ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
         )
 
-    def _untimed(self, sampling: Sampling, arena: Arena, passes: Passes, name: str) -> tuple[Migrations | None, WhatRan | None]:
+    def _untimed(
+        self, sampling: Sampling, arena: Arena, passes: Passes, name: str
+    ) -> tuple[Migrations | None, WhatRan | None]:
         """The page faults of a launch and what it runs, where passes are to find them."""
-        device, target, profiled, migrations, ran = self.device, sampling.target, self.profiled, None, None
+        device, target, profiled, migrations, ran = (
+            self.device,
+            sampling.target,
+            self.profiled,
+            None,
+            None,
+        )
         # First: the other pass puts managed pages back, which belongs to what a count finds before its launch.
         if passes.pages or (passes.ran and target.managed):
             with self._ranges.range(phase(name, "count")):
@@ -259,7 +303,14 @@ class Conductor:
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
                 latency = min(sampling.medians, default=0.0)
-                ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled, varying=passes.varying)
+                ran = find_what_ran(
+                    device,
+                    target,
+                    arena.managed,
+                    latency,
+                    profiled=profiled,
+                    varying=passes.varying,
+                )
         return migrations, ran
 
     def _check(self, target: Target, name: str) -> str | None:
@@ -286,20 +337,28 @@ def _used(stream: PersistingStream) -> Stream:
     if not isinstance(stream, PersistingStream):
         raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
     if stream.closed:
-        raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
+        raise BadCall(
+            "stream= is a persisting stream whose `with` block has ended: measure inside the block"
+        )
     stream.used = True
     return stream.stream
 
 
 def _not_callable(given: object) -> BadCall:
     """The error of what `gpu_benchmark` cannot measure."""
-    remedy = "; pass gpu_benchmark.case() a function that returns it" if isinstance(given, Case) else ""
+    remedy = (
+        "; pass gpu_benchmark.case() a function that returns it" if isinstance(given, Case) else ""
+    )
     if given is None:
         remedy = ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not call it"
-    return BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(given).__name__}{remedy}")
+    return BadCall(
+        f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(given).__name__}{remedy}"
+    )
 
 
-def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callable[[int, Stream], None]:
+def _seen_once(
+    device: Device, launch: Callable[[int, Stream], None]
+) -> Callable[[int, Stream], None]:
     """A launch whose first call counts in the test's footprint and may load machine code. It is a warm-up; later ones are timed, and take
     the same again."""
     seen = False
@@ -323,7 +382,9 @@ def worst(seen: Sequence[Conditions]) -> Conditions | None:
         return None
 
     def over(choose: Callable[..., Any], field: str) -> Any:
-        return choose((value for one in seen if (value := getattr(one, field)) is not None), default=None)
+        return choose(
+            (value for one in seen if (value := getattr(one, field)) is not None), default=None
+        )
 
     known = [one.throttle_reasons for one in seen if one.throttle_reasons is not None]
     return Conditions(
@@ -331,7 +392,9 @@ def worst(seen: Sequence[Conditions]) -> Conditions | None:
         memory_clock_hz=over(min, "memory_clock_hz"),
         temperature_c=over(max, "temperature_c"),
         power_w=over(max, "power_w"),
-        throttle_reasons=tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None,
+        throttle_reasons=tuple(dict.fromkeys(reason for reasons in known for reason in reasons))
+        if known
+        else None,
         other_processes=over(max, "other_processes"),
     )
 
@@ -343,16 +406,26 @@ to twice as long, for some milliseconds: on an H100 a sequence read 2.43 ms, its
 TRIES = 3  # times that parts and sequence are measured until they agree
 
 
-def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
+def overlap_of(
+    conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str
+) -> Overlap | None:
     """Measure each part of overlapping work alone, and all parts in turn, by the plan of the work itself. None for work that overlaps
     nothing, and under a profiler, which slows each part in its own way."""
-    if not isinstance(work, (Together, StagedCopy)) or work.before is not None or conductor.profiled:
+    if (
+        not isinstance(work, (Together, StagedCopy))
+        or work.before is not None
+        or conductor.profiled
+    ):
         return None
     sampler = "host" if work.on_host else plan.sampler
-    short = dataclasses.replace(plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget)
+    short = dataclasses.replace(
+        plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget
+    )
 
     def latency(part: Work) -> float:
-        unchecked = dataclasses.replace(work_target(part, arena), check=None)  # the whole is checked, of which it is a part
+        unchecked = dataclasses.replace(
+            work_target(part, arena), check=None
+        )  # the whole is checked, of which it is a part
         return conductor.measure(unchecked, short, arena=arena, label="", name=name).latency
 
     device = arena.device
@@ -362,7 +435,9 @@ def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, na
         if abs(seconds[-1] - sum(seconds[:-1])) <= AGREE * sum(seconds[:-1]):
             break
         # What others do on the link makes a reading longer, never shorter.
-        seconds = [min(before, latency(piece)) for before, piece in zip(seconds, pieces, strict=True)]
+        seconds = [
+            min(before, latency(piece)) for before, piece in zip(seconds, pieces, strict=True)
+        ]
     measured = list(zip(work.parts, seconds, strict=False))
     return Overlap(
         parts=tuple(Part(part.name, alone) for part, alone in measured),
@@ -373,7 +448,9 @@ def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, na
     )
 
 
-def with_overlap(conductor: Conductor, work: Work, measured: Measurement, plan: Plan, *, arena: Arena, name: str) -> Measurement:
+def with_overlap(
+    conductor: Conductor, work: Work, measured: Measurement, plan: Plan, *, arena: Arena, name: str
+) -> Measurement:
     """The measurement of work with its parts, where it overlaps some. While the link is disturbed the work is measured again, `TRIES` times
     at most, and the shortest latency counts: what others do on the link makes it longer, never shorter."""
     overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
@@ -382,23 +459,36 @@ def with_overlap(conductor: Conductor, work: Work, measured: Measurement, plan: 
     for _ in range(TRIES - 1):
         if not _disturbed(measured, overlap):
             break
-        again = conductor.measure(work_target(work, arena), plan, arena=arena, label=measured.label, name=name)
+        again = conductor.measure(
+            work_target(work, arena), plan, arena=arena, label=measured.label, name=name
+        )
         if again.latency < measured.latency:
             measured = replace(again, what_ran=measured.what_ran, migrations=measured.migrations)
-    return replace(measured, overlap=overlap, notes=(*measured.notes, overlap_note(overlap, measured.latency)))
+    return replace(
+        measured, overlap=overlap, notes=(*measured.notes, overlap_note(overlap, measured.latency))
+    )
 
 
 def _disturbed(measured: Measurement, overlap: Overlap) -> bool:
     """True if the samples of overlapping work lie far apart, or it takes longer than its bound or estimate: others may also use the link
     evenly. (On an H100 all samples of a copy beside a kernel read 1.43 ms, 16 % above the bound, in one of three runs.)"""
     low, middle, high = np.quantile(measured.samples, (0.25, 0.5, 0.75))
-    return bool(high - low > AGREE * middle or measured.latency > (1 + AGREE) * (overlap.estimate or overlap.bound))
+    return bool(
+        high - low > AGREE * middle
+        or measured.latency > (1 + AGREE) * (overlap.estimate or overlap.bound)
+    )
 
 
 def overlap_note(overlap: Overlap, latency: float) -> str:
     """One sentence for a reader: the hidden share, the bound, and the text's estimate."""
     parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
     hidden = overlap.hidden(latency)
-    share = "there is nothing to hide" if hidden is None else f"hides {format_share(hidden)} of what overlap can hide"
-    estimate = "" if overlap.estimate is None else f", the text's estimate {format_time(overlap.estimate)}"
+    share = (
+        "there is nothing to hide"
+        if hidden is None
+        else f"hides {format_share(hidden)} of what overlap can hide"
+    )
+    estimate = (
+        "" if overlap.estimate is None else f", the text's estimate {format_time(overlap.estimate)}"
+    )
     return f"{share}: in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}{estimate}; alone: {parts}"

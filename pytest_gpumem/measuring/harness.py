@@ -46,7 +46,9 @@ class Flush:
         device = self._device
         swept = self._arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
         if mode == "clean-cold":
-            sums = self._arena.buffer((swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE)
+            sums = self._arena.buffer(
+                (swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE
+            )
             return self._bound("read").launch({"a": swept, "sums": sums}, {})
         return self._bound("write").launch({"a": swept}, {"value": 1.0})
 
@@ -138,8 +140,15 @@ class Harness:
             device.streams.synchronize(stream)
             means.append(device.streams.elapsed(start, end) / WAKE_BATCH)
             spent, now = device.now() - begun, device.conditions()
-            unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (asleep.sm_clock_hz, asleep.memory_clock_hz)
-            if (unchanged and now.sm_clock_hz is not None) or (spent > WAKE_SECONDS and steady(means)) or spent > WAKE_LIMIT:
+            unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (
+                asleep.sm_clock_hz,
+                asleep.memory_clock_hz,
+            )
+            if (
+                (unchanged and now.sm_clock_hz is not None)
+                or (spent > WAKE_SECONDS and steady(means))
+                or spent > WAKE_LIMIT
+            ):
                 break
         self._awake = True
 
@@ -155,7 +164,9 @@ class Harness:
     def idle(self) -> Launch:
         """A launch that does nothing, loaded."""
         if self._idle is None:
-            self._idle = idle_launch(self.device.facts, self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE))
+            self._idle = idle_launch(
+                self.device.facts, self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
+            )
             # The first launch loads the kernel, which waits for the device: never behind a held stream.
             self.device.kernels.launch(self._idle, self.streams()[0])
             self.device.streams.synchronize()
@@ -192,7 +203,9 @@ class Harness:
     def wait_out(self, most: float) -> float:
         """Wait while the device is throttled or busy with other work, for `most` seconds at most; gives the seconds."""
         begun = self.device.now()
-        while (waited := self.device.now() - begun) < most and (self.device.conditions().throttle_reasons or self.busy()):
+        while (waited := self.device.now() - begun) < most and (
+            self.device.conditions().throttle_reasons or self.busy()
+        ):
             self.device.pause(min(WAIT, most - waited))
         return waited
 
@@ -225,7 +238,14 @@ def middle_mean(readings: Sequence[float]) -> float:
     return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
 
 
-def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True) -> list[float]:
+def readings(
+    device: Device,
+    streams: Sequence[Stream],
+    launches: Sequence[Launch],
+    rounds: int,
+    *,
+    hold: bool = True,
+) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
     `streams`: read one after another in each round.
     `launches`: kernels that are loaded already; none for an empty interval.

@@ -24,19 +24,28 @@ class Shot:
 
     device: Device
     target: Target
-    streams: tuple[Stream, ...]  # streams that samples use in turn; one for what is bound to a stream
+    streams: tuple[
+        Stream, ...
+    ]  # streams that samples use in turn; one for what is bound to a stream
     flush: Callable[[Stream], None]  # brings L2 into the mode's state
     ranges: Ranges
     name: str  # name of the test's NVTX range
-    category: str | None = None  # part of the memory system that a launch exercises: the NVTX category of its range
-    random: np.random.Generator = field(default_factory=np.random.default_rng)  # order of the placements within a round
+    category: str | None = None
+    """Part of the memory system that a launch exercises: the NVTX category of its range."""
+    random: np.random.Generator = field(
+        default_factory=np.random.default_rng
+    )  # order of the placements within a round
     untimed: int = 0
     """Launches before the interval, on the placement that is timed: it is hot then, although other placements were launched meanwhile."""
     resets: bool = False
     """Turn persisting lines to normal before L2 is brought into the mode's state: lines that foreign code loads with `L2::evict_last`, as
     kernels of Triton do, survive a flush by plain loads in part."""
-    host_times: list[float] = field(default_factory=list)  # seconds that the host took to queue a launch, of each sample
-    clocks: list[float] = field(default_factory=list)  # hertz of the SM clock that ran, of each sample where it is known
+    host_times: list[float] = field(
+        default_factory=list
+    )  # seconds that the host took to queue a launch, of each sample
+    clocks: list[float] = field(
+        default_factory=list
+    )  # hertz of the SM clock that ran, of each sample where it is known
 
     @property
     def stream(self) -> Stream:
@@ -45,7 +54,8 @@ class Shot:
 
     def entered(self) -> AbstractContextManager[None]:
         """Make the stream the current one of the libraries for all samples of the block: once a launch takes some ten microseconds."""
-        foreign = self.target.foreign or self.target.waits  # work of the host may be the user's, and use any library
+        # work of the host may be the user's, and use any library
+        foreign = self.target.foreign or self.target.waits
         return self.device.kernels.current_stream(self.stream) if foreign else nullcontext()
 
     @property
@@ -121,7 +131,12 @@ class held:  # noqa: N801 - a context manager; not a generator, which takes long
         self._hold = self._device.streams.hold(self._stream, self._timeout)
         return self._hold
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._hold.release()
         if kind is not None:
             with suppress(DeviceError):
@@ -163,7 +178,10 @@ MOST_BATCH = 400
 BATCH_SECONDS = 400e-6  # length of a batch: the extra microsecond of its first launch is a quarter of a per cent of it
 SLOW_BATCH_SECONDS = 2e-3
 """Length from which a batch has fewer than the least launches, down to one: a launch more or less then changes a reading by 0.025 %."""
-FOREIGN_BATCH = (5, 50)  # fewest and most calls of a foreign callable, as far as a stream queues them
+FOREIGN_BATCH = (
+    5,
+    50,
+)  # fewest and most calls of a foreign callable, as far as a stream queues them
 UNTIMED = 2  # launches before the first event: they bring the buffers into L2
 
 
@@ -179,7 +197,9 @@ def batch_of(latency: float | None, *, foreign: bool) -> int:
     least, most = FOREIGN_BATCH if foreign else (LEAST_BATCH, MOST_BATCH)
     if foreign:
         most = max(1, min(most, int(QUEUED_SECONDS / latency) - UNTIMED))
-    return int(min(most, max(min(least, math.ceil(SLOW_BATCH_SECONDS / latency)), BATCH_SECONDS / latency)))
+    return int(
+        min(most, max(min(least, math.ceil(SLOW_BATCH_SECONDS / latency)), BATCH_SECONDS / latency))
+    )
 
 
 def untimed_of(batch: int, places: int) -> int:
@@ -233,7 +253,9 @@ class GraphSampler(BatchedSampler):
         """Raises `CannotCapture`: with the reason."""
         super().__init__(shot, batch)
         captured = partial(shot.device.graphs.capture, shot.stream)
-        self._graphs: list[Graph] = [captured(partial(self._body, place)) for place in range(shot.target.places)]
+        self._graphs: list[Graph] = [
+            captured(partial(self._body, place)) for place in range(shot.target.places)
+        ]
         shot.host_times.clear()  # of the captures
 
     def _queue(self, place: int) -> None:
@@ -270,7 +292,11 @@ class PlainSampler(Sampler):
             shot.state(place, shot.stream)
         with (
             shot.ranges.range(phase(shot.name, MEASURE)),
-            shot.ranges.range(phase(shot.name, LAUNCH), payload=None if traffic is None else traffic.total, category=shot.category),
+            shot.ranges.range(
+                phase(shot.name, LAUNCH),
+                payload=None if traffic is None else traffic.total,
+                category=shot.category,
+            ),
         ):
             device.streams.record(self._start, shot.stream)
             shot.launch(place, shot.stream)
@@ -290,13 +316,19 @@ class Choice:
 
 def in_batches(why: str = "") -> Choice:
     """The sampler `batched`, with the reason why it is no graph."""
-    return Choice("batched", f"hot launches follow each other behind a hold{why and f', as no graph takes them: {why}'}", fallback=True)
+    return Choice(
+        "batched",
+        f"hot launches follow each other behind a hold{why and f', as no graph takes them: {why}'}",
+        fallback=True,
+    )
 
 
 _ONE_AT_A_TIME = "each launch is queued while the stream is blocked"
 
 
-def choose(requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False) -> Choice:
+def choose(
+    requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False
+) -> Choice:
     """Choose a sampler.
     `requested`: "auto" or a sampler's name.
     `launches_wait`: every launch waits for the device (`Device.launches_wait`).
@@ -304,23 +336,41 @@ def choose(requested: str, target: Target, mode: str, *, profiled: bool, launche
     """
     pages_move = bool(target.managed)
     if profiled:
-        return Choice("plain", "a profiler is attached: plain launches, one range each", fallback=False)
+        return Choice(
+            "plain", "a profiler is attached: plain launches, one range each", fallback=False
+        )
     if requested != "auto":
         if requested in BATCHES and mode != "hot":
-            raise BadCall(f'sampler "{requested}" measures launches that follow each other: it goes with mode "hot", not "{mode}"')
+            raise BadCall(
+                f'sampler "{requested}" measures launches that follow each other: it goes with mode "hot", not "{mode}"'
+            )
         if requested in BATCHES and (pages_move or target.restores):
             what = "put managed pages back" if pages_move else "restore its input"
             raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
     if launches_wait:
-        return Choice("host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", fallback=False)
+        return Choice(
+            "host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", fallback=False
+        )
     if target.waits:
-        return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)
+        return Choice(
+            "host",
+            "the host takes part (a copy of pageable memory): wall-clock time, launch latency included",
+            fallback=False,
+        )
     if pages_move:
         return Choice("blocked", "managed pages are put back before every sample", fallback=True)
     if mode == "hot" and not target.restores:
         # Code that is not ours is not captured unasked: what it does on the host is unknown.
-        return in_batches() if target.foreign else Choice("graph", "hot launches follow each other in a CUDA graph", fallback=True)
+        return (
+            in_batches()
+            if target.foreign
+            else Choice("graph", "hot launches follow each other in a CUDA graph", fallback=True)
+        )
     if target.foreign:
-        return Choice("blocked", f"{_ONE_AT_A_TIME}; a callable that waits for the device is timed by the host's clock", fallback=True)
+        return Choice(
+            "blocked",
+            f"{_ONE_AT_A_TIME}; a callable that waits for the device is timed by the host's clock",
+            fallback=True,
+        )
     return Choice("blocked", f"{_ONE_AT_A_TIME}, which varies least", fallback=True)

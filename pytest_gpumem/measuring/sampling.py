@@ -41,7 +41,8 @@ from pytest_gpumem.units import format_share, format_time
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
-WAIT_SHARE = 0.3  # share of the budget for which a measurement waits while the device is throttled or busy
+WAIT_SHARE = 0.3
+"""Share of the budget for which a measurement waits while the device is throttled or busy."""
 LOOKS = 3  # looks for other work before the samples, and after them
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons, and between two looks for other work
@@ -75,32 +76,50 @@ class Plan:
 class Sampling:
     """Takes the samples of one target; `sample` fills the fields that a measurement is made of."""
 
-    def __init__(self, harness: Harness, target: Target, plan: Plan, seed: int, name: str, took: Stopwatch) -> None:
+    def __init__(
+        self, harness: Harness, target: Target, plan: Plan, seed: int, name: str, took: Stopwatch
+    ) -> None:
         self._harness, self._plan, self._name, self.took = harness, plan, name, took
         self._device, self._ranges = harness.device, harness.ranges
         self._random = np.random.default_rng(harness.device.entropy(seed))
         self._latency: float | None = None
         """Seconds of one launch, as far as is known: of the look for its stream, then of the last warm-up sample."""
         self._sampler: Sampler
-        self._expired = 0  # holds that have expired: the first is tried again, the second ends the holding
+        # holds that have expired: the first is tried again, the second ends the holding
+        self._expired = 0
         self._kept: list[list[float]] = []  # samples of the placements that live now
         self._lost: list[list[float]] = []  # the same, taken under throttling
-        self._throttled: list[tuple[float, ...]] = []  # placements of which every sample was taken under throttling
+        self._throttled: list[
+            tuple[float, ...]
+        ] = []  # placements of which every sample was taken under throttling
         self.target = target  # at its last placements
         self.placements: list[tuple[float, ...]] = []  # seconds of each sample, by placement
         self.seen: list[Conditions] = []  # conditions between the first sample and the last
         self.notes: list[str] = []
         self.discarded = 0  # samples taken under throttling
         self.work_seen = True  # False if the device did nothing in a launch of a foreign callable
-        self.looks: list[bool] = []  # of each look before, between and after the samples, whether other work kept the device busy
+        self.looks: list[
+            bool
+        ] = []  # of each look before, between and after the samples, whether other work kept the device busy
         self._looked = 0.0  # when the last look ended
         self._host_times: list[float] = []
         self._clocks: list[float] = []
-        self._chunks: list[float | None] = []  # the SM clock that ran in each chunk of samples, where it is known
-        self.alone = False  # a look for the stream of long work has shown that nothing of it runs elsewhere
-        self._alone: list[float] = []  # that look, as the first sample of work too slow for the budget
+        self._chunks: list[
+            float | None
+        ] = []  # the SM clock that ran in each chunk of samples, where it is known
+        # a look for the stream of long work has shown that nothing of it runs elsewhere
+        self.alone = False
+        self._alone: list[
+            float
+        ] = []  # that look, as the first sample of work too slow for the budget
         self._waited = 0.0  # seconds of waiting while the device was throttled or busy
-        self.choice: Choice = choose(plan.sampler, target, plan.mode, profiled=harness.profiled, launches_wait=self._device.launches_wait())
+        self.choice: Choice = choose(
+            plan.sampler,
+            target,
+            plan.mode,
+            profiled=harness.profiled,
+            launches_wait=self._device.launches_wait(),
+        )
 
     @property
     def batch(self) -> int:
@@ -135,10 +154,17 @@ class Sampling:
     def _slowing(self, reported: Conditions, ran_at: float | None) -> Conditions:
         """Conditions without throttle reasons if the SM clock that ran was the highest one all the same."""
         highest = self._device.facts.sm_clock_hz
-        if not reported.throttle_reasons or ran_at is None or highest is None or ran_at < FULL_SPEED * highest:
+        if (
+            not reported.throttle_reasons
+            or ran_at is None
+            or highest is None
+            or ran_at < FULL_SPEED * highest
+        ):
             return reported
         full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
-        self.notes.append(f"{', '.join(reported.throttle_reasons)} reported, but the SM clock ran at {full}")
+        self.notes.append(
+            f"{', '.join(reported.throttle_reasons)} reported, but the SM clock ran at {full}"
+        )
         return structs.replace(reported, throttle_reasons=())
 
     def by_host(self, reason: str) -> Sampling:
@@ -177,7 +203,12 @@ class Sampling:
             while True:
                 begun_already = bool(self.placements or self._throttled)
                 # What moves one placement at a time starts where it is.
-                if wanted > 1 and (self.target.any_stream or begun_already) and not self._move(wanted, cost, budget) and begun_already:
+                if (
+                    wanted > 1
+                    and (self.target.any_stream or begun_already)
+                    and not self._move(wanted, cost, budget)
+                    and begun_already
+                ):
                     break
                 self.took.lap("placements")
                 self._fill(wanted, cost, begun, budget)
@@ -186,7 +217,12 @@ class Sampling:
                 seen = [statistics.median(p) for p in (*self.placements, *self._throttled)]
                 undecided = self._has_modes(seen) and len(seen) < most and spent < budget
                 if not undecided and not stopping.go_on(
-                    self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget
+                    self._counting(seen),
+                    wanted=self._plan.precision,
+                    placements=wanted,
+                    most=most,
+                    spent=spent,
+                    budget=budget,
                 ):
                     break
         self._look(LOOKS)
@@ -195,7 +231,9 @@ class Sampling:
             self.placements = list(self._throttled)
             self.notes.append("every sample was taken under throttling")
         if self._expired == 1:
-            self.notes.append("a launch waited for the device once, until its hold expired: it was tried again")
+            self.notes.append(
+                "a launch waited for the device once, until its hold expired: it was tried again"
+            )
         self._note_precision(wanted)
 
     def wait_out(self) -> None:
@@ -212,7 +250,9 @@ class Sampling:
         self._sampler = self._make()
         with self._ranges.range(phase(self._name, "warm-up")):
             self._launch_once()
-        self.placements = [tuple(seconds for _, seconds in self._sampler.samples(PROFILED_SAMPLES))]  # the sampler ranges each launch
+        self.placements = [
+            tuple(seconds for _, seconds in self._sampler.samples(PROFILED_SAMPLES))
+        ]  # the sampler ranges each launch
         self.notes.append("measured under a profiler: times are not comparable")
 
     # Warm-up
@@ -244,18 +284,27 @@ class Sampling:
             latest = [seconds for _, seconds in self._take(step)]
             # The time-out of a hold is not what a sample costs.
             spent = self._device.now() - begun - HOLD_TIMEOUT * (self._expired - already)
-            cost = max((self._device.now() - before - HOLD_TIMEOUT * (self._expired - lost)) / len(latest), latest[-1])
+            cost = max(
+                (self._device.now() - before - HOLD_TIMEOUT * (self._expired - lost)) / len(latest),
+                latest[-1],
+            )
             samples += latest
             self._latency = latest[-1]
             if stopping.steady(samples):
                 break
             if spent > limit:
                 # Too few samples to see a drift through their noise are no drift.
-                if len(samples) >= stopping.WINDOW and not stopping.steady(samples, most=stopping.WINDOW):
-                    self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
+                if len(samples) >= stopping.WINDOW and not stopping.steady(
+                    samples, most=stopping.WINDOW
+                ):
+                    self.notes.append(
+                        f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}"
+                    )
                 break
             step = stopping.WINDOW // 2
-        if self.choice.sampler in BATCHES:  # the length of a batch follows from how long one launch takes
+        if (
+            self.choice.sampler in BATCHES
+        ):  # the length of a batch follows from how long one launch takes
             self._sampler = self._make()
             before = self._device.now()
             cost = self._device.now() - before if self._take(1) else cost
@@ -274,7 +323,9 @@ class Sampling:
         restore, floor = self._shot().restore, self._harness.floors().empty
         try:
             with uncollected():
-                found = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor, first)
+                found = find_stream(
+                    self._device, restore, partial(target.launch, 0), target.stream, floor, first
+                )
         except HoldExpired as expired:
             if self._again():
                 self._find_stream(first)
@@ -298,7 +349,9 @@ class Sampling:
         """Go to fresh addresses for the next placements; False, with a note, where there are none."""
         assert self.target.move is not None
         # A batch is captured for each placement, which takes longer than a cold sample.
-        most = wanted if self.choice.sampler in BATCHES else stopping.MOST_PLACEMENTS_FACTOR * wanted
+        most = (
+            wanted if self.choice.sampler in BATCHES else stopping.MOST_PLACEMENTS_FACTOR * wanted
+        )
         # Those side by side are sampled in rounds, and a round of slow launches is not cut short by the budget.
         limit = stopping.affordable(cost, budget)
         try:
@@ -352,23 +405,35 @@ class Sampling:
                 stopping.enough(both, wanted=self._plan.precision, spent=spent, budget=budget)
                 if together
                 else stopping.enough_in_turn(
-                    both[0], self._counting(self.medians), wanted=self._plan.precision, placements=wanted, most=quota
+                    both[0],
+                    self._counting(self.medians),
+                    wanted=self._plan.precision,
+                    placements=wanted,
+                    most=quota,
                 )
             ):
                 break
         self.discarded += sum(map(len, self._lost))
         self.placements += [tuple(kept) for kept in self._kept if kept]
-        self._throttled += [tuple(lost) for kept, lost in zip(self._kept, self._lost, strict=True) if not kept]
+        self._throttled += [
+            tuple(lost) for kept, lost in zip(self._kept, self._lost, strict=True) if not kept
+        ]
 
     def _clear(self) -> None:
-        self._kept, self._lost = [[] for _ in range(self.target.places)], [[] for _ in range(self.target.places)]
+        self._kept, self._lost = (
+            [[] for _ in range(self.target.places)],
+            [[] for _ in range(self.target.places)],
+        )
 
     def _note_precision(self, wanted: int) -> None:
         if len(self.placements) < wanted:
             self.notes.append(f"{len(self.placements)} of {counted(wanted, 'placement')}")
         medians, width = self._counting(self.medians), self.half_width
         if width is not None and not stopping.precise(medians, self._plan.precision):
-            noise, wanted_noise = (format_share(share) for share in (width / float(np.mean(medians)), self._plan.precision))
+            noise, wanted_noise = (
+                format_share(share)
+                for share in (width / float(np.mean(medians)), self._plan.precision)
+            )
             self.notes.append(
                 f"less precise than gpumem_precision {wanted_noise}: noise {noise} after {counted(len(medians), 'placement')}"
             )
@@ -402,7 +467,9 @@ class Sampling:
     def _to_host(self, reason: str) -> None:
         if not self.choice.fallback:
             raise BadCall(f'sampler "{self.choice.sampler}" was asked for, but {reason}') from None
-        self.choice = Choice("host", f"{reason}: wall-clock time, launch latency included", fallback=False)
+        self.choice = Choice(
+            "host", f"{reason}: wall-clock time, launch latency included", fallback=False
+        )
 
     def _make(self) -> Sampler:
         """The sampler, for where the target is now."""
@@ -417,7 +484,11 @@ class Sampling:
                 self._drop()
         if self.choice.sampler == "batched":
             return BatchedSampler(shot, self.batch)
-        samplers: dict[str, Callable[[Shot], Sampler]] = {"host": HostSampler, "plain": PlainSampler, "blocked": BlockedSampler}
+        samplers: dict[str, Callable[[Shot], Sampler]] = {
+            "host": HostSampler,
+            "plain": PlainSampler,
+            "blocked": BlockedSampler,
+        }
         return samplers[self.choice.sampler](shot)
 
     def _shot(self) -> Shot:
@@ -432,7 +503,10 @@ class Sampling:
             name=self._name,
             category=category_of(target, mode, self._device.facts.l2_bytes),
             random=self._random,
-            resets=target.foreign and target.window is None and mode != "hot" and self._device.facts.persists,
+            resets=target.foreign
+            and target.window is None
+            and mode != "hot"
+            and self._device.facts.persists,
             host_times=self._host_times,
             clocks=self._clocks,
             # Launches of one placement follow each other by themselves; those of several evict each other's data.
@@ -451,6 +525,8 @@ def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
         return MANAGED
     if traffic is not None and traffic.link:
         return LINK
-    if target.window is not None or (mode == "hot" and (footprint is None or footprint <= l2_bytes)):
+    if target.window is not None or (
+        mode == "hot" and (footprint is None or footprint <= l2_bytes)
+    ):
         return L2
     return None if traffic is None else DRAM

@@ -42,7 +42,11 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
     """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer than two."""
     if len(medians) < 2:
         return None
-    return student.quantile((1 + confidence) / 2, len(medians) - 1) * deviation(medians) / math.sqrt(len(medians))
+    return (
+        student.quantile((1 + confidence) / 2, len(medians) - 1)
+        * deviation(medians)
+        / math.sqrt(len(medians))
+    )
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:
@@ -61,7 +65,9 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
     not reduce the error of the ticks.
     """
     variance = 0.0
-    for count, alike in groupby(sorted(placements, key=len), key=len):  # nearly always all of them: one call is much faster
+    for count, alike in groupby(
+        sorted(placements, key=len), key=len
+    ):  # nearly always all of them: one call is much faster
         ordered, reach = np.sort(np.array(list(alike)), axis=1), 0.5 / math.sqrt(count)
         below, above = (_quantile(ordered, share) for share in (0.5 - reach, 0.5 + reach))
         variance += float((((above - below) / 2) ** 2).sum())
@@ -76,7 +82,9 @@ def _quantile(ordered: np.ndarray[Any, Any], share: float) -> Any:
     return ordered[:, low] + (at - low) * (ordered[:, high] - ordered[:, low])
 
 
-def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float) -> bool:
+def enough(
+    placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float
+) -> bool:
     """True if placements that are sampled side by side need no more samples.
 
     Each has at least three samples (one, if twice the budget is spent), and
@@ -98,10 +106,17 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
         return True
     if count < FEW_SAMPLES and spent < NOTHING * budget:
         return False
-    medians, noise = [statistics.median(samples) for samples in placements], sampling_error(placements)
+    medians, noise = (
+        [statistics.median(samples) for samples in placements],
+        sampling_error(placements),
+    )
     if len(medians) < 2:
         return 1.96 * noise <= wanted * medians[0]
-    return precise(medians, wanted) or noise <= BELOW_PROCESSES or noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
+    return (
+        precise(medians, wanted)
+        or noise <= BELOW_PROCESSES
+        or noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
+    )
 
 
 def rounds_left(rounds: int, places: int) -> int:
@@ -115,7 +130,11 @@ def affordable(cost: float, budget: float) -> int:
     `cost`: seconds that one sample takes.
     `budget`: seconds for all of them.
     """
-    return max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES))) if cost > 0 else MOST_SAMPLES
+    return (
+        max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES)))
+        if cost > 0
+        else MOST_SAMPLES
+    )
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
@@ -124,14 +143,20 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     `budget`: seconds for the whole measurement.
     """
     # As many as side by side: small launches have all the placements that there may be.
-    most = FEW_SAMPLES if placements == 1 else max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
+    most = (
+        FEW_SAMPLES
+        if placements == 1
+        else max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
+    )
     if cost <= 0:
         return most
     least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
     return int(min(most, max(least, budget / placements / cost)))
 
 
-def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int) -> bool:
+def enough_in_turn(
+    samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int
+) -> bool:
     """True if a placement that follows others needs no more samples.
     `samples`: of the placement so far, in seconds.
     `medians`: of the placements before it, in seconds.
@@ -144,10 +169,20 @@ def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted
     if len(samples) < FEW_IN_TURN or middle < SHORT:
         return False
     spread = deviation(medians) if len(medians) > 2 else 0.0
-    return sampling_error([samples]) <= max(NEGLIGIBLE * wanted * middle * math.sqrt(placements), SPREAD_SHARE * spread)
+    return sampling_error([samples]) <= max(
+        NEGLIGIBLE * wanted * middle * math.sqrt(placements), SPREAD_SHARE * spread
+    )
 
 
-def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int, spent: float, budget: float) -> bool:
+def go_on(
+    medians: Sequence[float],
+    *,
+    wanted: float,
+    placements: int,
+    most: int,
+    spent: float,
+    budget: float,
+) -> bool:
     """True if one more placement is to be measured.
 
     It goes on until there are `placements` of them, or one more, after the second, would exceed twice the budget (seconds); then while the
@@ -204,7 +239,9 @@ def _stepped(series: Sequence[float]) -> bool:
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
         apart = max(after) < min(before) or min(after) > max(before)
-        if apart and abs(statistics.median(after) - statistics.median(before)) > DRIFT * statistics.median(after):
+        if apart and abs(
+            statistics.median(after) - statistics.median(before)
+        ) > DRIFT * statistics.median(after):
             return True
     return False
 

@@ -54,15 +54,21 @@ class Target:
     """One thing to measure, where it is now."""
 
     name: str
-    kind: Literal["kernel", "callable", "case", "work"]  # a kernel of the catalogue, any function, a `Case`, or work of `gpu_work`
+    kind: Literal[
+        "kernel", "callable", "case", "work"
+    ]  # a kernel of the catalogue, any function, a `Case`, or work of `gpu_work`
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
     places: int = 1  # placements of its buffers that live side by side
     moved_bytes: MovedBytes | None = None  # compulsory bytes of one launch, if known
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
-    sectors_per_request: float | None = None  # mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known
-    requested: int | None = None  # bytes that the threads of one launch request, repeats counted; None where `sectors_per_request` is
+    sectors_per_request: float | None = None
+    """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is
+    known."""
+    requested: int | None = None
+    """Bytes that the threads of one launch request, repeats counted; None where
+    `sectors_per_request` is."""
     kernel_source: str | None = None  # SHA-256 of the source file of a catalogue kernel
     host_memory: tuple[tuple[str, str], ...] = ()
     """Name and kind of memory of each argument that is not plain device memory; empty where arguments are not known by name."""
@@ -108,7 +114,9 @@ def declared_bytes(name: str, moved: object) -> int | None:
     if isinstance(moved, str):
         moved = parse_bytes(moved)
     if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
-        raise BadCall(f'{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a size such as "64 MiB"')
+        raise BadCall(
+            f'{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a size such as "64 MiB"'
+        )
     return int(moved)
 
 
@@ -116,7 +124,9 @@ def declared_bytes(name: str, moved: object) -> int | None:
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding at most, 128 MiB
-SMALL_BYTES = 16 * GiB  # memory up to which placements beyond the wanted number are made at once: copying their content takes milliseconds
+SMALL_BYTES = 16 * GiB
+"""Memory up to which placements beyond the wanted number are made at once: copying their content
+takes milliseconds."""
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 
 
@@ -149,10 +159,14 @@ def window_notes(device: Device, window: PersistingStream | None) -> tuple[str, 
 def refuse_window(name: str, window: PersistingStream | None) -> None:
     """Raise `BadCall` if work that runs on another stream has a window."""
     if window is not None:
-        raise BadCall(f"{name} does not launch on the persisting stream, so its window does not cover what {name} does")
+        raise BadCall(
+            f"{name} does not launch on the persisting stream, so its window does not cover what {name} does"
+        )
 
 
-def captured(name: str, device: Device, window: PersistingStream, body: Callable[[], None]) -> Graph:
+def captured(
+    name: str, device: Device, window: PersistingStream, body: Callable[[], None]
+) -> Graph:
     """The graph of `body`, with the window on its kernels.
     Raises `BadCall`: it has no kernel that could carry the window.
     Raises `CannotCapture`: with the reason.

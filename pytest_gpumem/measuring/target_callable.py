@@ -20,7 +20,15 @@ from pytest_gpumem.judging.traffic import beyond_arguments
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT, held
 from pytest_gpumem.measuring.target import Target, captured, padding, refuse_window, window_notes
-from pytest_gpumem.measuring.target_case import Case, by_buffers, check_launch, footprint_of, foreign_of, notes_of, traffic_of
+from pytest_gpumem.measuring.target_case import (
+    Case,
+    by_buffers,
+    check_launch,
+    footprint_of,
+    foreign_of,
+    notes_of,
+    traffic_of,
+)
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
@@ -51,12 +59,20 @@ def callable_target(
     """
     name = getattr(function, "__name__", type(function).__name__)
     if window is not None and window.where == "launch":
-        raise BadCall(f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; "stream" and "graph" reach them')
+        raise BadCall(
+            f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; "stream" and "graph" reach them'
+        )
     values = (*arguments, *keywords.values())
-    movable = tuple(b for b in dict.fromkeys(v for v in values if isinstance(v, Buffer)) if arena.can_move(b))
+    movable = tuple(
+        b for b in dict.fromkeys(v for v in values if isinstance(v, Buffer)) if arena.can_move(b)
+    )
     case = by_buffers(Case(lambda: function(*arguments, **keywords), **declared), arena, NAMED)
     calls = _Calls(name, case, on_simulated, movable, arena, stream, window)
-    notes = [] if movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
+    notes = (
+        []
+        if movable
+        else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
+    )
     if case.moved is not None and (note := beyond_arguments(int(case.moved), _nbytes(values))):
         notes.append(note)
     calls.target = Target(
@@ -69,7 +85,12 @@ def callable_target(
         # The callable may touch any managed buffer of the test, through closures or arrays of other libraries.
         managed=arena.homes,
         window=window,
-        notes=(*notes, *notes_of(case, arena), *window_notes(arena.device, window), *managed_notes(arena.device.facts, arena.managed)),
+        notes=(
+            *notes,
+            *notes_of(case, arena),
+            *window_notes(arena.device, window),
+            *managed_notes(arena.device.facts, arena.managed),
+        ),
         check=None if case.check is None else calls.check,
         move=calls.move if movable else None,
         run_on=calls.run_on,
@@ -92,7 +113,10 @@ class _Calls:
     ) -> None:
         self._name, self._case, self._on_simulated = name, case, on_simulated
         self._movable, self._arena, self._window = movable, arena, window
-        self._reads, self._writes = ([b for b in map(arena.find, arrays) if b is not None] for arrays in (case.reads, case.writes))
+        self._reads, self._writes = (
+            [b for b in map(arena.find, arrays) if b is not None]
+            for arrays in (case.reads, case.writes)
+        )
         self._graph: Graph | None = None
         self.target: Target
         if window is not None and window.where == "graph":
@@ -115,7 +139,9 @@ class _Calls:
 
     def _call(self, stream: Stream) -> None:
         case = self._case
-        foreign = foreign_of(case.launch, case.reference, self._reads, self._writes, on_simulated=self._on_simulated)
+        foreign = foreign_of(
+            case.launch, case.reference, self._reads, self._writes, on_simulated=self._on_simulated
+        )
         self._arena.device.kernels.call(foreign, stream)
 
     def check(self) -> None:
@@ -181,7 +207,9 @@ class NoWork(Elsewhere):
     """The device did nothing: the time by the host's clock may be the host's alone."""
 
 
-Queues = Callable[[Stream], object]  # a function that queues work with the given stream as the current one of every library
+Queues = Callable[
+    [Stream], object
+]  # a function that queues work with the given stream as the current one of every library
 
 
 @dataclass(frozen=True)
@@ -191,10 +219,14 @@ class TimingSite:
     stream: Stream
     name: str | None  # of the stream; None for the current stream of the launch
     seconds: float  # from a launch until the device is idle
-    sample: float | None = None  # of long work that is alone on the current stream: the seconds of the launch that showed it
+    sample: float | None = None
+    """Of long work that is alone on the current stream: the seconds of the launch that showed
+    it."""
 
 
-def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float, first: float = 0.0) -> TimingSite:
+def find_stream(
+    device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float, first: float = 0.0
+) -> TimingSite:
     """The stream on which the work can be timed.
 
     The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice;
@@ -241,7 +273,8 @@ class _LaunchWatch:
         self._launch = launch
         self._floor = floor
         self._whole: float | None = None
-        self._beside = 0.0  # seconds for which the device was busy after the stream `_first` at the first look
+        # seconds for which the device was busy after the stream `_first` at the first look
+        self._beside = 0.0
         self._first: Stream | None = None
 
     def alone(self, own: Stream, first: float) -> float | None:
@@ -269,7 +302,10 @@ class _LaunchWatch:
         whole = self.whole(current)
         if whole > LONG:
             return legacy
-        on_legacy, on_thread = (statistics.median(self._interval(current, one, whole) for _ in range(NEAR)) for one in (legacy, thread))
+        on_legacy, on_thread = (
+            statistics.median(self._interval(current, one, whole) for _ in range(NEAR))
+            for one in (legacy, thread)
+        )
         return thread if on_thread + JOINED < on_legacy else legacy
 
     def first_on(self, current: Stream) -> None:
@@ -282,7 +318,9 @@ class _LaunchWatch:
             self._first = current
             self._whole, self._beside = self._idle_after(current, True)
             if self._whole <= LONG:
-                self._whole = min(self._whole, *(self._idle_after(current, True)[0] for _ in range(LOOKS - 1)))
+                self._whole = min(
+                    self._whole, *(self._idle_after(current, True)[0] for _ in range(LOOKS - 1))
+                )
         return self._whole
 
     def _idle_after(self, current: Stream, work: bool) -> tuple[float, float]:

@@ -69,7 +69,9 @@ class Case:
         """Raises `BadCall`: there is no such field."""
         for name in keywords:
             if name not in cls.__dataclass_fields__:
-                raise BadCall(f"Case() has no field {name!r}{did_you_mean(name, cls.__dataclass_fields__)}")
+                raise BadCall(
+                    f"Case() has no field {name!r}{did_you_mean(name, cls.__dataclass_fields__)}"
+                )
         return super().__new__(cls)
 
 
@@ -86,7 +88,9 @@ class CasePlacements:
             inspect.signature(build).bind(None)
         except TypeError as error:
             name = getattr(build, "__name__", "the function")
-            raise BadCall(f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: {error}") from None
+            raise BadCall(
+                f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: {error}"
+            ) from None
         except ValueError:  # a callable without a signature
             pass
         self._build, self._arena, self._device = build, arena, arena.device
@@ -94,7 +98,9 @@ class CasePlacements:
         self._window = ExitStack()  # closes the window that is open
         self._sets: list[list[Allocation]] | None = None
         """Memory of the buffers of the placements to come, at random places of one region; None before the first move."""
-        self._addresses: list[tuple[int, ...]] = []  # of the arrays that are no buffers of ours, at each placement
+        self._addresses: list[
+            tuple[int, ...]
+        ] = []  # of the arrays that are no buffers of ours, at each placement
         self._built = self._make()
         self._name = self._built.case.name or getattr(build, "__name__", "case")
         try:
@@ -108,12 +114,16 @@ class CasePlacements:
         try:
             return self._build_once(places)
         except Exception as error:
-            if not out_of_memory(error) or not (self._release_sets() or self._device.memory.make_room() or self._arena.keeps):
+            if not out_of_memory(error) or not (
+                self._release_sets() or self._device.memory.make_room() or self._arena.keeps
+            ):
                 raise
         self._arena.close_kept()  # of earlier cases of the test
         return self._build_once()
 
-    def _scattered(self, wanted: int, most: int, random: np.random.Generator) -> list[list[Allocation]]:
+    def _scattered(
+        self, wanted: int, most: int, random: np.random.Generator
+    ) -> list[list[Allocation]]:
         """Memory for the buffers of all placements that may come; none where they are large. An address that the driver gives is often one
         that it gave before: of 32 placements of three buffers of 2 MiB, 21 were distinct (H100)."""
         sizes = self._built.arena.scattered_sizes
@@ -143,14 +153,20 @@ class CasePlacements:
         try:
             case = self._build(Memory(arena, self._stream))
             if not isinstance(case, Case):
-                raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
+                raise BadCall(
+                    f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
+                )
             case = by_buffers(case, arena, "Case.{}")
             under_window = None if case.window is None else arena.find(case.window)
             if case.window is not None and under_window is None:
-                raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
+                raise BadCall(
+                    "Case.window is a buffer or array made by the `memory` that the function is given"
+                )
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
-            self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
+            self._addresses.append(
+                tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None)
+            )
         except BaseException:
             arena.close()
             raise
@@ -211,12 +227,15 @@ class CasePlacements:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
+            raise OutOfMemory(
+                f"a second placement of the case does not fit: {str(error).partition('.')[0]}"
+            ) from error
         try:
             self._window.close()
         finally:
             old.arena.close()
-        self.target = self._described()  # opens the window after the old one is closed: two would share the device's set-aside
+        # opens the window after the old one is closed: two would share the device's set-aside
+        self.target = self._described()
         return self.target
 
     def run_on(self, stream: Stream) -> Target:
@@ -266,13 +285,19 @@ def by_buffers(case: Case, arena: Arena, named: str) -> Case:
     for field in ("launch", "restore", "check", "reference"):
         function = getattr(case, field)
         if not callable(function) and (function is not None or field == "launch"):
-            raise BadCall(f"{named.format(field)} is a function without arguments, not {function!r}")
+            raise BadCall(
+                f"{named.format(field)} is a function without arguments, not {function!r}"
+            )
     for field, arrays in (("reads", case.reads), ("writes", case.writes)):
         if not isinstance(arrays, (list, tuple)):
-            raise BadCall(f"{named.format(field)} is a list of arrays or buffers, not {type(arrays).__name__}")
+            raise BadCall(
+                f"{named.format(field)} is a list of arrays or buffers, not {type(arrays).__name__}"
+            )
         for array in arrays:
             if not hasattr(array, "nbytes"):
-                raise BadCall(f"{named.format(field)} takes arrays or buffers; {array!r} has no nbytes")
+                raise BadCall(
+                    f"{named.format(field)} takes arrays or buffers; {array!r} has no nbytes"
+                )
     return case
 
 
@@ -281,7 +306,9 @@ def traffic_of(case: Case) -> MovedBytes | None:
         return MovedBytes(0, 0, declared=int(case.moved))
     if not case.reads and not case.writes:
         return None
-    return MovedBytes(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
+    return MovedBytes(
+        reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes)
+    )
 
 
 def footprint_of(case: Case) -> int | None:
@@ -313,10 +340,19 @@ def foreign_of(
         *(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(reads)),
         *(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(writes)),
     )
-    return Foreign(function, reference, accesses, tuple(b.allocation for b in (*reads, *writes)), on_simulated)
+    return Foreign(
+        function, reference, accesses, tuple(b.allocation for b in (*reads, *writes)), on_simulated
+    )
 
 
-def check_launch(device: Device, target: Target, case: Case, reads: Sequence[Buffer], writes: Sequence[Buffer], named: str) -> None:
+def check_launch(
+    device: Device,
+    target: Target,
+    case: Case,
+    reads: Sequence[Buffer],
+    writes: Sequence[Buffer],
+    named: str,
+) -> None:
     """Check the result of one launch on poisoned outputs and restored inputs.
     `reads`, `writes`: the buffers of ours among the arrays of `case`; `named`: as for `by_buffers`.
     Raises `WrongResult`; `BadCall` if the check gives no truth value.
@@ -334,7 +370,9 @@ def check_launch(device: Device, target: Target, case: Case, reads: Sequence[Buf
     try:
         result = case.check()
     except AssertionError as error:
-        raise WrongResult(f"{target.name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
+        raise WrongResult(
+            f"{target.name}: the result of one launch is wrong: {str(error) or 'its check failed'}"
+        ) from error
     try:
         # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
         right = result is None or bool(result)

@@ -15,13 +15,24 @@ from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Call, Role
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import NotChecked, Target, WrongResult, captured, out_of_memory, padding, side_by_side, window_notes
+from pytest_gpumem.measuring.target import (
+    NotChecked,
+    Target,
+    WrongResult,
+    captured,
+    out_of_memory,
+    padding,
+    side_by_side,
+    window_notes,
+)
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.units import MiB
 
-PIECE_BYTES = 256 * MiB  # bytes of each array that are compared at once where memory is too short for the reference of the whole
+PIECE_BYTES = 256 * MiB
+"""Bytes of each array that are compared at once where memory is too short for the reference of
+the whole."""
 
 
 class KernelLaunches:
@@ -43,11 +54,14 @@ class KernelLaunches:
         self._bound, self._arena, self._stream, self._window = bound, arena, stream, window
         self._device = device = arena.device
         self._buffers, self._values = bound.arguments(
-            tuple(arena.taken(value) for value in arguments), {name: arena.taken(value) for name, value in keywords.items()}
+            tuple(arena.taken(value) for value in arguments),
+            {name: arena.taken(value) for name, value in keywords.items()},
         )
         call = bound.call(self._buffers, self._values)
         if window is not None and window.where != "stream" and bound.kernel.source is None:
-            raise BadCall(f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window')
+            raise BadCall(
+                f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window'
+            )
         self._places: list[list[Allocation]] = []
         """Copies of the movable buffers, for each of several placements side by side."""
         self._graph: Graph | None = None
@@ -82,11 +96,15 @@ class KernelLaunches:
             launch=self.launch,
             moved_bytes=kernel.traffic(call),
             footprint=sum(footprints.values()),
-            accesses_per_launch=None if kernel.accesses_per_launch is None else kernel.accesses_per_launch(call),
+            accesses_per_launch=None
+            if kernel.accesses_per_launch is None
+            else kernel.accesses_per_launch(call),
             sectors_per_request=sectors_per_request(accesses) if requests else None,
             requested=requested_bytes(accesses) if requests else None,
             kernel_source=None if kernel.source is None else fingerprint(kernel.source),
-            host_memory=tuple((name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device),
+            host_memory=tuple(
+                (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
+            ),
             managed=tuple(b for b in buffers.values() if b.goes_home),
             window=self._window,
             notes=self._notes(),
@@ -98,9 +116,18 @@ class KernelLaunches:
 
     def _notes(self) -> tuple[str, ...]:
         window, device = self._window, self._device
-        notes = (*window_notes(device, window), *managed_notes(device.facts, self._buffers.values()))
-        if window is not None and window.set_aside and not any(b is window.buffer for b in self._buffers.values()):
-            notes += (f"{self._bound.name} touches nothing of the buffer under the window: a cost without a gain",)
+        notes = (
+            *window_notes(device, window),
+            *managed_notes(device.facts, self._buffers.values()),
+        )
+        if (
+            window is not None
+            and window.set_aside
+            and not any(b is window.buffer for b in self._buffers.values())
+        ):
+            notes += (
+                f"{self._bound.name} touches nothing of the buffer under the window: a cost without a gain",
+            )
         return notes
 
     def _save(self, name: str) -> None:
@@ -129,9 +156,17 @@ class KernelLaunches:
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
         if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
             nbytes = sum(b.nbytes for b in self._movable)
-            if self._arena.keeps and side_by_side(nbytes, wanted, wanted, self._device.memory.free_bytes(MemoryKind.DEVICE)) < wanted:
+            if (
+                self._arena.keeps
+                and side_by_side(
+                    nbytes, wanted, wanted, self._device.memory.free_bytes(MemoryKind.DEVICE)
+                )
+                < wanted
+            ):
                 self._arena.close_kept()
-            count = side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
+            count = side_by_side(
+                nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE)
+            )
             if count:
                 self._scatter(count, random)
                 return replace(self.target, places=count)
@@ -153,15 +188,21 @@ class KernelLaunches:
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
         each = len(self._movable)
-        copies = self._arena.scatter([b.nbytes for b in self._movable] * count, int(random.integers(2**32)))
+        copies = self._arena.scatter(
+            [b.nbytes for b in self._movable] * count, int(random.integers(2**32))
+        )
         self._places = [copies[first : first + each] for first in range(0, len(copies), each)]
-        outputs = {self._buffers[p.name] for p in self._bound.kernel.parameters if p.role is Role.WRITE}
+        outputs = {
+            self._buffers[p.name] for p in self._bound.kernel.parameters if p.role is Role.WRITE
+        }
         self._launches = []
         for place in self._places:
             placed = dict(zip(self._movable, place, strict=True))
             for buffer, copy in placed.items():
                 if buffer not in outputs:
-                    self._device.content.copy(copy, buffer.allocation, buffer.nbytes, self._arena.stream)
+                    self._device.content.copy(
+                        copy, buffer.allocation, buffer.nbytes, self._arena.stream
+                    )
             self._launches.append(self._bound.launch(self._buffers, self._values, placed))
 
     def _leave(self) -> None:
@@ -181,7 +222,9 @@ class KernelLaunches:
         for parameter in kernel.parameters:
             if parameter.role is Role.UPDATE:
                 buffer = self._buffers[parameter.name]
-                device.content.copy(buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream)
+                device.content.copy(
+                    buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream
+                )
             elif parameter.role is Role.WRITE:
                 device.content.poison(self._buffers[parameter.name].allocation, stream)
         device.streams.synchronize(stream)
@@ -192,14 +235,22 @@ class KernelLaunches:
             self._compare_pieces()
         else:
             outputs = self._arrays({name: self._buffers[name].allocation for name in expected})
-            self._refuse(self._wrong(outputs, expected), {name: content.size for name, content in expected.items()})
+            self._refuse(
+                self._wrong(outputs, expected),
+                {name: content.size for name, content in expected.items()},
+            )
         for buffer in self.target.managed:
             buffer.put_home(stream)
         device.streams.synchronize(stream)
 
     def _inputs(self) -> dict[str, Any]:
         """What a launch starts from: updated arguments have their saved content."""
-        return self._arrays({name: self._saved.get(name, buffer.allocation) for name, buffer in self._buffers.items()})
+        return self._arrays(
+            {
+                name: self._saved.get(name, buffer.allocation)
+                for name, buffer in self._buffers.items()
+            }
+        )
 
     def _whole_reference(self) -> Mapping[str, Any] | None:
         """The reference's result; None where memory is too short for it."""
@@ -225,21 +276,31 @@ class KernelLaunches:
             wrong: dict[str, tuple[int, int]] = {}
             for start in range(0, size, step):
                 piece = slice(start, start + step)
-                expected = self._bound.expected({name: array[piece] for name, array in inputs.items()}, self._values)
-                for name, (count, first) in self._wrong({name: outputs[name][piece] for name in expected}, expected).items():
+                expected = self._bound.expected(
+                    {name: array[piece] for name, array in inputs.items()}, self._values
+                )
+                for name, (count, first) in self._wrong(
+                    {name: outputs[name][piece] for name in expected}, expected
+                ).items():
                     before, at = wrong.get(name, (0, start + first))
                     wrong[name] = before + count, at
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            raise NotChecked("the result was not checked: memory is too short for a piece of its reference") from error
+            raise NotChecked(
+                "the result was not checked: memory is too short for a piece of its reference"
+            ) from error
         self._refuse(wrong, dict.fromkeys(written, size))
 
-    def _wrong(self, outputs: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    def _wrong(
+        self, outputs: Mapping[str, Any], expected: Mapping[str, Any]
+    ) -> dict[str, tuple[int, int]]:
         """Number of wrong elements and the first of them, of each output that has some."""
         # A reference may give fewer elements than the array has room for, such as one sum for each tile.
         found = {
-            name: self._device.content.mismatch(outputs[name][: content.size], content, self._bound.kernel.relative_tolerance)
+            name: self._device.content.mismatch(
+                outputs[name][: content.size], content, self._bound.kernel.relative_tolerance
+            )
             for name, content in expected.items()
         }
         return {name: wrong for name, wrong in found.items() if wrong is not None}
@@ -253,14 +314,19 @@ class KernelLaunches:
 
     def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
         """Arrays of one library over arguments, or over copies of them as soon as one argument lies beyond the link."""
-        copied = self._bound.kernel.source is None  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        copied = self._bound.kernel.source is None
         content = {
-            name: (allocation, "u1", buffer.nbytes) if copied else (allocation, buffer.dtype_name, buffer.size)
+            name: (allocation, "u1", buffer.nbytes)
+            if copied
+            else (allocation, buffer.dtype_name, buffer.size)
             for name, allocation in allocations.items()
             for buffer in (self._buffers[name],)
         }
         if any(b.kind.beyond_link for b in self._buffers.values()):
-            return dict(zip(content, self._device.content.copies(list(content.values())), strict=True))
+            return dict(
+                zip(content, self._device.content.copies(list(content.values())), strict=True)
+            )
         return {name: self._device.memory.view(*one) for name, one in content.items()}
 
     def close(self) -> None:

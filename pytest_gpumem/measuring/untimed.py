@@ -17,7 +17,8 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.what_ran import WhatRan, declared, together, what_ran
 from pytest_gpumem.units import format_bytes
 
-PASSES = 3  # passes until two that follow each other are equal. The first may still set something up.
+PASSES = 3
+"""Passes until two that follow each other are equal. The first may still set something up."""
 
 LONG = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 
@@ -37,7 +38,8 @@ def launch(device: Device, target: Target) -> None:
     device.streams.synchronize()
 
 
-OUTSIDE = 0.01  # share of the latency up to which work outside of the timed interval does not matter
+OUTSIDE = 0.01
+"""Share of the latency up to which work outside of the timed interval does not matter."""
 
 
 def find_outside(device: Device, target: Target, idle: Launch) -> float:
@@ -70,11 +72,21 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
         raise Undelivered("CUPTI did not deliver all kernels")
     first, last = min(marks, key=lambda span: span.start), max(marks, key=lambda span: span.end)
     others = [span for span in spans if span not in (first, last)]
-    return sum(max(0.0, min(one.end, first.start) - one.start) + max(0.0, one.end - max(one.start, last.end)) for one in others)
+    return sum(
+        max(0.0, min(one.end, first.start) - one.start)
+        + max(0.0, one.end - max(one.start, last.end))
+        for one in others
+    )
 
 
 def find_what_ran(
-    device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool, varying: Sequence[int] = ()
+    device: Device,
+    target: Target,
+    managed: Iterable[Buffer],
+    latency: float,
+    *,
+    profiled: bool,
+    varying: Sequence[int] = (),
 ) -> WhatRan:
     """What one launch runs; a reason why that is unknown is in the result, not raised.
 
@@ -92,7 +104,9 @@ def find_what_ran(
         put_back(device, target)
         try:
             with uncollected():  # objects that are freed at any time call the runtime
-                seen = device.counters.what_ran(partial(target.launch, 0, target.stream), device.streams.synchronize)
+                seen = device.counters.what_ran(
+                    partial(target.launch, 0, target.stream), device.streams.synchronize
+                )
         except Undelivered as reason:
             why = str(reason)
             continue
@@ -102,9 +116,18 @@ def find_what_ran(
         alone = seen.digest is None or once
         found = seen if alone else None if before is None else together([before, seen])
         if found is not None:
-            return what_ran(found.launch, found.calls, _state(device, target, managed), not_watched=found.not_watched)
+            return what_ran(
+                found.launch,
+                found.calls,
+                _state(device, target, managed),
+                not_watched=found.not_watched,
+            )
         before = seen
-    return WhatRan(not_watched=why) if before is None else replace(before, digest=None, not_watched=why)
+    return (
+        WhatRan(not_watched=why)
+        if before is None
+        else replace(before, digest=None, not_watched=why)
+    )
 
 
 def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
@@ -126,14 +149,20 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
     """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised. Pages are put back before the
     launch, as before a sample. Counting slows faults down, so the pass is not timed."""
     if profiled:
-        return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
+        return Migrations(
+            not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself"
+        )
 
     before, one_launch = partial(put_back, device, target), partial(launch, device, target)
     source = "the model" if device.facts.simulated else "CUPTI"
     undelivered = ""
     for _ in range(TRIES):
         try:
-            return Migrations(before=device.counters.pages(before), launch=device.counters.pages(one_launch), source=source)
+            return Migrations(
+                before=device.counters.pages(before),
+                launch=device.counters.pages(one_launch),
+                source=source,
+            )
         except Undelivered as reason:
             undelivered = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:

@@ -20,7 +20,13 @@ from pytest_gpumem.units import format_bytes
 
 GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = "host to device", "device to host", "peer", "kernel", "host"
+HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = (
+    "host to device",
+    "device to host",
+    "peer",
+    "kernel",
+    "host",
+)
 """Engines: two copy engines (one, if `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host."""
 
 
@@ -30,7 +36,8 @@ class Work(ABC):
     name: str
     engines: frozenset[str]  # that it keeps busy
     moved_bytes: MovedBytes | None = None  # compulsory bytes of one run, if known
-    on_host: bool = False  # the host takes part: `queue` returns late, and only the host's clock shows the time
+    on_host: bool = False
+    """The host takes part: `queue` returns late, and only the host's clock shows the time."""
     verifies: bool = False  # True if `verify` compares anything
     before: Work | None = None  # what comes before each measured run, untimed
 
@@ -58,7 +65,9 @@ class Copy(Work):
 
     verifies = True
 
-    def __init__(self, device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1) -> None:
+    def __init__(
+        self, device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1
+    ) -> None:
         if destination.nbytes != source.nbytes:
             sizes = f"{format_bytes(source.nbytes)} to {format_bytes(destination.nbytes)}"
             raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
@@ -66,26 +75,41 @@ class Copy(Work):
         self._pieces = cut(source.nbytes, pieces)
         there, here = destination.kind, source.kind
         self.on_host = there.pageable or here.pageable
-        self.moved_bytes = MovedBytes(source.nbytes, source.nbytes, link=here.beyond_link or there.beyond_link)
+        self.moved_bytes = MovedBytes(
+            source.nbytes, source.nbytes, link=here.beyond_link or there.beyond_link
+        )
         if here.on_peer or there.on_peer:
             self.engines = frozenset([PEER])
         else:
-            self.engines = frozenset([HOST_TO_DEVICE if here.on_host else DEVICE_TO_HOST if there.on_host else KERNEL])
+            self.engines = frozenset(
+                [HOST_TO_DEVICE if here.on_host else DEVICE_TO_HOST if there.on_host else KERNEL]
+            )
         self.name = f"{here.value} to {there.value}{f' in {pieces} pieces' if pieces > 1 else ''}"
 
     def queue(self, stream: Stream) -> None:
-        device, destination, source = self._device, self._destination.allocation, self._source.allocation
+        device, destination, source = (
+            self._device,
+            self._destination.allocation,
+            self._source.allocation,
+        )
         if len(self._pieces) == 1:
             device.content.copy(destination, source, self._source.nbytes, stream)
             return
         for offset, nbytes in self._pieces:
-            device.content.copy(device.memory.part(destination, offset, nbytes), device.memory.part(source, offset, nbytes), nbytes, stream)
+            device.content.copy(
+                device.memory.part(destination, offset, nbytes),
+                device.memory.part(source, offset, nbytes),
+                nbytes,
+                stream,
+            )
 
     def poison(self, stream: Stream) -> None:
         self._device.content.poison(self._destination.allocation, stream)
 
     def verify(self) -> None:
-        actual, expected = self._device.content.copies([(b.allocation, "u1", b.nbytes) for b in (self._destination, self._source)])
+        actual, expected = self._device.content.copies(
+            [(b.allocation, "u1", b.nbytes) for b in (self._destination, self._source)]
+        )
         size = min(actual.size, expected.size)  # the simulated device backs a part
         _compare(self._device, self.name, actual[:size], expected[:size], noun="byte")
 
@@ -99,7 +123,9 @@ class KernelWork(Work):
 
     engines = frozenset([KERNEL])
 
-    def __init__(self, kernel: BoundKernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float]) -> None:
+    def __init__(
+        self, kernel: BoundKernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float]
+    ) -> None:
         self._kernel, self._buffers, self._scalars = kernel, buffers, scalars
         self._launch = kernel.launch(buffers, scalars)
         self._expected: Mapping[str, Any] = {}
@@ -113,7 +139,9 @@ class KernelWork(Work):
             device.kernels.launch(self._launch, stream)
             return
         if persisting.closed:
-            raise BadCall(f"{self.name}: the `with` block of its persisting stream has ended, and its window with it")
+            raise BadCall(
+                f"{self.name}: the `with` block of its persisting stream has ended, and its window with it"
+            )
         device.streams.join(persisting.stream, stream)
         device.kernels.launch(self._launch, persisting.stream)
         device.streams.join(stream, persisting.stream)
@@ -122,7 +150,9 @@ class KernelWork(Work):
         if not self.verifies:
             return
         self._kernel.device.streams.synchronize(stream)
-        self._expected = self._kernel.expected({name: self._view(name) for name in self._buffers}, self._scalars)
+        self._expected = self._kernel.expected(
+            {name: self._view(name) for name in self._buffers}, self._scalars
+        )
         for parameter in self._kernel.kernel.parameters:
             if parameter.role is Role.WRITE:
                 self._kernel.device.content.poison(self._buffers[parameter.name].allocation, stream)
@@ -130,7 +160,14 @@ class KernelWork(Work):
     def verify(self) -> None:
         tolerance = self._kernel.kernel.relative_tolerance
         for name, content in self._expected.items():
-            _compare(self._kernel.device, self.name, self._view(name)[: content.size], content, tolerance, f" of {name!r}")
+            _compare(
+                self._kernel.device,
+                self.name,
+                self._view(name)[: content.size],
+                content,
+                tolerance,
+                f" of {name!r}",
+            )
         self._expected = {}
 
     def _view(self, name: str) -> Any:
@@ -165,29 +202,45 @@ class StagedCopy(Work):
         _at_least_one("chunks", 1 if chunks is None else chunks)
         arrays = [p for p in kernel.kernel.parameters if p.role is not Role.SCALAR]
         if len(arrays) != 1 or arrays[0].role is not Role.UPDATE or kernel.kernel.reference is None:
-            raise BadCall(f"{kernel.name} cannot be staged: it takes a kernel that updates one array in place, such as elementwise")
+            raise BadCall(
+                f"{kernel.name} cannot be staged: it takes a kernel that updates one array in place, such as elementwise"
+            )
         for buffer in (b for b in (source, target) if b is not None):
             if (buffer.nbytes, buffer.dtype) != (there.nbytes, there.dtype):
                 raise BadCall(f"{buffer!r} and {there!r} must have the same size and type")
         self._device, self._source, self._there, self._target = kernel.device, source, there, target
         self._kernel, (self._buffers, self._scalars) = kernel, kernel.arguments((there,), scalars)
         _check_engines(self._device, frozenset([HOST_TO_DEVICE]))
-        self.engines = frozenset([HOST_TO_DEVICE, KERNEL] if target is None else [HOST_TO_DEVICE, KERNEL, DEVICE_TO_HOST])
-        self.moved_bytes = MovedBytes(source.nbytes, 0 if target is None else target.nbytes, link=True)
+        self.engines = frozenset(
+            [HOST_TO_DEVICE, KERNEL] if target is None else [HOST_TO_DEVICE, KERNEL, DEVICE_TO_HOST]
+        )
+        self.moved_bytes = MovedBytes(
+            source.nbytes, 0 if target is None else target.nbytes, link=True
+        )
         self.on_host = source.kind.pageable or (target is not None and target.kind.pageable)
         self.name = f"staged {kernel.name}"
         self._lanes = tuple(self._device.streams.create() for _ in range(streams))
-        self._steps = [self._step(offset, nbytes) for offset, nbytes in cut(there.nbytes, chunks or streams)]
+        self._steps = [
+            self._step(offset, nbytes) for offset, nbytes in cut(there.nbytes, chunks or streams)
+        ]
         self._expected: Any = None
         self._device.kernels.compile(self._steps[0][2])
 
-    def _step(self, offset: int, nbytes: int) -> tuple[Allocation, Allocation, Launch, Allocation | None]:
+    def _step(
+        self, offset: int, nbytes: int
+    ) -> tuple[Allocation, Allocation, Launch, Allocation | None]:
         there, source, target = (
-            None if b is None else self._device.memory.part(b.allocation, offset, nbytes) for b in (self._there, self._source, self._target)
+            None if b is None else self._device.memory.part(b.allocation, offset, nbytes)
+            for b in (self._there, self._source, self._target)
         )
         assert there is not None
         assert source is not None
-        return there, source, self._kernel.launch(self._buffers, self._scalars, {self._there: there}), target
+        return (
+            there,
+            source,
+            self._kernel.launch(self._buffers, self._scalars, {self._there: there}),
+            target,
+        )
 
     @property
     def streams(self) -> int:
@@ -203,7 +256,11 @@ class StagedCopy(Work):
     def parts(self) -> tuple[Work, ...]:
         """The copy in, the kernel and the copy back, each whole."""
         back = () if self._target is None else (Copy(self._device, self._target, self._there),)
-        return (Copy(self._device, self._there, self._source), KernelWork(self._kernel, self._buffers, self._scalars), *back)
+        return (
+            Copy(self._device, self._there, self._source),
+            KernelWork(self._kernel, self._buffers, self._scalars),
+            *back,
+        )
 
     def queue(self, stream: Stream) -> None:
         device = self._device
@@ -231,8 +288,12 @@ class StagedCopy(Work):
 
     def verify(self) -> None:
         result = self._there if self._target is None else self._target
-        (actual,) = self._device.content.copies([(result.allocation, result.dtype_name, result.size)])
-        _compare(self._device, self.name, actual, self._expected, self._kernel.kernel.relative_tolerance)
+        (actual,) = self._device.content.copies(
+            [(result.allocation, result.dtype_name, result.size)]
+        )
+        _compare(
+            self._device, self.name, actual, self._expected, self._kernel.kernel.relative_tolerance
+        )
         self._expected = None
 
 
@@ -242,7 +303,12 @@ class Host(Work):
     engines = frozenset([HOST])
     on_host = True
 
-    def __init__(self, function: Callable[[Stream], object], name: str, close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[Stream], object],
+        name: str,
+        close: Callable[[], None] | None = None,
+    ) -> None:
         self._function, self.name, self._close = function, name, close
 
     def queue(self, stream: Stream) -> None:
@@ -262,11 +328,17 @@ class _Several(Work):
         self._device = device
         self.parts = tuple(works)
         self.engines = frozenset[str]().union(*(work.engines for work in works))
-        crossing = [work.moved_bytes.total for work in works if work.moved_bytes is not None and work.moved_bytes.link]
+        crossing = [
+            work.moved_bytes.total
+            for work in works
+            if work.moved_bytes is not None and work.moved_bytes.link
+        ]
         self.moved_bytes = MovedBytes(0, 0, link=True, declared=sum(crossing)) if crossing else None
         self.on_host = any(work.on_host for work in works)
         self.verifies = any(work.verifies for work in works)
-        self.name = (" then " if name == "in_turn" else " beside ").join(work.name for work in works)
+        self.name = (" then " if name == "in_turn" else " beside ").join(
+            work.name for work in works
+        )
 
 
 class InTurn(_Several):
@@ -332,7 +404,9 @@ def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
     _at_least_one("pieces", pieces)
     grains = -(-nbytes // GRAIN)
     if pieces > grains:
-        raise BadCall(f"{format_bytes(nbytes)} cannot be cut into {pieces} pieces at multiples of {GRAIN} bytes: {grains} at most")
+        raise BadCall(
+            f"{format_bytes(nbytes)} cannot be cut into {pieces} pieces at multiples of {GRAIN} bytes: {grains} at most"
+        )
     starts = [i * grains // pieces * GRAIN for i in range(pieces)] + [nbytes]
     return [(start, end - start) for start, end in pairwise(starts)]
 
@@ -345,7 +419,9 @@ def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> f
     busy: dict[str, float] = {}
     one = device.facts.async_engines < 2
     for engines, seconds in parts:
-        for engine in {HOST_TO_DEVICE if one and engine == DEVICE_TO_HOST else engine for engine in engines}:
+        for engine in {
+            HOST_TO_DEVICE if one and engine == DEVICE_TO_HOST else engine for engine in engines
+        }:
             busy[engine] = busy.get(engine, 0.0) + seconds
     return max(busy.values())
 
@@ -356,7 +432,9 @@ def _check_engines(device: Device, engines: frozenset[str]) -> None:
     if ways and facts.async_engines < 1:
         raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")
     if engines == {HOST_TO_DEVICE, DEVICE_TO_HOST} and facts.async_engines < 2:
-        raise Unsupported(f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})")
+        raise Unsupported(
+            f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})"
+        )
 
 
 def _at_least_one(name: str, value: object) -> None:
@@ -364,7 +442,17 @@ def _at_least_one(name: str, value: object) -> None:
         raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")
 
 
-def _compare(device: Device, name: str, actual: Any, expected: Any, tolerance: float = 0.0, of: str = "", noun: str = "element") -> None:
+def _compare(
+    device: Device,
+    name: str,
+    actual: Any,
+    expected: Any,
+    tolerance: float = 0.0,
+    of: str = "",
+    noun: str = "element",
+) -> None:
     if (wrong := device.content.mismatch(actual, expected, tolerance)) is not None:
         first = f"the first is {noun} {wrong[1]}"
-        raise WrongResult(f"{name}: {wrong[0]} of {actual.size} {noun}s{of} are wrong; {first}, after one run on poisoned outputs")
+        raise WrongResult(
+            f"{name}: {wrong[0]} of {actual.size} {noun}s{of} are wrong; {first}, after one run on poisoned outputs"
+        )

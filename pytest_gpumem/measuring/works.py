@@ -62,7 +62,14 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        return self._keep(Copy(self.device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
+        return self._keep(
+            Copy(
+                self.device,
+                self._buffer("destination", destination),
+                self._buffer("source", source),
+                pieces=pieces,
+            )
+        )
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> KernelWork:
@@ -81,11 +88,20 @@ class Works:
         """A function that runs on the host."""
         if not callable(function):
             raise BadCall(f"host() takes a function without arguments, not {function!r}")
-        return self._keep(Host(lambda _: function(), name or str(getattr(function, "__name__", type(function).__name__))))
+        return self._keep(
+            Host(
+                lambda _: function(),
+                name or str(getattr(function, "__name__", type(function).__name__)),
+            )
+        )
 
     def busy(self, seconds: float) -> Host:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 10:
+        if (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, (int, float))
+            or not 0 < seconds < 10
+        ):
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
         now = self.device.now
 
@@ -105,7 +121,9 @@ class Works:
             Unsupported: the device does not have it.
         """
         size, made = parse_bytes(nbytes), self.device.memory.allocator(allocator)
-        return self._keep(Host(partial(made.cycle, size), f"{allocator} of {format_bytes(size)}", made.close))
+        return self._keep(
+            Host(partial(made.cycle, size), f"{allocator} of {format_bytes(size)}", made.close)
+        )
 
     def in_turn(self, *works: Work) -> InTurn:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
@@ -193,7 +211,9 @@ class Works:
     def _buffer(self, name: str, value: Any) -> Buffer:
         taken = self._arena.taken(value)
         if not isinstance(taken, Buffer):
-            raise BadCall(f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not {type(value).__name__}")
+            raise BadCall(
+                f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not {type(value).__name__}"
+            )
         return taken
 
     @staticmethod

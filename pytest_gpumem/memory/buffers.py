@@ -39,7 +39,9 @@ Made = TypeVar("Made")
 Owner = TypeVar("Owner", bound=_OnDevice)
 
 
-def on_its_device(method: Callable[Concatenate[Owner, Args], Made]) -> Callable[Concatenate[Owner, Args], Made]:
+def on_its_device(
+    method: Callable[Concatenate[Owner, Args], Made],
+) -> Callable[Concatenate[Owner, Args], Made]:
     """Runs a method with its object's device as the current one: the test may have chosen another, whose memory, streams and limits CUDA
     would use."""
 
@@ -59,7 +61,14 @@ class Buffer:
     the next measurement that it is an argument of. `read()` and `write()` are always valid.
     """
 
-    def __init__(self, arena: Arena, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any], home: Home) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        allocation: Allocation,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        home: Home,
+    ) -> None:
         self._arena = arena
         self.allocation = allocation  # the memory now behind the handle; another one after a move
         self.home: Home = home  # where its pages are before every sample, for managed memory
@@ -129,7 +138,9 @@ class Buffer:
     @on_its_device
     def read(self) -> np.ndarray[Any, Any]:
         """A NumPy copy of the content, after all queued work. On the simulated device: of the part that is backed."""
-        flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(self.allocation, self.dtype_name, self.size)
+        flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(
+            self.allocation, self.dtype_name, self.size
+        )
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
     @on_its_device
@@ -144,7 +155,9 @@ class Buffer:
         """
         array = np.ascontiguousarray(content, dtype=self.dtype).reshape(-1)
         if array.size != self.size:
-            raise BadBuffer(f"write() got {array.size} elements for {self!r}, which holds {self.size}")
+            raise BadBuffer(
+                f"write() got {array.size} elements for {self!r}, which holds {self.size}"
+            )
         self._arena.device.content.from_host(self.allocation, array)
         self.written = True
 
@@ -207,7 +220,9 @@ class Buffer:
             self._arena.device.managed.prefetch(self.allocation, False, stream)
 
 
-def _ours(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concatenate[Arena, Args], Made]:
+def _ours(
+    method: Callable[Concatenate[Arena, Args], Made],
+) -> Callable[Concatenate[Arena, Args], Made]:
     """As `on_its_device`, and what is allocated counts in no footprint by itself."""
 
     @on_its_device
@@ -277,7 +292,11 @@ class Arena:
         flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
         if make is None:
             make = self._offer(nbytes, kind)
-        allocate = partial(self.device.memory.allocate, nbytes, kind, **flags) if make is None else partial(make, nbytes)
+        allocate = (
+            partial(self.device.memory.allocate, nbytes, kind, **flags)
+            if make is None
+            else partial(make, nbytes)
+        )
         # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
         with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
@@ -285,7 +304,9 @@ class Arena:
         self._given[id(allocation)] = self.device.footprints.took(kind, nbytes)
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
-            raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
+            raise BadBuffer(
+                f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes"
+            )
         buffer = handle(self, allocation, elements, element, home)
         if kind.managed:
             self._managed.append(buffer)
@@ -296,7 +317,9 @@ class Arena:
 
     def _offer(self, nbytes: int, kind: MemoryKind) -> Callable[[int], Allocation] | None:
         """What gives memory that was offered, where there is some of this size."""
-        offered = next((one for one in self._offered if (one.nbytes, one.kind) == (nbytes, kind)), None)
+        offered = next(
+            (one for one in self._offered if (one.nbytes, one.kind) == (nbytes, kind)), None
+        )
         if offered is None:
             return None
         self._offered.remove(offered)
@@ -333,15 +356,24 @@ class Arena:
         """
         _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
-            raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
+            raise BadBuffer(
+                f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}"
+            )
         if register:
             check_cap(self.device, array.nbytes)
         else:
             first = int(array.__array_interface__["data"][0])
             end = first + array.nbytes
             for held in self._allocations.values():
-                if held.kind.locked and held.kind.traits.adopted and held.host_address < end and first < held.host_address + held.nbytes:
-                    raise BadBuffer("this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now")
+                if (
+                    held.kind.locked
+                    and held.kind.traits.adopted
+                    and held.host_address < end
+                    and first < held.host_address + held.nbytes
+                ):
+                    raise BadBuffer(
+                        "this array's memory is page-locked by registered_buffer until the test ends: it is not pageable now"
+                    )
             for whole, buffer in self._guests.values():
                 if isinstance(whole, np.ndarray) and np.may_share_memory(whole, array):
                     raise BadBuffer(
@@ -480,7 +512,9 @@ class Arena:
             raise first
 
 
-def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def parse_shape(
+    shape: int | str | Sequence[int], dtype: Any
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Elements per axis and element type from what a user wrote. Raises `BadBuffer`: see `Arena.buffer`."""
     try:
         element = np.dtype(dtype)
@@ -493,16 +527,24 @@ def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int
         except QuantityError as error:
             raise BadBuffer(f"size {error}") from None
     if isinstance(shape, bool) or not isinstance(shape, (int, np.integer, tuple, list)):
-        raise BadBuffer(f'a size is a number of bytes, a text such as "64 MiB", or a tuple of elements, not {shape!r}')
+        raise BadBuffer(
+            f'a size is a number of bytes, a text such as "64 MiB", or a tuple of elements, not {shape!r}'
+        )
     if isinstance(shape, (int, np.integer)):
         if shape <= 0 or shape % element.itemsize:
-            raise BadBuffer(f"{shape} bytes do not hold a whole, positive number of {element.itemsize}-byte elements ({element})")
+            raise BadBuffer(
+                f"{shape} bytes do not hold a whole, positive number of {element.itemsize}-byte elements ({element})"
+            )
         return (int(shape) // element.itemsize,), element
-    if not shape or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n <= 0 for n in shape):
+    if not shape or any(
+        isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n <= 0 for n in shape
+    ):
         raise BadBuffer(f"a shape is a tuple of positive integers, not {tuple(shape)!r}")
     return tuple(int(n) for n in shape), element
 
 
 def _check_plain(element: np.dtype[Any]) -> None:
     if element.kind not in "biufc" or not element.isnative:
-        raise BadBuffer(f"dtype {element} cannot live in a buffer: it takes numbers in the machine's byte order")
+        raise BadBuffer(
+            f"dtype {element} cannot live in a buffer: it takes numbers in the machine's byte order"
+        )

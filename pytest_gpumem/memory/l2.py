@@ -18,9 +18,18 @@ from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsup
 from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share, short_bytes, sizes
+from pytest_gpumem.units import (
+    QuantityError,
+    format_bytes,
+    parse_bytes,
+    parse_share,
+    short_bytes,
+    sizes,
+)
 
-Where = Literal["stream", "graph", "launch"]  # the carrier of the window: the stream, the kernels of a captured graph, or each launch
+Where = Literal[
+    "stream", "graph", "launch"
+]  # the carrier of the window: the stream, the kernels of a captured graph, or each launch
 
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
@@ -39,7 +48,9 @@ class WindowRequest:
 
     nbytes: int  # bytes under the window
     offset: int  # bytes of the buffer before the window
-    hit_ratio: float | None  # None: as much as the set-aside holds; all of it where the hit property is not persisting
+    hit_ratio: (
+        float | None
+    )  # None: as much as the set-aside holds; all of it where the hit property is not persisting
     set_aside: Literal["fit", "max", "off"] | int
     hit: AccessProperty
     miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
@@ -80,7 +91,9 @@ def asked(
         given = repr(buffer) if isinstance(buffer, Buffer) else in_one_line(buffer)
         raise BadWindow(f"a persisting window needs a buffer of device memory, not {given}")
     if buffer.device is not device:
-        raise BadWindow(f"{buffer!r} is memory of another device than {facts.name}, on which the stream is")
+        raise BadWindow(
+            f"{buffer!r} is memory of another device than {facts.name}, on which the stream is"
+        )
     fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
     if not fitted and not _is_ratio(hit_ratio):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
@@ -104,7 +117,9 @@ def asked(
         miss=None if miss == "fit" else AccessProperty(miss),
         where=where,
         allow_thrash=allow_thrash,
-        clamped_from=buffer.nbytes if window == "clamp" and nbytes < buffer.nbytes - start else None,
+        clamped_from=buffer.nbytes
+        if window == "clamp" and nbytes < buffer.nbytes - start
+        else None,
         too_large=all_fitted and nbytes > facts.l2_bytes // 2,
     )
 
@@ -122,7 +137,9 @@ def _offset(buffer: Buffer, offset: Any) -> int:
     try:
         start = parse_bytes(offset)
     except (QuantityError, TypeError):
-        raise BadWindow(f'offset={in_one_line(offset)}; accepted are bytes and a size such as "8 MiB"') from None
+        raise BadWindow(
+            f'offset={in_one_line(offset)}; accepted are bytes and a size such as "8 MiB"'
+        ) from None
     if start >= buffer.nbytes:
         raise BadWindow(f"offset={format_bytes(start)} is not inside {buffer!r}")
     return start
@@ -140,11 +157,15 @@ def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) 
     try:
         size = parse_bytes(window)
     except (QuantityError, TypeError):
-        raise BadWindow(f'window={in_one_line(window)}; accepted are "error", "clamp", bytes and a size such as "8 MiB"') from None
+        raise BadWindow(
+            f'window={in_one_line(window)}; accepted are "error", "clamp", bytes and a size such as "8 MiB"'
+        ) from None
     if not size:
         raise BadWindow('window=0 bytes; set_aside="off" measures without a window')
     if size > largest:
-        raise BadWindow(f"window={format_bytes(size)} is above the largest window of {facts.name}, {format_bytes(largest)}")
+        raise BadWindow(
+            f"window={format_bytes(size)} is above the largest window of {facts.name}, {format_bytes(largest)}"
+        )
     if size > rest:
         beyond = f" at offset {format_bytes(offset)}" if offset else ""
         raise BadWindow(f"window={format_bytes(size)}{beyond} goes beyond the end of {buffer!r}")
@@ -166,7 +187,9 @@ def _set_aside(facts: DeviceFacts, given: Any) -> Literal["fit", "max", "off"] |
     except (QuantityError, TypeError):  # an array of several numbers is no index
         raise BadWindow(f"set_aside={given!r}; accepted are {_SET_ASIDE}") from None
     if size > largest:
-        raise BadWindow(f"set_aside={words} is above the maximum of {facts.name}, {format_bytes(largest)}")
+        raise BadWindow(
+            f"set_aside={words} is above the maximum of {facts.name}, {format_bytes(largest)}"
+        )
     return size or "off"
 
 
@@ -259,8 +282,14 @@ class PersistingStream:
         """The window as it is to be now, over where the buffer is; None if there is to be none."""
         if self.asked.off or self.closed or self._reset == "context":
             return None
-        ratio, hit = (1.0, AccessProperty.NORMAL) if self._reset == "window" else (self.hit_ratio, self.asked.hit)
-        return WindowSpec(self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self._miss)
+        ratio, hit = (
+            (1.0, AccessProperty.NORMAL)
+            if self._reset == "window"
+            else (self.hit_ratio, self.asked.hit)
+        )
+        return WindowSpec(
+            self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self._miss
+        )
 
     @property
     def _miss(self) -> AccessProperty:
@@ -272,7 +301,11 @@ class PersistingStream:
         """
         if self.asked.miss is not None:
             return self.asked.miss
-        return AccessProperty.NORMAL if self.asked.hit_ratio is None and self.hit_ratio < 1 else AccessProperty.STREAMING
+        return (
+            AccessProperty.NORMAL
+            if self.asked.hit_ratio is None and self.hit_ratio < 1
+            else AccessProperty.STREAMING
+        )
 
     @property
     @on_its_device
@@ -309,7 +342,9 @@ class PersistingStream:
         notes = []
         if self.asked.clamped_from is not None and not self.asked.too_large:
             part, whole = sizes(self.nbytes, self.asked.clamped_from)
-            notes.append(f"the window covers the first {part} of {whole}: no larger one is possible")
+            notes.append(
+                f"the window covers the first {part} of {whole}: no larger one is possible"
+            )
         if (thrashing := self.thrashing) is not None:
             notes.append(thrashing)
         if self.asked.too_large:
@@ -319,14 +354,20 @@ class PersistingStream:
                 'slower than none; set_aside="max" sets one'
             )
         elif self.set_aside and self.spec is None:
-            notes.append(f"{short_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
+            notes.append(
+                f"{short_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain"
+            )
         elif self.set_aside and (self._reset == "window" or not self.asked.persists):
-            which = "that was reset" if self._reset else f"with the hit property {self.asked.hit.value}"
+            which = (
+                "that was reset" if self._reset else f"with the hit property {self.asked.hit.value}"
+            )
             notes.append(
                 f"{short_bytes(self.set_aside)} of L2 are set aside, but under a window {which} nothing persists: a cost without a gain"
             )
         elif self.set_aside and self.hit_ratio == 0.0:
-            notes.append(f"{short_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
+            notes.append(
+                f"{short_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain"
+            )
         return tuple(notes)
 
     def apply(self) -> None:
@@ -422,7 +463,9 @@ class _Ledger:
         wanted, l2 = self._wanted(), self.device.l2
         self.granted = l2.set_aside() if self.device.facts.mps else l2.request_set_aside(wanted)
         if wanted and not self.granted:
-            raise Unsupported(f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
+            raise Unsupported(
+                f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for"
+            )
         persist = [s for s in self.live if s.asked.persists]
         fixed = sum(s.asked.hit_ratio * s.nbytes for s in persist if s.asked.hit_ratio is not None)
         fitted = sum(s.nbytes for s in persist if s.asked.hit_ratio is None)
@@ -443,7 +486,9 @@ class _Ledger:
             return facts.persisting_l2_max_bytes
         fitted = sum(s.nbytes for s in self.live if s.asked.set_aside == "fit" and s.asked.persists)
         sizes = sum(size for size in each if isinstance(size, int))
-        return min(sizes + (fit_set_aside(facts, fitted) if fitted else 0), facts.persisting_l2_max_bytes)
+        return min(
+            sizes + (fit_set_aside(facts, fitted) if fitted else 0), facts.persisting_l2_max_bytes
+        )
 
     def thrashing(self) -> str | None:
         """That the windows ask for more than is set aside, with the numbers; None if they do not."""
@@ -451,13 +496,20 @@ class _Ledger:
         # A fitted ratio went through a division.
         if not self.granted or demand <= self.granted * (1 + 1e-9):
             return None
-        terms = " + ".join(f"{s.hit_ratio:.3g} x {short_bytes(s.nbytes)}" for s in self.live if s.asked.persists)
-        evict = "its lines evict each other" if len(self.live) == 1 else f"the lines of {len(self.live)} streams evict each other"
+        terms = " + ".join(
+            f"{s.hit_ratio:.3g} x {short_bytes(s.nbytes)}" for s in self.live if s.asked.persists
+        )
+        evict = (
+            "its lines evict each other"
+            if len(self.live) == 1
+            else f"the lines of {len(self.live)} streams evict each other"
+        )
         room = f"{short_bytes(self.granted)} of L2 are set aside"
         return f"thrashing: hit ratio x bytes is {terms} = {short_bytes(round(demand))}, {room}: {evict}"
 
 
-_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()  # of each device on which a persisting stream is open
+_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
+"""Of each device on which a persisting stream is open."""
 
 
 def open_streams(device: Device) -> tuple[PersistingStream, ...]:
@@ -509,10 +561,14 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
             raise Unsupported(reason)
         wanted = asked(device, buffer, **options)
         if device.facts.mps and wanted.set_aside != "fit":
-            raise Unsupported(fixed_by_mps(f"{format_bytes(device.l2.set_aside())}, which no process changes"))
+            raise Unsupported(
+                fixed_by_mps(f"{format_bytes(device.l2.set_aside())}, which no process changes")
+            )
         stream = PersistingStream(device.streams.create(), device, buffer, wanted)
         ledger = _LEDGERS.get(device)
-        if ledger is None or not ledger.live:  # one without streams was interrupted before its first
+        if (
+            ledger is None or not ledger.live
+        ):  # one without streams was interrupted before its first
             ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
     unfollow: Callable[[], None] | None = None
     try:

@@ -17,7 +17,9 @@ from pytest_gpumem.units import format_bytes
 _LIMIT = "set-aside"
 
 _Value = int | WindowSpec | None
-State = dict[int | str, _Value]  # the set-aside in bytes, and the window of each stream that can be seen, by its handle; None: it has none
+State = dict[
+    int | str, _Value
+]  # the set-aside in bytes, and the window of each stream that can be seen, by its handle; None: it has none
 
 _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream")
 
@@ -42,7 +44,9 @@ class L2Watch:
         self._device = device
         self._works = unsupported(device.facts, device.l2.set_aside) is None
         self._found: State = {}
-        self._kept: dict[Hashable, State] = {}  # the state before the changes of owners that outlive a test
+        self._kept: dict[
+            Hashable, State
+        ] = {}  # the state before the changes of owners that outlive a test
         self._ending: dict[Hashable, State] = {}
         self._forgotten: list[str] = []
         self.begin()
@@ -71,7 +75,9 @@ class L2Watch:
         """Assign the changes since `before` to `owner`, which outlives this test: they are no leftovers."""
         now = self.look()
         changed = {key for key in now if now[key] != before.get(key)}
-        self._kept[owner] = {key: before.get(key) for key in changed if key != _LIMIT or key in before}
+        self._kept[owner] = {
+            key: before.get(key) for key in changed if key != _LIMIT or key in before
+        }
         self._found.update({key: now[key] for key in changed})
 
     def ending(self, owner: Hashable) -> None:
@@ -109,7 +115,10 @@ class L2Watch:
         except DeviceError as error:
             self._works = False
             before = "".join(f"{one}; " for one in found)
-            return Leftover(f"{before}a device on which the L2 set-aside can be neither read nor put back: {error}", repaired=False)
+            return Leftover(
+                f"{before}a device on which the L2 set-aside can be neither read nor put back: {error}",
+                repaired=False,
+            )
         found += [self._described(key, now[key]) for key in left]
         text = "; ".join(found) + "; put back as found, and persisting lines reset"
         if remaining:
@@ -130,7 +139,11 @@ class L2Watch:
 
     def _differences(self, now: State) -> list[int | str]:
         """Keys whose value has changed. A new stream had no window; the set-aside counts only if it was read at the start."""
-        return [key for key in now if now[key] != self._found.get(key) and (key != _LIMIT or key in self._found)]
+        return [
+            key
+            for key in now
+            if now[key] != self._found.get(key) and (key != _LIMIT or key in self._found)
+        ]
 
     def _put_back(self, key: int | str) -> None:
         found = self._found.get(key)
@@ -142,7 +155,9 @@ class L2Watch:
             self._device.l2.set_window(stream, found)
 
     def _stream(self, key: int | str) -> Stream | None:
-        return next((stream for stream in self._device.streams.visible() if stream.handle == key), None)
+        return next(
+            (stream for stream in self._device.streams.visible() if stream.handle == key), None
+        )
 
     def _described(self, key: int | str, value: _Value) -> str:
         found = self._found.get(key)

@@ -33,7 +33,11 @@ class BufferAdvice:
     def words(self) -> str:
         """Each advice that is set: "read_mostly, preferred_location device, accessed_by device"."""
         places = [f"accessed_by {place}" for place in PLACES if place in self.accessed_by]
-        preferred = [] if self.preferred_location is None else [f"preferred_location {self.preferred_location}"]
+        preferred = (
+            []
+            if self.preferred_location is None
+            else [f"preferred_location {self.preferred_location}"]
+        )
         return ", ".join([*(["read_mostly"] if self.read_mostly else []), *preferred, *places])
 
     def calls(self, before: BufferAdvice) -> Iterator[tuple[Advice, bool, bool]]:
@@ -61,10 +65,18 @@ def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
         raise BadBuffer(f'preferred_location={place!r}; accepted are "device", "host" and None')
     if "accessed_by" in given:
         places = given["accessed_by"]
-        listed = places if isinstance(places, (tuple, list, set, frozenset)) else () if places is None else (places,)
+        listed = (
+            places
+            if isinstance(places, (tuple, list, set, frozenset))
+            else ()
+            if places is None
+            else (places,)
+        )
         given["accessed_by"] = frozenset(place for place in PLACES if place in listed)
         if not all(place in PLACES for place in listed):
-            raise BadBuffer(f'accessed_by={places!r}; accepted are "device", "host", both in a tuple, and None')
+            raise BadBuffer(
+                f'accessed_by={places!r}; accepted are "device", "host", both in a tuple, and None'
+            )
     return replace(before, **given)
 
 
@@ -72,7 +84,10 @@ class ManagedBuffer(Buffer):
     """Managed memory, which lives where it is touched. A move keeps its advice. `managed_buffer` and `prefetched_buffer` make it."""
 
     _wanted = BufferAdvice()
-    _advised: tuple[Allocation | None, BufferAdvice] = (None, BufferAdvice())  # the allocation that was advised, and its advice
+    _advised: tuple[Allocation | None, BufferAdvice] = (
+        None,
+        BufferAdvice(),
+    )  # the allocation that was advised, and its advice
     discards = False  # drop the content before every sample, after the pages were put back
     oversubscribed = False  # it is larger than the device's free memory
 
@@ -82,7 +97,13 @@ class ManagedBuffer(Buffer):
         return self._wanted
 
     @on_its_device
-    def advise(self, *, read_mostly: bool = NOT_GIVEN, preferred_location: Place | None = NOT_GIVEN, accessed_by: Any = NOT_GIVEN) -> None:
+    def advise(
+        self,
+        *,
+        read_mostly: bool = NOT_GIVEN,
+        preferred_location: Place | None = NOT_GIVEN,
+        accessed_by: Any = NOT_GIVEN,
+    ) -> None:
         """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
 
         Args:
@@ -94,7 +115,12 @@ class ManagedBuffer(Buffer):
             BadBuffer: another place, or a `read_mostly` that is no bool.
             Unsupported: the device has no `concurrentManagedAccess`.
         """
-        self._wanted = advised(self._wanted, read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        self._wanted = advised(
+            self._wanted,
+            read_mostly=read_mostly,
+            preferred_location=preferred_location,
+            accessed_by=accessed_by,
+        )
         self._arena.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
@@ -156,7 +182,14 @@ class ManagedBuffer(Buffer):
 
 
 def managed(
-    arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: BufferAdvice, discard: bool = False
+    arena: Arena,
+    shape: Any,
+    dtype: Any,
+    *,
+    home: Home,
+    populate: bool,
+    advice: BufferAdvice,
+    discard: bool = False,
 ) -> ManagedBuffer:
     """A managed buffer with its advice and its pages at `home`.
     Raises `Unsupported`: see `no_migration`; or discarding is asked for and the driver cannot.
@@ -166,7 +199,9 @@ def managed(
     if (why := no_migration(arena.device.facts)) is not None:
         raise Unsupported(why)
     if discard and home == "as left":
-        raise BadBuffer('discard=True goes with first_touch="host" or "device": pages are put there first')
+        raise BadBuffer(
+            'discard=True goes with first_touch="host" or "device": pages are put there first'
+        )
     memory, over = arena.device.memory, False
 
     def allocate(nbytes: int) -> Allocation:
@@ -177,7 +212,10 @@ def managed(
             if arena.keeps:  # the arena tries again without what it keeps
                 raise
         if not arena.oversubscribes:
-            asked, free = (f"{amount / 2**30:.3g} GiB" for amount in (nbytes, memory.free_bytes(MemoryKind.MANAGED)))
+            asked, free = (
+                f"{amount / 2**30:.3g} GiB"
+                for amount in (nbytes, memory.free_bytes(MemoryKind.MANAGED))
+            )
             raise OutOfMemory(
                 f"{asked} of managed memory asked for, {free} are free on the device: more than fits can hang a GPU, so it needs "
                 "@pytest.mark.gpumem(oversubscribe=True) on the test"
@@ -185,7 +223,15 @@ def managed(
         over = True
         return arena.device.managed.oversubscribe(nbytes)
 
-    buffer = arena.buffer(shape, dtype, MemoryKind.MANAGED, home=home, populate=False, handle=ManagedBuffer, make=allocate)
+    buffer = arena.buffer(
+        shape,
+        dtype,
+        MemoryKind.MANAGED,
+        home=home,
+        populate=False,
+        handle=ManagedBuffer,
+        make=allocate,
+    )
     assert isinstance(buffer, ManagedBuffer)
     buffer.oversubscribed = over
     buffer._wanted = advice

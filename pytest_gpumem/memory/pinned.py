@@ -29,7 +29,9 @@ def check_cap(device: Device, nbytes: int) -> None:
     cap = int(SHARE * memory.total)
     if memory.locked + nbytes <= cap:
         return
-    already = f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
+    already = (
+        f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
+    )
     raise TooMuchPinned(
         f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {short_bytes(cap)}, half of the host's "
         f"{short_bytes(memory.total)}: ask for less"

@@ -35,12 +35,19 @@ class Memory:
         """The stream that a case without a window is timed on, for libraries that have no current stream."""
         return self._stream or self.arena.stream
 
-    def device(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
+    def device(
+        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None
+    ) -> Any:
         """Device memory by `cudaMalloc`."""
         return self._give(self.arena.buffer(shape, dtype, MemoryKind.DEVICE), like)
 
     def pooled(
-        self, shape: int | str | Sequence[int], dtype: Any = "f4", *, pool: Callable[[int], Any] | None = None, like: Any = None
+        self,
+        shape: int | str | Sequence[int],
+        dtype: Any = "f4",
+        *,
+        pool: Callable[[int], Any] | None = None,
+        like: Any = None,
     ) -> Any:
         """Device memory of a pool, which stays at its address.
 
@@ -80,9 +87,24 @@ class Memory:
         """
         homes: dict[str, Home] = {"host": "host", "device": "device", "none": "as left"}
         if first_touch not in homes:
-            raise BadBuffer(f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}")
-        advice = advised(BufferAdvice(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
-        buffer = managed(self.arena, shape, dtype, home=homes[first_touch], populate=first_touch != "none", advice=advice, discard=discard)
+            raise BadBuffer(
+                f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}"
+            )
+        advice = advised(
+            BufferAdvice(),
+            read_mostly=read_mostly,
+            preferred_location=preferred_location,
+            accessed_by=accessed_by,
+        )
+        buffer = managed(
+            self.arena,
+            shape,
+            dtype,
+            home=homes[first_touch],
+            populate=first_touch != "none",
+            advice=advice,
+            discard=discard,
+        )
         return self._give(buffer, like)
 
     def prefetched(
@@ -99,8 +121,15 @@ class Memory:
 
         Args as for `managed`.
         """
-        advice = advised(BufferAdvice(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
-        return self._give(managed(self.arena, shape, dtype, home="prefetched", populate=True, advice=advice), like)
+        advice = advised(
+            BufferAdvice(),
+            read_mostly=read_mostly,
+            preferred_location=preferred_location,
+            accessed_by=accessed_by,
+        )
+        return self._give(
+            managed(self.arena, shape, dtype, home="prefetched", populate=True, advice=advice), like
+        )
 
     def pinned(
         self,
@@ -126,10 +155,14 @@ class Memory:
             TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
             Unsupported: the device cannot map host memory, or the host has no such NUMA node; the test skips.
         """
-        if numa is not None and (isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0):
+        if numa is not None and (
+            isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0
+        ):
             raise BadBuffer(f"numa={numa!r}; it is the number of a NUMA node of the host, or None")
         if mapped and not self.arena.device.facts.can_map_host:
-            raise Unsupported(f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)")
+            raise Unsupported(
+                f"{self.arena.device.facts.name} cannot map host memory (canMapHostMemory is 0)"
+            )
         buffer = self.arena.buffer(
             shape,
             dtype,
@@ -171,7 +204,11 @@ class Memory:
             return self.arena.adopt(array, register=register)
         shape, element = parse_shape(array, dtype)
         generator = np.random.default_rng(self.arena.seed)
-        block = generator.integers(0, 2**31 - 1, 4096, dtype=np.int32) if element.kind in "iu" else generator.random(4096)
+        block = (
+            generator.integers(0, 2**31 - 1, 4096, dtype=np.int32)
+            if element.kind in "iu"
+            else generator.random(4096)
+        )
         # np.resize repeats the block: the pages must exist, their content need not be unique for a link.
         with self.arena.device.memory.near_host(None):
             made = np.resize(block.astype(element), shape)
@@ -202,10 +239,14 @@ def address_of(pointer: Any) -> int:
         return int(pointer)
     if isinstance(pointer, Buffer):
         return pointer.host_address or pointer.address
-    if callable(data_ptr := getattr(pointer, "data_ptr", None)):  # PyTorch: a tensor of the CPU has no other interface to ask for
+    if callable(
+        data_ptr := getattr(pointer, "data_ptr", None)
+    ):  # PyTorch: a tensor of the CPU has no other interface to ask for
         return int(data_ptr())
     for name in ("__cuda_array_interface__", "__array_interface__"):
         interface = getattr(pointer, name, None)
         if isinstance(interface, dict) and isinstance(interface.get("data"), tuple):
             return int(interface["data"][0])
-    raise BadBuffer(f"memory_kind() takes an address, a buffer or an array, not {type(pointer).__name__}")
+    raise BadBuffer(
+        f"memory_kind() takes an address, a buffer or an array, not {type(pointer).__name__}"
+    )

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of
-from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
+from pytest_gpumem.nsight.tools import (
+    DRAM_READ,
+    DRAM_WRITE,
+    DURATION,
+    L2_READ,
+    L2_WRITE,
+    numbers_in,
+)
 from pytest_gpumem.ranges import DOMAIN
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longest_first
@@ -22,7 +29,10 @@ from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longe
 SECTOR = 32  # bytes of a sector, the unit of requests to L2
 
 # Reads of the SMs that hit and missed, in sectors; and the hit rate of all requests.
-L2_READ_HIT, L2_READ_MISS = "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum", "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum"
+L2_READ_HIT, L2_READ_MISS = (
+    "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum",
+    "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum",
+)
 L2_HIT_RATE = "lts__t_sector_hit_rate.pct"
 SECTORS_PER_LOAD = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"
 SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"
@@ -30,7 +40,10 @@ SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op
 USED_OF_LOAD = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"
 USED_OF_STORE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"
 # gld_transactions and gst_transactions of nvprof: sectors that loads and stores touch in L1.
-L1_LOAD, L1_STORE = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"
+L1_LOAD, L1_STORE = (
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+)
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 # The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
 SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
@@ -132,7 +145,9 @@ def _kernel_on(line: PageLine) -> CountedKernel:
         l2_read=whole(L2_READ, times=SECTOR),
         l2_written=whole(L2_WRITE, times=SECTOR),
         l2_hit_rate=figures.get(L2_HIT_RATE),
-        l2_read_hit_rate=hit / (hit + miss) if hit is not None and miss is not None and hit + miss else None,
+        l2_read_hit_rate=hit / (hit + miss)
+        if hit is not None and miss is not None and hit + miss
+        else None,
         sectors_per_request=figures.get(SECTORS_PER_LOAD),
         sectors_per_store=figures.get(SECTORS_PER_STORE),
         used_of_load=figures.get(USED_OF_LOAD),
@@ -144,13 +159,17 @@ def _kernel_on(line: PageLine) -> CountedKernel:
         memory_clock_hz=figures.get(MEMORY_CLOCK),
     )
     process = line.cells.get("Process ID", "").strip()
-    return CountedKernel(use, line.ranges, int(process) if process.isdigit() else None, whole(SET_ASIDE))
+    return CountedKernel(
+        use, line.ranges, int(process) if process.isdigit() else None, whole(SET_ASIDE)
+    )
 
 
 def _size(written: str) -> tuple[int, int, int]:
     numbers = numbers_in(written)
     if not 1 <= len(numbers) <= 3:
-        raise BadReport(f"ncu gives a grid or block as {written!r}; accepted are up to three numbers")
+        raise BadReport(
+            f"ncu gives a grid or block as {written!r}; accepted are up to three numbers"
+        )
     x, y, z = (*numbers, *[1] * (3 - len(numbers)))
     return x, y, z
 
@@ -165,7 +184,11 @@ class PageLine:
     @property
     def ranges(self) -> tuple[str, ...]:
         """Ranges of the domain `gpumem` that were open on the kernel's thread, outermost first."""
-        return tuple(_RANGE.findall(" ".join(cell for heading, cell in self.cells.items() if heading.startswith(_STACK))))
+        return tuple(
+            _RANGE.findall(
+                " ".join(cell for heading, cell in self.cells.items() if heading.startswith(_STACK))
+            )
+        )
 
     def figure(self, metric: str) -> float | None:
         """A metric in bytes, sectors, seconds, hertz or as a share; None for "n/a", or without such a column.
@@ -196,7 +219,9 @@ def lines_of(text: str, needed: Iterable[str]) -> list[PageLine] | None:
     heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
     missing = [name for name in needed if name not in heading]
     if missing:
-        raise BadReport(f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}")
+        raise BadReport(
+            f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}"
+        )
     return list(_lines(heading, rows))
 
 
@@ -206,7 +231,9 @@ def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Pa
         if not row:
             continue
         if len(row) != len(heading):
-            raise BadReport(f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}")
+            raise BadReport(
+                f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}"
+            )
         cells = dict(zip(heading, row, strict=True))
         if cells["ID"].strip():
             yield PageLine(cells, units)
@@ -215,7 +242,19 @@ def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Pa
 
 
 _PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
-_COUNTS = ("block", "cluster", "grid", "inst", "pass", "register", "request", "sector", "sm", "thread", "warp")
+_COUNTS = (
+    "block",
+    "cluster",
+    "grid",
+    "inst",
+    "pass",
+    "register",
+    "request",
+    "sector",
+    "sm",
+    "thread",
+    "warp",
+)
 """Units of counts. A figure for each of them has the unit before the "/"."""
 _BASES = {"byte": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01, **dict.fromkeys(_COUNTS, 1.0)}
 

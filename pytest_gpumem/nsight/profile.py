@@ -34,7 +34,10 @@ class SelectedTest:
 
 
 def select(
-    arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object]
+    arguments: Sequence[str],
+    tests: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
 ) -> tuple[SelectedTest, ...]:
     """The tests that pytest would run, in its order. A process of its own collects them, without a device.
     `tests`: node ids, as on its command line; empty for all that the arguments select.
@@ -42,10 +45,14 @@ def select(
     """
     for test in tests:
         if test.startswith("-"):
-            raise UserError(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
+            raise UserError(
+                f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}"
+            )
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
-        command = child.pytest_command(arguments, options=["--collect-only", "-q", f"--gpumem-ranges-file={file}"], tests=tests)
+        command = child.pytest_command(
+            arguments, options=["--collect-only", "-q", f"--gpumem-ranges-file={file}"], tests=tests
+        )
         done = child.run(command, child.for_a_part(environment), lambda _: None)
         plain = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
@@ -55,14 +62,20 @@ def select(
     found = tuple(SelectedTest(**one) for one in plain)
     if not found:
         chosen = " ".join([*arguments, *tests])
-        raise UserError(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
+        raise UserError(
+            f"no test is selected by {chosen!r}"
+            if chosen
+            else "no test is selected: pytest found none here"
+        )
     return found
 
 
 # The device
 
 
-def named_device(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
+def named_device(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, str] | None:
     """The device that a call names, and its words for it; None if it names none. The last --gpumem-device wins, then GPUMEM_DEVICE. The
     device of an ini file is not named by the call."""
     for position in range(len(arguments) - 1, -1, -1):
@@ -81,7 +94,10 @@ def gpu(environment: Mapping[str, str]) -> list[str]:
 
 
 def under_tool(
-    command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    folder: Path | None = None,
 ) -> child.CommandResult:
     """Run pytest under a tool. Raises `NoAnswer`: it cannot be started."""
     try:
@@ -90,7 +106,9 @@ def under_tool(
         raise NoAnswer(f"{command[0]} cannot be started: {error}") from None
 
 
-def results_of(results: Path, finished: child.CommandResult, *, problem: str | None = None, under: str = "") -> Document:
+def results_of(
+    results: Path, finished: child.CommandResult, *, problem: str | None = None, under: str = ""
+) -> Document:
     """The results of a child, whose file is `results`. Raises `NoAnswer`: there are none.
     `problem`: the cause in the tool's output, if there is one.
     `under`: the tool, for the message; empty without one.
@@ -101,7 +119,9 @@ def results_of(results: Path, finished: child.CommandResult, *, problem: str | N
         raise NoAnswer(problem or f"pytest's results cannot be read: {error}") from None
     if found is None:
         where = f" under {under}" if under else ""
-        raise NoAnswer(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
+        raise NoAnswer(
+            problem or f"pytest measured nothing{where} ({finished.how}); its output is above"
+        )
     return found
 
 
@@ -132,7 +152,9 @@ class ProfileReport:
     exit_code: int  # pytest's. A report with failed tests is complete too.
 
 
-def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]) -> ProfileReport:
+def profiled(
+    request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]
+) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run. Or profile its measured launches
     with Nsight Compute.
     Raises `UserError`: the run cannot be profiled, or the report cannot be written.
@@ -147,12 +169,18 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
     version = tools.check_version(tool, program, environment)
     tests = select(request.arguments, request.tests, environment, echo)
     only = tests[0].name if len(tests) == 1 else None
-    file = _with_ending(request.file or _new(only or WHOLE_RUN, tool.report), tool.report).absolute()
+    file = _with_ending(
+        request.file or _new(only or WHOLE_RUN, tool.report), tool.report
+    ).absolute()
     _check_file(file)
-    pytest_command = child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests)
+    pytest_command = child.pytest_command(
+        request.arguments, options=gpu(environment), tests=request.tests
+    )
     if tool is tools.NSYS:
         managed = any(one.managed for one in tests)
-        command = tools.nsys_command(program, pytest_command, file, name=only, managed=managed, own=request.options)
+        command = tools.nsys_command(
+            program, pytest_command, file, name=only, managed=managed, own=request.options
+        )
     else:
         names = [one.name for one in tests] if request.tests else []
         command = tools.ncu_command(program, pytest_command, file, names=names, own=request.options)
@@ -168,8 +196,12 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
         if tool is tools.NSYS:
             cause = tools.nsys_trouble(output, file, only, collected=collected.anew)
         else:
-            cause = tools.ncu_trouble(output) or (tools.NO_KERNEL if "No kernels were profiled" in output else None)
-        raise NoAnswer(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
+            cause = tools.ncu_trouble(output) or (
+                tools.NO_KERNEL if "No kernels were profiled" in output else None
+            )
+        raise NoAnswer(
+            cause or f"{tool.program} wrote no report ({finished.how}); its output is above"
+        )
     return ProfileReport(file, program, version, tests, finished.exit_code)
 
 
@@ -179,7 +211,9 @@ def _with_ending(file: Path, ending: str) -> Path:
 
 def _new(name: str, ending: str) -> Path:
     """A report that does not exist: NAME.nsys-rep, else NAME-2.nsys-rep, and so on."""
-    names = (Path(f"{name}-{number}{ending}" if number > 1 else f"{name}{ending}") for number in count(1))
+    names = (
+        Path(f"{name}-{number}{ending}" if number > 1 else f"{name}{ending}") for number in count(1)
+    )
     return next(file for file in names if not file.exists())
 
 
@@ -223,6 +257,10 @@ def _check(request: ProfileRequest, environment: Mapping[str, str]) -> None:
     if written.startswith("--") and not device.startswith("cuda"):
         raise UserError(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
     if importlib.util.find_spec("nvtx") is None:
-        raise UserError(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
+        raise UserError(
+            f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx"
+        )
     if environment.get("NVTX_DISABLE"):
-        raise UserError(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")
+        raise UserError(
+            f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it"
+        )

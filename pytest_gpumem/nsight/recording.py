@@ -38,4 +38,8 @@ def place_of(ranges: Sequence[str]) -> RangePlace | None:
 def place_of_row(row: Row) -> RangePlace:
     """The place of the measured launches of a row."""
     prefix = phase(row.range_name, "label.")
-    return RangePlace(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)
+    return RangePlace(
+        row.range_name,
+        labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "",
+        True,
+    )

@@ -48,9 +48,19 @@ class Tool:
 
 
 # The oldest versions are those of CUDA 12.0, the oldest CUDA that this package has an extra for.
-NCU = Tool("ncu", "Nsight Compute", "GPUMEM_NCU", "part of the CUDA Toolkit", NCU_FOLDERS, (2022, 4), ".ncu-rep")
+NCU = Tool(
+    "ncu",
+    "Nsight Compute",
+    "GPUMEM_NCU",
+    "part of the CUDA Toolkit",
+    NCU_FOLDERS,
+    (2022, 4),
+    ".ncu-rep",
+)
 _NSYS_SOURCE = "part of the CUDA Toolkit, or the package nsight-systems-cli"
-NSYS = Tool("nsys", "Nsight Systems", "GPUMEM_NSYS", _NSYS_SOURCE, NSYS_FOLDERS, (2022, 4), ".nsys-rep")
+NSYS = Tool(
+    "nsys", "Nsight Systems", "GPUMEM_NSYS", _NSYS_SOURCE, NSYS_FOLDERS, (2022, 4), ".nsys-rep"
+)
 
 
 def find(tool: Tool, environment: Mapping[str, str]) -> Path:
@@ -105,7 +115,9 @@ def check_version(tool: Tool, program: Path, environment: Mapping[str, str]) -> 
         )
     if numbers_in(version)[:2] < tool.least:
         least = ".".join(map(str, tool.least))
-        raise ToolMissing(f"{program} is {tool.title} {version}; needed is {least} or newer; {tool.variable} names another")
+        raise ToolMissing(
+            f"{program} is {tool.title} {version}; needed is {least} or newer; {tool.variable} names another"
+        )
     return version
 
 
@@ -122,16 +134,24 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 # Command lines
 
-COLLECTED = ".qdstrm"  # ending of a recording of Nsight Systems that is not yet imported into a report
+COLLECTED = ".qdstrm"
+"""Ending of a recording of Nsight Systems that is not yet imported into a report."""
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
 """Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an escape, so its third point matches any
 character; the ranges of each kernel decide afterwards."""
 
-DURATION, DRAM_READ, DRAM_WRITE = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
+DURATION, DRAM_READ, DRAM_WRITE = (
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+)
 # Requests by the SMs. The sum over all units (lts__t_sectors_op_read) counts a sector twice that crosses between the two halves of L2 of an
 # A100 or H100.
-L2_READ, L2_WRITE = "lts__t_sectors_srcunit_tex_op_read.sum", "lts__t_sectors_srcunit_tex_op_write.sum"
+L2_READ, L2_WRITE = (
+    "lts__t_sectors_srcunit_tex_op_read.sum",
+    "lts__t_sectors_srcunit_tex_op_write.sum",
+)
 TRAFFIC_METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
 
 
@@ -139,16 +159,37 @@ def captured(name: str) -> list[str]:
     """Options of nsys that record one test's range and nothing else."""
     # By default nsys looks at registered strings only. Ours are registered, those of other libraries need not be.
     register = "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
-    return ["--capture-range=nvtx", f"--nvtx-capture={name}@{DOMAIN}", "--capture-range-end=stop", register]
+    return [
+        "--capture-range=nvtx",
+        f"--nvtx-capture={name}@{DOMAIN}",
+        "--capture-range-end=stop",
+        register,
+    ]
 
 
 def _with_own(defaults: Sequence[str], own: Sequence[str]) -> list[str]:
     """Options of a tool, such as "--trace=cuda" or "--clock-control none", without those that the user's own options give, and these."""
     names = {word.partition("=")[0] for word in own if word.startswith("-")}
-    return [*(word for one in defaults if re.split("[= ]", one)[0] not in names for word in one.split()), *own]
+    return [
+        *(
+            word
+            for one in defaults
+            if re.split("[= ]", one)[0] not in names
+            for word in one.split()
+        ),
+        *own,
+    ]
 
 
-def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | None, managed: bool, own: Sequence[str] = ()) -> list[str]:
+def nsys_command(
+    nsys: Path,
+    child: Sequence[str],
+    report: Path,
+    *,
+    name: str | None,
+    managed: bool,
+    own: Sequence[str] = (),
+) -> list[str]:
     """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU. The report is overwritten.
     `name`: of the range to record; None for the whole run.
     `managed`: record page faults of managed memory too, which slows them down.
@@ -159,7 +200,14 @@ def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | 
         options += ["--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
     if name is not None:
         options += captured(name)
-    return [str(nsys), "profile", *_with_own(options, own), f"--output={report}", "--force-overwrite=true", *child]
+    return [
+        str(nsys),
+        "profile",
+        *_with_own(options, own),
+        f"--output={report}",
+        "--force-overwrite=true",
+        *child,
+    ]
 
 
 def included(names: Sequence[str]) -> list[str]:
@@ -168,14 +216,31 @@ def included(names: Sequence[str]) -> list[str]:
     return ["--nvtx", *(part for one in ranges for part in ("--nvtx-include", one))]
 
 
-def ncu_command(program: Path, child: Sequence[str], report: Path, *, names: Sequence[str], own: Sequence[str] = ()) -> list[str]:
+def ncu_command(
+    program: Path,
+    child: Sequence[str],
+    report: Path,
+    *,
+    names: Sequence[str],
+    own: Sequence[str] = (),
+) -> list[str]:
     """The command that profiles the measured launches of a child, and of all its child processes, into a report, which is overwritten.
     Clocks are left alone, and the caches are emptied before every pass over a kernel.
     `names`: of the tests' ranges; empty for all tests.
     `own`: the user's options, which replace those of the same name.
     """
-    options = _with_own(["--clock-control none", "--cache-control all", "--target-processes all"], own)
-    return [str(program), *options, *included(names), "--export", str(report), "--force-overwrite", *child]
+    options = _with_own(
+        ["--clock-control none", "--cache-control all", "--target-processes all"], own
+    )
+    return [
+        str(program),
+        *options,
+        *included(names),
+        "--export",
+        str(report),
+        "--force-overwrite",
+        *child,
+    ]
 
 
 def opening(program: Path, report: Path, name: str | None) -> list[str]:
@@ -185,9 +250,18 @@ def opening(program: Path, report: Path, name: str | None) -> list[str]:
         calls = {"open it": ["ncu-ui", file], "in text": [tool, "--import", file]}
     else:
         stats = [tool, "stats", "--report"]
-        calls = {"open it": ["nsys-ui", file], "by range": [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file]}
+        calls = {
+            "open it": ["nsys-ui", file],
+            "by range": [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file],
+        }
         if name is not None:
-            calls["one test"] = [*stats, "cuda_gpu_kern_sum", "--filter-nvtx", f"{name}@{DOMAIN}", file]
+            calls["one test"] = [
+                *stats,
+                "cuda_gpu_kern_sum",
+                "--filter-nvtx",
+                f"{name}@{DOMAIN}",
+                file,
+            ]
     return [f"{how:10}{shlex.join(call)}" for how, call in calls.items()]
 
 
@@ -214,7 +288,9 @@ def nsys_trouble(output: str, report: Path, name: str | None, *, collected: bool
     unknown = re.search(_UNKNOWN_OPTION, output)
     if unknown is not None:
         return f"this nsys does not know {unknown[1]}: its version is not supported; GPUMEM_NSYS names another"
-    unsupported = re.search(r"^.*\bunsupported\b.*\b(?:driver|version)\b.*$", output, re.IGNORECASE | re.MULTILINE)
+    unsupported = re.search(
+        r"^.*\bunsupported\b.*\b(?:driver|version)\b.*$", output, re.IGNORECASE | re.MULTILINE
+    )
     if unsupported is not None:
         return f"nsys: {unsupported[0].strip()}; install the Nsight Systems of the driver's CUDA, GPUMEM_NSYS names another"
     fatal = re.search(r"^(?:FATAL )?ERROR: *(.+)$", output, re.IGNORECASE | re.MULTILINE)
@@ -235,7 +311,11 @@ def ncu_error(output: str) -> str | None:
             "this user may not read the GPU's counters (ERR_NVGPUCTRPERM): load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
             f"or run as administrator, in a container with --cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
         )
-    errors = [line.removeprefix("==ERROR==").strip() for line in output.splitlines() if line.startswith("==ERROR==")]
+    errors = [
+        line.removeprefix("==ERROR==").strip()
+        for line in output.splitlines()
+        if line.startswith("==ERROR==")
+    ]
     # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
     errors = [error for error in errors if error and "returned an error code" not in error]
     return f"ncu: {errors[0]}" if errors else None
@@ -244,7 +324,9 @@ def ncu_error(output: str) -> str | None:
 def ncu_trouble(output: str) -> str | None:
     """Why ncu has counted nothing, and the remedy, in one line; None if its output has no cause."""
     cause = ncu_error(output)
-    if cause is not None and re.search(r"not compatible|unsupported|not supported", cause, re.IGNORECASE):
+    if cause is not None and re.search(
+        r"not compatible|unsupported|not supported", cause, re.IGNORECASE
+    ):
         return f"{cause.rstrip('.')}; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU names another"
     if cause is not None and re.search(r"metrics? dram__", cause):
         return f"{cause.rstrip('.')}: this GPU has no counters of DRAM, so nothing can be counted"

@@ -39,7 +39,11 @@ class GpuBusy(LockUnusable):
 
 @contextmanager
 def exclusive(
-    facts: DeviceFacts, tell: Callable[[str], None] = lambda line: None, *, test: str | None = None, limit: float | None = None
+    facts: DeviceFacts,
+    tell: Callable[[str], None] = lambda line: None,
+    *,
+    test: str | None = None,
+    limit: float | None = None,
 ) -> Iterator[None]:
     """Waits until no other process of this user holds the GPU. A device without a UUID belongs to this process alone.
 
@@ -57,8 +61,16 @@ def exclusive(
     path = lock_file(facts.uuid)
     lock, holder = FileLock(path), path.with_suffix(".json")
     try:
-        _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, LIMIT if limit is None else limit)
-        holder.write_text(json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}))
+        _acquire(
+            lock,
+            holder,
+            f"{printable(facts.name)} ({facts.uuid})",
+            tell,
+            LIMIT if limit is None else limit,
+        )
+        holder.write_text(
+            json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)})
+        )
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -69,7 +81,9 @@ def exclusive(
         lock.release()
 
 
-def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float) -> None:
+def _acquire(
+    lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float
+) -> None:
     now = since = time.monotonic()
     due, seen = now + PATIENCE, _content(holder)
     while True:
@@ -84,13 +98,17 @@ def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None]
             since, seen = now, content
         elif now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-            raise GpuBusy(f"{gpu} is in use {waited}: {name} measures on it; end that process, or measure later")
+            raise GpuBusy(
+                f"{gpu} is in use {waited}: {name} measures on it; end that process, or measure later"
+            )
         if now >= due and of_this_run and now < since + REPEAT:
             due = since + REPEAT
         if now >= due:
             due = now + REPEAT
             rest = since + limit - now
-            tell(f"gpumem: waiting for {gpu}: {name} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}")
+            tell(
+                f"gpumem: waiting for {gpu}: {name} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}"
+            )
 
 
 def lock_file(uuid: str) -> Path:
@@ -100,12 +118,16 @@ def lock_file(uuid: str) -> Path:
     folder = Path()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
+            warnings.simplefilter(
+                "ignore"
+            )  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
             folder = user_runtime_path("gpumem", appauthor=False)
         for one in (folder.parent, folder):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (why := _not_ours(folder)) is not None:
-            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own")
+            raise LockUnusable(
+                f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own"
+            )
         folder.chmod(0o700)
         path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
@@ -146,6 +168,8 @@ def _named(content: str) -> tuple[str, bool]:
     try:
         written = json.loads(content)
         test = f" ({written['test']})" if written["test"] else ""
-        return printable(f"process {written['pid']}{test}"), WORKERS_RUN in os.environ and written.get("run") == os.environ[WORKERS_RUN]
+        return printable(
+            f"process {written['pid']}{test}"
+        ), WORKERS_RUN in os.environ and written.get("run") == os.environ[WORKERS_RUN]
     except (ValueError, TypeError, KeyError):
         return "another process", False

@@ -25,7 +25,13 @@ from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks, mark_simulated
+from pytest_gpumem.plugin.replay import (
+    TIMER_NAME,
+    Replay,
+    ReplayTimer,
+    is_pytest_benchmarks,
+    mark_simulated,
+)
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
@@ -33,7 +39,15 @@ from pytest_gpumem.plugin.workers import Channel
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.uses import Activity
-from pytest_gpumem.settings import ADOPT, SettingsError, marker_keywords, marker_limits, merge_limits, of_marker, of_test
+from pytest_gpumem.settings import (
+    ADOPT,
+    SettingsError,
+    marker_keywords,
+    marker_limits,
+    merge_limits,
+    of_marker,
+    of_test,
+)
 from pytest_gpumem.units import format_time
 
 HOST_FIGURE = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's own clock
@@ -74,7 +88,12 @@ class ExistingFeature(Feature):
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         yield
         item = self._item
-        if fixturedef.argname == "benchmark" and item is not None and fixturedef.cached_result and not uses(item, BENCHMARK_FIXTURE):
+        if (
+            fixturedef.argname == "benchmark"
+            and item is not None
+            and fixturedef.cached_result
+            and not uses(item, BENCHMARK_FIXTURE)
+        ):
             self._follow(item, fixturedef.cached_result[0])
 
     def _sends(self) -> dict[str, list[str]]:
@@ -98,7 +117,10 @@ class ExistingFeature(Feature):
     def _follow(self, item: pytest.Item, fixture: Any) -> None:
         try:
             keywords = marker_keywords(marks_of(item))
-            adopts, may = of_test(self._session.settings, keywords).existing == ADOPT, of_marker(keywords, ADOPT)
+            adopts, may = (
+                of_test(self._session.settings, keywords).existing == ADOPT,
+                of_marker(keywords, ADOPT),
+            )
         except SettingsError:  # reported where the marker is read
             return
         if may is False or self._session.ranges.tool_attached():
@@ -108,9 +130,18 @@ class ExistingFeature(Feature):
                 self._say(item.nodeid, "NOT RUN: another plugin, such as CodSpeed, has the fixture")
             return
         say = partial(self._say, item.nodeid)
-        call = _Adoption(item, fixture, self._session, say).call if adopts else partial(self._look, say)
+        call = (
+            _Adoption(item, fixture, self._session, say).call
+            if adopts
+            else partial(self._look, say)
+        )
 
-        def run(original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
+        def run(
+            original: Callable[..., Any],
+            describe: Callable[..., _BenchmarkCall],
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
             result = call(original, describe, *args, **kwargs)
             _refuse_other_clock(fixture, item.config)
             return result
@@ -118,7 +149,14 @@ class ExistingFeature(Feature):
         fixture._raw = partial(run, fixture._raw, _call)
         fixture._raw_pedantic = partial(run, fixture._raw_pedantic, _pedantic_call)
 
-    def _look(self, say: Callable[[str], None], original: Callable[..., Any], _: object, *args: Any, **kwargs: Any) -> Any:
+    def _look(
+        self,
+        say: Callable[[str], None],
+        original: Callable[..., Any],
+        _: object,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Call, and note whether the GPU is still at work."""
         result = original(*args, **kwargs)
         if self._session.chosen.unfinished():
@@ -129,7 +167,11 @@ class ExistingFeature(Feature):
 def _line(what: str, nodeids: Mapping[str, None]) -> str:
     """The summary's line for one sentence and its benchmarks."""
     count = len(nodeids)
-    for plural, singular in (("return ", "returns "), ("are ", "is "), ("change their", "changes its")):
+    for plural, singular in (
+        ("return ", "returns "),
+        ("are ", "is "),
+        ("change their", "changes its"),
+    ):
         if count == 1 and what.startswith(plural):
             what = singular + what.removeprefix(plural)
     more = f" and {count - SHOWN} more" if count > SHOWN else ""
@@ -140,7 +182,11 @@ class _BenchmarkCall:
     """A function with its arguments, which a setup may make for each call."""
 
     def __init__(
-        self, function: Callable[..., object], given: Given, setup: Callable[[], Given | None] | None = None, teardown: Any = None
+        self,
+        function: Callable[..., object],
+        given: Given,
+        setup: Callable[[], Given | None] | None = None,
+        teardown: Any = None,
     ) -> None:
         self.function, self.given = function, given
         self.__name__ = getattr(function, "__name__", type(function).__name__)
@@ -179,7 +225,12 @@ def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _Benchm
 
 
 def _pedantic_call(
-    target: Callable[..., object], args: Any = (), kwargs: Any = None, setup: Any = None, teardown: Any = None, **_: object
+    target: Callable[..., object],
+    args: Any = (),
+    kwargs: Any = None,
+    setup: Any = None,
+    teardown: Any = None,
+    **_: object,
 ) -> _BenchmarkCall:
     return _BenchmarkCall(target, (tuple(args), dict(kwargs or {})), setup, teardown)
 
@@ -203,7 +254,9 @@ class _AdoptionReplay(Replay):
         fixture.pedantic(nothing, rounds=len(measured.samples), iterations=1)
         fixture._mode = mode
 
-    def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
+    def feed(
+        self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
+    ) -> None:
         if label:
             super().feed(label, durations, summary, failed=failed)
             return
@@ -214,10 +267,18 @@ class _AdoptionReplay(Replay):
 class _Adoption:
     """One test's use of `benchmark`, measured on the GPU."""
 
-    def __init__(self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str], None]
+    ) -> None:
         self._item, self._fixture, self._session, self._say = item, fixture, session, say
 
-    def call(self, original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self,
+        original: Callable[..., Any],
+        describe: Callable[..., _BenchmarkCall],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Have pytest-benchmark measure; then measure the GPU, if this process has a context."""
         result = original(*args, **kwargs)
         if self._session.chosen.unfinished() is None:
@@ -232,7 +293,9 @@ class _Adoption:
         except CannotAdopt as reason:
             self._say(f"{LEFT}{reason}")
         except Exception as error:
-            self._say(printable(f"{LEFT}{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+            self._say(
+                printable(f"{LEFT}{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            )
         return result
 
     def _adopt(self, called: _BenchmarkCall) -> None:
@@ -302,7 +365,9 @@ class _Adoption:
                 return [*notes, f"not known whether calls run the same work: {why}"]
             if before is not None and called.setup is None and before != _content(called, test):
                 self._say(DRIFTING)
-                notes.append("not repeatable: each call changes its own arguments, and starts from what the last one left")
+                notes.append(
+                    "not repeatable: each call changes its own arguments, and starts from what the last one left"
+                )
             if last is not None and _work(seen) == _work(last):
                 return notes
             last = seen
@@ -352,7 +417,12 @@ def _arrays(called: _BenchmarkCall) -> Iterator[Allocation]:
     seen: set[int] = set()
     for value in _values([*called.given[0], *called.given[1].values(), *_held(called.function)]):
         allocation = value.allocation if isinstance(value, Buffer) else _of_library(value)
-        if allocation is not None and allocation.nbytes and allocation.address and allocation.address not in seen:
+        if (
+            allocation is not None
+            and allocation.nbytes
+            and allocation.address
+            and allocation.address not in seen
+        ):
             seen.add(allocation.address)
             yield allocation
 
@@ -360,11 +430,19 @@ def _arrays(called: _BenchmarkCall) -> Iterator[Allocation]:
 def _held(function: Any) -> Iterator[Any]:
     """What a function uses without being given it: variables around it and of its module, defaults, and attributes of its object."""
     owner = getattr(function, "__self__", None)
-    yield from vars(owner).values() if hasattr(owner, "__dict__") and not isinstance(owner, ModuleType) else ()
+    yield from (
+        vars(owner).values()
+        if hasattr(owner, "__dict__") and not isinstance(owner, ModuleType)
+        else ()
+    )
     function = getattr(function, "__func__", function)
     if isinstance(function, FunctionType):
         yield from function.__defaults__ or ()
-        yield from (function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
+        yield from (
+            function.__globals__[name]
+            for name in function.__code__.co_names
+            if name in function.__globals__
+        )
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # not set yet
                 yield cell.cell_contents
@@ -387,7 +465,10 @@ def _of_library(value: Any) -> Allocation | None:
     """The memory of another library's array; None for anything else, and for one with gaps."""
     try:
         interface = (value.detach() if hasattr(value, "detach") else value).__cuda_array_interface__
-        nbytes = int(np.prod(interface["shape"], dtype=np.int64)) * np.dtype(interface["typestr"]).itemsize
+        nbytes = (
+            int(np.prod(interface["shape"], dtype=np.int64))
+            * np.dtype(interface["typestr"]).itemsize
+        )
         address = int(interface["data"][0])
     except Exception:  # attributes of anybody's objects may raise anything
         return None
@@ -406,7 +487,10 @@ def _refuse_other_clock(fixture: Any, config: Any) -> None:
         if saved is None or fixture.stats is None:
             continue
         clock = str(saved.get("options", {}).get("timer"))
-        there, here = ("GPU" if of_gpu else "host" for of_gpu in (clock == TIMER_NAME, isinstance(fixture._timer, ReplayTimer)))
+        there, here = (
+            "GPU" if of_gpu else "host"
+            for of_gpu in (clock == TIMER_NAME, isinstance(fixture._timer, ReplayTimer))
+        )
         if there != here:
             fixture.has_error = True
             pytest.fail(

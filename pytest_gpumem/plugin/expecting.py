@@ -29,7 +29,13 @@ from pytest_gpumem.judging.expectations import (
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.plugin import running
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import (
+    BENCHMARK_FIXTURE,
+    MEMORY_FIXTURE,
+    TEST_FIXTURE,
+    marks_of,
+    uses,
+)
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import given, is_part
@@ -48,7 +54,10 @@ from pytest_gpumem.settings import (
 )
 
 IN_BASE = "base"  # what a part is given: what BASE selects
-_DESELECTED_BY = {"deselect_by_keyword": "-k", "deselect_by_mark": "-m"}  # by pytest's function, the option
+_DESELECTED_BY = {
+    "deselect_by_keyword": "-k",
+    "deselect_by_mark": "-m",
+}  # by pytest's function, the option
 _SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
 
 
@@ -57,9 +66,13 @@ class CollectedTests(TypedDict):
 
     tests: dict[str, dict[str, Any] | None]
     """By node id of each test that pytest saw, before any was deselected: a `ExpectedTest` as plain values; None if nobody relies on it."""
-    left_out: dict[str, list[str]]  # by node id of a deselected test: the option, or the file of the hook, that deselected it
+    left_out: dict[
+        str, list[str]
+    ]  # by node id of a deselected test: the option, or the file of the hook, that deselected it
     files: dict[str, str]  # by the path of a test file in node ids, its SHA-256
-    modules: dict[str, str]  # by node id of a module or package: why its collection failed or skipped
+    modules: dict[
+        str, str
+    ]  # by node id of a module or package: why its collection failed or skipped
 
 
 class ExpectationFeature(Feature):
@@ -69,8 +82,11 @@ class ExpectationFeature(Feature):
         self._session = session
         self._seen: CollectedTests = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
         self._selected: set[str] = set()  # node ids that were to run
-        self._no_verdict: set[str] = set()  # of them, those that a mark skips or expects to fail; of a session that only collects
-        self._writes = os.environ.pop(SELECTION, None)  # the file for what is selected; not of a session that a test starts
+        # of them, those that a mark skips or expects to fail; of a session that only collects
+        self._no_verdict: set[str] = set()
+        self._writes = os.environ.pop(
+            SELECTION, None
+        )  # the file for what is selected; not of a session that a test starts
         self._in_gate = self._writes is not None or session.in_gate
 
     # What was collected
@@ -86,8 +102,12 @@ class ExpectationFeature(Feature):
     def collected(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
             return
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "its collection failed"
-        self._seen["modules"][report.nodeid] = f"{report.nodeid} {report.outcome} ({reason.removeprefix('Skipped: ')})"
+        reason = (
+            report.longrepr[2] if isinstance(report.longrepr, tuple) else "its collection failed"
+        )
+        self._seen["modules"][report.nodeid] = (
+            f"{report.nodeid} {report.outcome} ({reason.removeprefix('Skipped: ')})"
+        )
 
     def deselected(self, items: Sequence[pytest.Item]) -> None:
         by = _deselecting()
@@ -121,12 +141,28 @@ class ExpectationFeature(Feature):
 
     def _selection(self) -> Selection:
         """What this session selects. What an installed plugin left out counts too: it is for another runner."""
-        plugins = {nodeid: name for nodeid, (kind, name) in self._seen["left_out"].items() if kind == "plugin"}
-        chosen = [nodeid for nodeid in self._seen["tests"] if nodeid in self._selected or nodeid in plugins]
-        tests = {nodeid: one for nodeid in chosen if nodeid not in self._no_verdict and (one := self._relied_on(nodeid)) is not None}
+        plugins = {
+            nodeid: name
+            for nodeid, (kind, name) in self._seen["left_out"].items()
+            if kind == "plugin"
+        }
+        chosen = [
+            nodeid
+            for nodeid in self._seen["tests"]
+            if nodeid in self._selected or nodeid in plugins
+        ]
+        tests = {
+            nodeid: one
+            for nodeid in chosen
+            if nodeid not in self._no_verdict and (one := self._relied_on(nodeid)) is not None
+        }
         return Selection(
             tests,
-            tuple(nodeid for nodeid in chosen if nodeid not in tests and nodeid not in self._no_verdict),
+            tuple(
+                nodeid
+                for nodeid in chosen
+                if nodeid not in tests and nodeid not in self._no_verdict
+            ),
             tuple(sorted({*self._no_verdict, *self._seen["modules"]})),
             tuple(sorted({*plugins.values()})),
             self._seen["files"],
@@ -139,13 +175,20 @@ class ExpectationFeature(Feature):
     def _expected(self) -> list[Expectation]:
         """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
         gpu = self._session
-        expected = [Expectation(row.nodeid, label=row.label) for row in gpu.baseline.expected(gpu.settings.mode).values()]
+        expected = [
+            Expectation(row.nodeid, label=row.label)
+            for row in gpu.baseline.expected(gpu.settings.mode).values()
+        ]
         own = {nodeid: self._relied_on(nodeid) for nodeid in self._seen["tests"]}
         if gpu.base is not None:
-            expected += of_base(gpu.base, {nodeid: one is not None and one.measures for nodeid, one in own.items()})
+            expected += of_base(
+                gpu.base, {nodeid: one is not None and one.measures for nodeid, one in own.items()}
+            )
         for nodeid, one in own.items():
             limits = gpu.held(nodeid, Limits() if one is None else one.limits)
-            expected += [Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None]
+            expected += [
+                Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None
+            ]
         return expected
 
     def discharged(self, *, complete: bool) -> Iterator[Omission]:
@@ -164,7 +207,11 @@ class ExpectationFeature(Feature):
             if missing is not None:
                 lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
                 if missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
-                    missing = replace(missing, status=ACCEPTED, reason=f"its removal was accepted ({by.who}: {by.reason})")
+                    missing = replace(
+                        missing,
+                        status=ACCEPTED,
+                        reason=f"its removal was accepted ({by.who}: {by.reason})",
+                    )
                 yield missing
 
     def _ended(self, nodeid: str, *, complete: bool) -> Ending:
@@ -173,21 +220,40 @@ class ExpectationFeature(Feature):
         end = rows.end(nodeid)
         if end is not None:
             how: Any = end
-            return Ending(how, self._session.why_unrun if nodeid in self._session.unrun else rows.explain(nodeid))
+            return Ending(
+                how,
+                self._session.why_unrun if nodeid in self._session.unrun else rows.explain(nodeid),
+            )
         if (by := self._seen["left_out"].get(nodeid)) is not None:
             kind, name = by
             of_words = words.deselect(kind, nodeid)
             whose = "" if of_words or kind in ("plugin", "project") else " of the ini file"
-            return Ending("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
+            return Ending(
+                "left out",
+                f"deselected by {name}{whose}",
+                of_words,
+                plugin=name if kind == "plugin" else "",
+            )
         if nodeid in self._selected:
             return Ending("not reached", "not reached")
-        module = next((why for within, why in self._seen["modules"].items() if within == nodeid or selects(within, nodeid)), None)
+        module = next(
+            (
+                why
+                for within, why in self._seen["modules"].items()
+                if within == nodeid or selects(within, nodeid)
+            ),
+            None,
+        )
         if module is not None:
             return Ending("left out", module)
         if not complete:
             return Ending("not reached", "not reached")
         if not any(name == "." or selects(name, nodeid) for name in words.tests):
-            return Ending("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
+            return Ending(
+                "not asked for",
+                "not named" if words.name_tests else "outside of testpaths",
+                words.name_tests,
+            )
         if words.selects_earlier(nodeid):
             return Ending("left out", "deselected by --deselect", by_words=True)
         if words.ignored(nodeid):
@@ -214,7 +280,9 @@ class BaseOfGate:
             time.sleep(0.01)
         plain: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8"))
         if plain is None:
-            pytest.exit("gpumem: the tests of BASE cannot be collected", pytest.ExitCode.INTERRUPTED)
+            pytest.exit(
+                "gpumem: the tests of BASE cannot be collected", pytest.ExitCode.INTERRUPTED
+            )
         return plain
 
     def selection(self) -> Selection:
@@ -239,20 +307,34 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
     except SettingsError:  # reported where the marker is read
         return None
     limits = merge_limits(None, marker, settings, LIMITS)
-    about = {name for name in LIMITS if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)}
+    about = {
+        name
+        for name in LIMITS
+        if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)
+    }
     if settings.footprint == "off":
         about.difference_update(OF_FOOTPRINT)
-    names = [name for name in LIMITS if getattr(limits, name) is not None and (name in about or by_marker(limits, name))]
+    names = [
+        name
+        for name in LIMITS
+        if getattr(limits, name) is not None and (name in about or by_marker(limits, name))
+    ]
     measures = uses(item, BENCHMARK_FIXTURE) or uses(item, MEMORY_FIXTURE)
     if not names and not measures:
         return None
-    kept = Limits(**{name: getattr(limits, name) for name in names}, origin={name: limits.origin[name] for name in names})
+    kept = Limits(
+        **{name: getattr(limits, name) for name in names},
+        origin={name: limits.origin[name] for name in names},
+    )
     return ExpectedTest(kept, measures)
 
 
 def _has_no_verdict(item: pytest.Item) -> bool:
     """True for a test that a mark skips or expects to fail on this machine."""
-    from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks  # there is no public way to ask
+    from _pytest.skipping import (
+        evaluate_skip_marks,
+        evaluate_xfail_marks,
+    )  # there is no public way to ask
 
     try:
         return evaluate_skip_marks(item) is not None or evaluate_xfail_marks(item) is not None
@@ -271,7 +353,11 @@ def _deselecting() -> tuple[str, str]:
         if (option := _DESELECTED_BY.get(frame.f_code.co_name)) is not None:
             return option, option
         if "_pytest" in file.parts:
-            option = {"main.py": "--deselect", "cacheprovider.py": "--lf", "stepwise.py": "--sw"}.get(file.name, file.stem)
+            option = {
+                "main.py": "--deselect",
+                "cacheprovider.py": "--lf",
+                "stepwise.py": "--sw",
+            }.get(file.name, file.stem)
             return option, option
         return ("plugin" if "site-packages" in file.parts else "project"), file.name
     return "project", "a hook"
@@ -282,15 +368,22 @@ class Words:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+        self._words = [
+            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+            *map(str, config.invocation_params.args),
+        ]
         self.name_tests = any(argument in self._words for argument in config.args)
         """True if they name the tests; else the ini file does, or the folder is searched."""
-        self.tests = [self._nodeid(argument) for argument in config.args]  # what is asked for, as node ids
+        self.tests = [
+            self._nodeid(argument) for argument in config.args
+        ]  # what is asked for, as node ids
         self.ignore = self._has("--ignore", "--ignore-glob")
 
     def _has(self, *options: str) -> bool:
         return any(
-            word == option or word.startswith(f"{option}=") or (option in _SHORT and word.startswith(option))
+            word == option
+            or word.startswith(f"{option}=")
+            or (option in _SHORT and word.startswith(option))
             for word in self._words
             for option in options
         )
@@ -299,12 +392,18 @@ class Words:
         """True if these words deselected a test, by an option or a plugin; a hook of the project is none of them."""
         if by == "--deselect":
             return self.selects_earlier(nodeid)
-        return by == "plugin" or self._has(by, *{"--lf": ("--last-failed",), "--sw": ("--stepwise",)}.get(by, ()))
+        return by == "plugin" or self._has(
+            by, *{"--lf": ("--last-failed",), "--sw": ("--stepwise",)}.get(by, ())
+        )
 
     def selects_earlier(self, nodeid: str) -> bool:
         """True if `--deselect` among these words names a test, also one that is no longer there."""
         values = [word.partition("=")[2] for word in self._words if word.startswith("--deselect=")]
-        values += [value for word, value in zip(self._words, self._words[1:], strict=False) if word == "--deselect"]
+        values += [
+            value
+            for word, value in zip(self._words, self._words[1:], strict=False)
+            if word == "--deselect"
+        ]
         return any(nodeid.startswith(value) for value in values)
 
     def ignored(self, nodeid: str) -> bool:
@@ -312,7 +411,10 @@ class Words:
         config = self._config
         file = config.rootpath / nodeid.partition("::")[0]
         within = [file, *(folder for folder in file.parents if config.rootpath in folder.parents)]
-        return any(config.hook.pytest_ignore_collect(collection_path=path, config=config) for path in within)
+        return any(
+            config.hook.pytest_ignore_collect(collection_path=path, config=config)
+            for path in within
+        )
 
     def _nodeid(self, argument: str) -> str:
         """An argument of the command line as a node id, which begins at the root folder."""

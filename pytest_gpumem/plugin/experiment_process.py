@@ -27,7 +27,9 @@ OVERRIDDEN: dict[str, Any] = {
     "store_durations": False,
     "benchmark_compare_fail": [],
     # It runs what it is told, whatever failed in earlier sessions.
-    **dict.fromkeys(("lf", "failedfirst", "newfirst", "cacheclear", "stepwise", "stepwise_skip"), False),
+    **dict.fromkeys(
+        ("lf", "failedfirst", "newfirst", "cacheclear", "stepwise", "stepwise_skip"), False
+    ),
     # It measures alone, and goes on after a failure, which is that of one test.
     "dist": "no",
     "numprocesses": None,
@@ -39,8 +41,15 @@ OVERRIDDEN: dict[str, Any] = {
     "randomly_reset_seed": False,
 }
 """Values of pytest's options, whatever the arguments and the ini file say; by their names in `config.option`."""
-WITHOUT = ("lfplugin", "nfplugin")  # plugins of pytest that write into its cache what failed, and what ran
-DECIDED = (0, 1, 5)  # pytest's exit codes of a session that ran: all passed, some failed, nothing to run
+WITHOUT = (
+    "lfplugin",
+    "nfplugin",
+)  # plugins of pytest that write into its cache what failed, and what ran
+DECIDED = (
+    0,
+    1,
+    5,
+)  # pytest's exit codes of a session that ran: all passed, some failed, nothing to run
 
 
 class Gate:
@@ -54,7 +63,9 @@ class Gate:
         self._job = job
         self._tests: list[str] | None = None
         self._collected: list[pytest.Item] = []  # before others deselect some
-        self._named: list[str] = []  # node ids of tests that the arguments name, where some of them may be missing
+        self._named: list[
+            str
+        ] = []  # node ids of tests that the arguments name, where some of them may be missing
         self._unneeded: Callable[[Path], bool] = lambda path: False
         self._failed = False  # a test or a file failed
 
@@ -67,7 +78,9 @@ class Gate:
         """Report how the session ended, and end the process. The libraries' own clean-up is skipped: it costs GPU time and may crash, and
         the driver frees the process's memory."""
         job = self._job
-        self.say(exit=code, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"]))
+        self.say(
+            exit=code, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"])
+        )
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -105,36 +118,55 @@ class Gate:
 
     def _leave_out_missing(self, config: pytest.Config) -> None:
         """Leave out what the arguments name and this tree lacks: base has not the tests that a change adds."""
-        here = [name for name in map(str, config.args) if os.path.exists(config.invocation_params.dir / name.partition("::")[0])]
+        here = [
+            name
+            for name in map(str, config.args)
+            if os.path.exists(config.invocation_params.dir / name.partition("::")[0])
+        ]
         paths = {name for name in here if "::" not in name}
-        self._named = [name for name in here if "::" in name and name.partition("::")[0] not in paths]
+        self._named = [
+            name for name in here if "::" in name and name.partition("::")[0] not in paths
+        ]
         config.args[:] = dict.fromkeys(name.partition("::")[0] for name in here)
 
     def pytest_collection(self, session: pytest.Session) -> None:
         plugins = session.config.pluginmanager
         for name in filter(plugins.has_plugin, WITHOUT):
             plugins.unregister(name=name)
-        plugins.register(_BeforeSummary(self, session))  # as late as can be: its hook is to be the first
+        plugins.register(
+            _BeforeSummary(self, session)
+        )  # as late as can be: its hook is to be the first
         if self._job["early"]:
             self._wait(session.config)
         # The tests of a process that starts later are fewer.
-        of_tests = {session.config.rootpath / nodeid.partition("::")[0] for nodeid in self._job["tests"] or ()}
+        of_tests = {
+            session.config.rootpath / nodeid.partition("::")[0]
+            for nodeid in self._job["tests"] or ()
+        }
         if of_tests and all(file.is_file() for file in of_tests):
             needed = {file.resolve() for file in of_tests}
             # A file that the command line names must be found.
-            self._unneeded = lambda path: path.is_file() and path.resolve() not in needed and not session.isinitpath(path)
+            self._unneeded = lambda path: (
+                path.is_file() and path.resolve() not in needed and not session.isinitpath(path)
+            )
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out files without a test that may run: to import them takes time."""
         return self._unneeded(collection_path) or None
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         if self._named:
             folder = config.invocation_params.dir
             of_names = {os.path.realpath(folder / name.partition("::")[0]) for name in self._named}
             named = selected(items, self._named, folder)
-            items[:] = [item for item in items if os.path.realpath(item.path) not in of_names or item in named]
+            items[:] = [
+                item
+                for item in items
+                if os.path.realpath(item.path) not in of_names or item in named
+            ]
         self._collected = list(items)
 
     @pytest.hookimpl(tryfirst=True)
@@ -145,7 +177,9 @@ class Gate:
             items = selected(session.items, self._tests, session.config.invocation_params.dir)
             # pytest-split divides the tests of fewer files in another way: what it deselects here may be a test that is to run.
             chosen = set(self._tests)
-            session.items[:] = dict.fromkeys((*items, *(item for item in self._collected if item.nodeid in chosen)))
+            session.items[:] = dict.fromkeys(
+                (*items, *(item for item in self._collected if item.nodeid in chosen))
+            )
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
@@ -153,13 +187,24 @@ class Gate:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._report(report.nodeid, "failed", f"its collection failed: {_last_line(report.longreprtext)}", report.longreprtext)
+            self._report(
+                report.nodeid,
+                "failed",
+                f"its collection failed: {_last_line(report.longreprtext)}",
+                report.longreprtext,
+            )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._report(report.nodeid, "failed", _last_line(report.longreprtext), report.longreprtext)
+            self._report(
+                report.nodeid, "failed", _last_line(report.longreprtext), report.longreprtext
+            )
         elif report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
+            reason = (
+                report.longrepr[2]
+                if isinstance(report.longrepr, tuple)
+                else getattr(report, "wasxfail", "")
+            )
             self._report(report.nodeid, "skipped", str(reason)[:REASON])
         if report.when == "teardown":
             self.say(finished=report.nodeid)
@@ -185,14 +230,24 @@ class _BeforeSummary:
 
 def selected(items: list[pytest.Item], tests: list[str], folder: Path) -> list[pytest.Item]:
     """The items that node ids select as on pytest's command line. Their files are relative to pytest's root folder, or to `folder`."""
-    chosen, within = set(tests), tuple(f"{name.rstrip('/')}{end}" for name in tests for end in ("[", "::", "/"))
-    places = [(os.path.realpath(folder / file), inside) for file, _, inside in (name.partition("::") for name in tests)]
+    chosen, within = (
+        set(tests),
+        tuple(f"{name.rstrip('/')}{end}" for name in tests for end in ("[", "::", "/")),
+    )
+    places = [
+        (os.path.realpath(folder / file), inside)
+        for file, _, inside in (name.partition("::") for name in tests)
+    ]
 
     def named(item: pytest.Item) -> bool:
         if item.nodeid in chosen or item.nodeid.startswith(within):
             return True
         path, own = os.path.realpath(item.path), item.nodeid.partition("::")[2]
-        return any(path == file and (own == inside or own.startswith((f"{inside}[", f"{inside}::"))) for file, inside in places if inside)
+        return any(
+            path == file and (own == inside or own.startswith((f"{inside}[", f"{inside}::")))
+            for file, inside in places
+            if inside
+        )
 
     return [item for item in items if named(item)]
 
@@ -217,7 +272,11 @@ def _import_libraries(config: pytest.Config) -> None:
     try:
         session = config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION]
         prepare = session.chosen.prepare
-    except (ImportError, KeyError, AttributeError):  # a tree whose plugin is older, or is switched off
+    except (
+        ImportError,
+        KeyError,
+        AttributeError,
+    ):  # a tree whose plugin is older, or is switched off
         return
     prepare()
 
@@ -230,7 +289,10 @@ def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[
     `spared`: but from below these.
     """
     found, real = [], dict[str, str]()
-    roots, foreign, spared = ([os.path.realpath(folder) + os.sep for folder in folders] for folders in (roots, foreign, spared))
+    roots, foreign, spared = (
+        [os.path.realpath(folder) + os.sep for folder in folders]
+        for folders in (roots, foreign, spared)
+    )
     for name, module in sorted(sys.modules.items() if names or foreign else ()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or file == __file__:
@@ -241,7 +303,9 @@ def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[
         path = os.path.join(real[folder], base)
         path = os.path.realpath(path) if os.path.islink(path) else path
         own = name.partition(".")[0] in names
-        if (own and not _below(path, roots)) or (_below(path, foreign) and not _below(path, roots + spared)):
+        if (own and not _below(path, roots)) or (
+            _below(path, foreign) and not _below(path, roots + spared)
+        ):
             found.append(f"{name} from {path}")
     return found
 

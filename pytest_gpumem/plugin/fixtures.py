@@ -168,7 +168,9 @@ def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
 
 
 @pytest.fixture
-def persisting_stream(_gpumem_test: GpuTest) -> Callable[..., AbstractContextManager[PersistingStream]]:
+def persisting_stream(
+    _gpumem_test: GpuTest,
+) -> Callable[..., AbstractContextManager[PersistingStream]]:
     """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
     from pytest_gpumem.plugin.persisting import persisting_stream
 

@@ -21,7 +21,13 @@ from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.forks import FORKED
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import (
+    BENCHMARK_FIXTURE,
+    MEMORY_FIXTURE,
+    TEST_FIXTURE,
+    marks_of,
+    uses,
+)
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
@@ -60,12 +66,22 @@ NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 class WatchedTest:
     """The memory of one test."""
 
-    def __init__(self, item: pytest.Item, session: GpuSession, limits: Limits, *, asked: bool, limited: bool, reads_waits: bool) -> None:
+    def __init__(
+        self,
+        item: pytest.Item,
+        session: GpuSession,
+        limits: Limits,
+        *,
+        asked: bool,
+        limited: bool,
+        reads_waits: bool,
+    ) -> None:
         self.item, self.session, self.limits = item, session, limits
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
         self.forks = session.forks.count
         self.watch: MemoryWatch | None = None
-        self.trouble: BaseException | None = None  # why its memory cannot be read; None while it can
+        # why its memory cannot be read; None while it can
+        self.trouble: BaseException | None = None
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
@@ -74,7 +90,9 @@ class WatchedTest:
         self.counter: WaitCounter | None = None  # while its waits are read
         self.warms_up = False
         """Its function is called before it counts: parts have no rows."""
-        self.parts: list[tuple[str, Footprint, Limits]] = []  # labelled parts that have ended, with their limits
+        self.parts: list[
+            tuple[str, Footprint, Limits]
+        ] = []  # labelled parts that have ended, with their limits
         self.phases: list[Phase] = []
         self.row_at_end = False
         """Its row is made when it has ended: nothing was to be judged before, and a look takes time."""
@@ -82,7 +100,9 @@ class WatchedTest:
     @property
     def judged_in_body(self) -> bool:
         """True if something is judged at the end of its body."""
-        return bool(self.parts) or _limited(self.limits, [name for name in RULES if name not in AT_THE_END])
+        return bool(self.parts) or _limited(
+            self.limits, [name for name in RULES if name not in AT_THE_END]
+        )
 
     def tried(self, read: Callable[[], T]) -> T | None:
         """What is read; None once reading has failed."""
@@ -136,7 +156,9 @@ class WatchedTest:
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
         found = self.tried(self._so_far)
-        return replace(unread(self.trouble, ended=False) if found is None else found, waits=self.waits)
+        return replace(
+            unread(self.trouble, ended=False) if found is None else found, waits=self.waits
+        )
 
     def _so_far(self) -> Footprint:
         if self.watch is None:
@@ -145,7 +167,9 @@ class WatchedTest:
 
     def without_allowed(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint without the kept memory that `allow_kept` names."""
-        return without_allowed(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
+        return without_allowed(
+            footprint, watch, self.settings.allow_kept, self.item.config.rootpath
+        )
 
     def traced(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint with the lines that allocated, if they are traced."""
@@ -162,7 +186,11 @@ class WatchedTest:
     def _read(self, *, ended: bool) -> Footprint:
         if self.session.forks.count != self.forks:
             raise NotCounted(FORKED)
-        found = replace(self._watch.read(), ended=ended, notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)))
+        found = replace(
+            self._watch.read(),
+            ended=ended,
+            notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)),
+        )
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             found = replace(found, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         found = replace(found, phases=tuple(sorted(self.phases, key=lambda phase: phase.begin)))
@@ -182,7 +210,9 @@ class WatchedTest:
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
         found = self.tried(self._after)
-        return replace(unread(self.trouble, ended=True) if found is None else found, waits=self.waits)
+        return replace(
+            unread(self.trouble, ended=True) if found is None else found, waits=self.waits
+        )
 
     def _after(self) -> Footprint:
         if self.watch is None:
@@ -208,7 +238,11 @@ def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
 
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
     """The footprint of a test, or of a part of it, that could not be read."""
-    why = str(trouble) if isinstance(trouble, NotCounted) else f"the memory could not be read: {trouble}"
+    why = (
+        str(trouble)
+        if isinstance(trouble, NotCounted)
+        else f"the memory could not be read: {trouble}"
+    )
     return Footprint(0, not_watched=(why,), ended=ended)
 
 
@@ -221,7 +255,8 @@ def _reads_waits(item: pytest.Item, session: GpuSession) -> bool:
     return session.settings.waits or session.limits(item, (MAX_WAITS,)).max_waits is not None
 
 
-WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()  # on `item.stash`, while the memory of the test is watched
+WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
+"""On `item.stash`, while the memory of the test is watched."""
 
 
 @contextmanager
@@ -234,9 +269,13 @@ def _warmed_up(item: pytest.Item, watched: WatchedTest) -> Iterator[None]:
         yield
         return
     if uses(item, "benchmark"):
-        raise SettingsError(f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one")
+        raise SettingsError(
+            f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one"
+        )
     if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-        raise SettingsError(f"marker: warmups {times}: only a plain function or method can be called again")
+        raise SettingsError(
+            f"marker: warmups {times}: only a plain function or method can be called again"
+        )
     body = item.obj
 
     @functools.wraps(body)
@@ -258,7 +297,9 @@ def _let_go(item: pytest.Item) -> None:
     arguments = getattr(item, "funcargs", None)
     if arguments:
         # pytest-benchmark looks for its fixture once more.
-        for name in [name for name in arguments if name != "benchmark" and not name.startswith("_gpumem")]:
+        for name in [
+            name for name in arguments if name != "benchmark" and not name.startswith("_gpumem")
+        ]:
             del arguments[name]
 
 
@@ -273,22 +314,32 @@ class FootprintFeature(Feature):
         """Limits of tests without a marker."""
         limited = [name for name in OF_FOOTPRINT if getattr(self._of_session, name) is not None]
         if limited and session.facts.simulated:
-            written = ", ".join(f"{self._of_session.origin[name]}: {name} {getattr(self._of_session, name)}" for name in limited)
+            written = ", ".join(
+                f"{self._of_session.origin[name]}: {name} {getattr(self._of_session, name)}"
+                for name in limited
+            )
             verb = "limits" if len(limited) == 1 else "limit"
-            session.remarks.append(f"{written} {verb} only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}")
+            session.remarks.append(
+                f"{written} {verb} only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}"
+            )
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
         """Import what is needed where every test is watched, so that the first one does not take longer."""
         gpu, config = self._session, session.config
-        if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
+        if (
+            gpu.settings.footprint in ("on", "trace")
+            and not config.option.collectonly
+            and gpu.measures
+        ):
             with suppress(*TROUBLE):  # the first test finds it
                 _ = gpu.footprints
         yield
 
     def _start(self, item: pytest.Item, settings: Settings, *, driver: bool) -> None:
         if uses(item, TEST_FIXTURE):
-            _ = self._session.device  # is opened now; for another test nobody but itself makes a context
+            # is opened now; for another test nobody but itself makes a context
+            _ = self._session.device
         lines = settings.footprint == "trace" or bool(settings.allow_kept)
         self._session.footprints.start(driver=driver, lines=lines)
         self._watching = True
@@ -327,13 +378,26 @@ class FootprintFeature(Feature):
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
-            item.stash[ROWS] = [with_lines(row, self._session) if row in failing else row for row in item.stash[ROWS]]
-            raise broken_limits(failing, [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)])
+            item.stash[ROWS] = [
+                with_lines(row, self._session) if row in failing else row
+                for row in item.stash[ROWS]
+            ]
+            raise broken_limits(
+                failing,
+                [
+                    *failure_texts(failing, self._session.facts),
+                    *memory_texts(failing, self._session),
+                ],
+            )
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         """Memory of a fixture of a wider scope than one test belongs to no test."""
-        if not self._watching or fixturedef.scope == "function" or self._session.lost_in is not None:
+        if (
+            not self._watching
+            or fixturedef.scope == "function"
+            or self._session.lost_in is not None
+        ):
             yield
             return
         footprints = self._session.footprints
@@ -350,12 +414,20 @@ class FootprintFeature(Feature):
             limits = session.limits(item, (*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())))
         except SettingsError:  # reported where the marker is read
             return None
-        limited = uses(item, MEMORY_FIXTURE) or any(by_marker(limits, name) for name in (*OF_FOOTPRINT, MAX_WAITS))
-        asked = session.settings.footprint != "auto" or limited or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
+        limited = uses(item, MEMORY_FIXTURE) or any(
+            by_marker(limits, name) for name in (*OF_FOOTPRINT, MAX_WAITS)
+        )
+        asked = (
+            session.settings.footprint != "auto"
+            or limited
+            or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
+        )
         memory = (asked or uses(item, TEST_FIXTURE)) and session.settings.footprint != "off"
         if session.lost_in is not None or not (memory or reads_waits):
             return None
-        watched = WatchedTest(item, session, limits, asked=asked and memory, limited=limited, reads_waits=reads_waits)
+        watched = WatchedTest(
+            item, session, limits, asked=asked and memory, limited=limited, reads_waits=reads_waits
+        )
         if memory:
             watched.begin(functools.partial(self._start, item, watched.settings, driver=asked))
         if watched.trouble is not None:
@@ -382,7 +454,9 @@ class FootprintFeature(Feature):
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         elif watched.asked and footprint.driver_peak is None:
-            self._say_once(f"footprint: not all is watched from {item.nodeid} on: {'; '.join(footprint.not_watched)}")
+            self._say_once(
+                f"footprint: not all is watched from {item.nodeid} on: {'; '.join(footprint.not_watched)}"
+            )
         rows, failing = list[Row](), list[Row]()
         here = item.stash.get(ROWS, [])
         if watched.row_at_end:
@@ -393,14 +467,20 @@ class FootprintFeature(Feature):
                 rows.append(before)
                 continue
             if watched.trouble is not None:  # what was read before stays
-                footprint = replace(before.footprint, watched=(), not_watched=footprint.not_watched, ended=True)
+                footprint = replace(
+                    before.footprint, watched=(), not_watched=footprint.not_watched, ended=True
+                )
             row = replace(before, footprint=replace(footprint, further=before.footprint.further))
             names = tuple(RULES) if watched.row_at_end else AT_THE_END
-            findings = memory_findings(row, session.baseline, names, simulated=session.facts.simulated)
+            findings = memory_findings(
+                row, session.baseline, names, simulated=session.facts.simulated
+            )
             strict = session.settings.strict
             left = session.without_accepted(row, [*known(row), *findings], row.verdict.comparison)
             row = with_verdict(row, left, strict=strict)
-            fails = is_failure(row.verdict, strict) and any(is_failure(finding, strict) for finding in findings)
+            fails = is_failure(row.verdict, strict) and any(
+                is_failure(finding, strict) for finding in findings
+            )
             rows.append(replace(row, failed=row.failed or fails))
             # A test whose body failed is reported, and what a failure keeps is no finding of its own.
             if fails and not before.failed and not session.is_further:
@@ -409,7 +489,9 @@ class FootprintFeature(Feature):
         return failing
 
 
-def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession) -> list[Row]:
+def with_footprints(
+    item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
+) -> list[Row]:
     """The rows of a test at the end of its body, with the footprints of the test and of its labelled parts; not judged."""
     watched = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
@@ -417,7 +499,9 @@ def with_footprints(item: pytest.Item, rows: Sequence[Row], range_name: str, ses
     return _attached(rows, watched.so_far(), watched, range_name)
 
 
-def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str) -> list[Row]:
+def _attached(
+    rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str
+) -> list[Row]:
     """The rows of a test with its footprint and those of its parts."""
     item, session = watched.item, watched.session
     found = {row.label: row for row in rows}
@@ -433,15 +517,21 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
         or watched.limited
         or (watched.trouble is not None and _limited(watched.limits))
     )
-    of_test = [("", footprint, watched.limits)] if (watched.shown and touches) or "" in found else []
+    of_test = (
+        [("", footprint, watched.limits)] if (watched.shown and touches) or "" in found else []
+    )
     for label, seen, limits in [*of_test, *watched.parts]:
         if watched.trouble is not None and not seen.watched and not _limited(limits):
             continue  # nothing was read, and nothing is judged by it
-        of_all = with_further(seen, key_of(item.nodeid, label), [process.by_key for process in session.further])
+        of_all = with_further(
+            seen, key_of(item.nodeid, label), [process.by_key for process in session.further]
+        )
         row = found.get(label)
         if row is None:
             open_ = replace(UNLIMITED, simulated=session.facts.simulated)
-            found[label] = Row(item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all)
+            found[label] = Row(
+                item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all
+            )
         else:
             found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
@@ -553,14 +643,25 @@ class GpuMemory:
         __tracebackhide__ = True
         watched = self._item.stash.get(WATCHED, None)
         if watched is None or self._session.settings.footprint == "off":
-            raise BadCall(f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off")
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off"
+            )
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise BadCall(f"gpu_memory.watch({label!r}): a label is a short text that tells this part from others of the same test")
-        if any(label == known for known, _, _ in watched.parts) or key_of(self._item.nodeid, label) in self._session.tests:
-            raise BadCall(f"gpu_memory.watch({label!r}): the label is used already; choose another one")
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): a label is a short text that tells this part from others of the same test"
+            )
+        if (
+            any(label == known for known, _, _ in watched.parts)
+            or key_of(self._item.nodeid, label) in self._session.tests
+        ):
+            raise BadCall(
+                f"gpu_memory.watch({label!r}): the label is used already; choose another one"
+            )
         unknown = [name for name in limits if name not in OF_FOOTPRINT]
         if unknown:
-            raise BadCall(f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join(OF_FOOTPRINT)}")
+            raise BadCall(
+                f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join(OF_FOOTPRINT)}"
+            )
         # A marker's limits are of the whole test.
         own = marker_limits(limits, "call")
         used = BlockMemory(watched)

@@ -34,7 +34,13 @@ from pytest_gpumem.units import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DECLARED = ("moved", "reads", "writes", "check", "reference")  # fields of a `Case` that a call of a function may have as keywords
+DECLARED = (
+    "moved",
+    "reads",
+    "writes",
+    "check",
+    "reference",
+)  # fields of a `Case` that a call of a function may have as keywords
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
 
@@ -47,7 +53,9 @@ def parameters_of(function: object) -> frozenset[str]:
         parameters = inspect.signature(function).parameters.values() if callable(function) else ()
     except (TypeError, ValueError):  # a function of an extension
         return frozenset()
-    return frozenset(one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return frozenset(
+        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    )
 
 
 class GpuBenchmark:
@@ -146,22 +154,40 @@ class GpuBenchmark:
         self._replay.called = True
         test = self._test
         parameters = parameters_of(function)
-        own: dict[str, Any] = {"label": label, "stream": stream, "mode": mode, "count_pages": count_pages}
+        own: dict[str, Any] = {
+            "label": label,
+            "stream": stream,
+            "mode": mode,
+            "count_pages": count_pages,
+        }
         own |= dict(zip(DECLARED, (moved, reads, writes, check, reference), strict=True))
         for name in parameters & own.keys():
             # A persisting stream is a keyword of the measurement, whatever the function calls its own streams.
             if own[name] is not None and not isinstance(own[name], PersistingStream):
                 kwargs[name], own[name] = own[name], None
         label, stream, mode, count_pages, *fields = own.values()
-        declared = {name: value for name, value in zip(DECLARED, fields, strict=True) if value is not None}
-        given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs and name not in parameters}
+        declared = {
+            name: value for name, value in zip(DECLARED, fields, strict=True) if value is not None
+        }
+        given = {
+            name: kwargs.pop(name) for name in LIMITS if name in kwargs and name not in parameters
+        }
         for name in [one for one in kwargs if one not in parameters]:
             if isinstance(function, BoundKernel) and (near := did_you_mean(name, KEYWORDS)):
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         label = self._check_label(label)
         limits = self._limits(given)
-        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, **declared)
-        return self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
+        target = test.conductor.target(
+            function, args, kwargs, arena=test.arena, stream=stream, **declared
+        )
+        return self._measure(
+            target,
+            label,
+            limits,
+            mode,
+            count_pages,
+            function if isinstance(function, Work) else None,
+        )
 
     def case(
         self,
@@ -184,24 +210,44 @@ class GpuBenchmark:
         label = self._check_label(label)
         for name in limits:
             if name in DECLARED:
-                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}: it is a field of the Case")
+                raise BadCall(
+                    f"gpu_benchmark.case() has no keyword {name!r}: it is a field of the Case"
+                )
             if name not in LIMITS:  # one of a footprint is refused with the others
-                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}")
-        return self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
+                raise BadCall(
+                    f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}"
+                )
+        return self._measure(
+            test.conductor.case(build, arena=test.arena),
+            label,
+            self._limits(limits),
+            mode,
+            count_pages,
+        )
 
     def _measure(
-        self, target: Target, label: str, limits: Limits, mode: str | None, count_pages: bool | None, work: Work | None = None
+        self,
+        target: Target,
+        label: str,
+        limits: Limits,
+        mode: str | None,
+        count_pages: bool | None,
+        work: Work | None = None,
     ) -> Result:
         __tracebackhide__ = True
         test = self._test
         if test.judged:
             target.close()
-            raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
+            raise BadCall(
+                "this test was judged already: measure in its body, not while fixtures are torn down"
+            )
         session, settings = test.session, test.session.settings
         # What a launch runs is recorded for the baseline, or for a limit.
         ran = session.evidence or counts_steps(limits)
         # A profiler tells the measurements of one test apart by it.
-        labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
+        labelled_range = (
+            test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
+        )
         with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
             wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
@@ -223,7 +269,14 @@ class GpuBenchmark:
                 test.wrong = test.wrong or str(error)
                 raise
             if work is not None:
-                measurement = with_overlap(test.conductor, work, measurement, wanted, arena=test.arena, name=test.range_name)
+                measurement = with_overlap(
+                    test.conductor,
+                    work,
+                    measurement,
+                    wanted,
+                    arena=test.arena,
+                    name=test.range_name,
+                )
         measurement = structs.replace(
             measurement,
             notes=(*measurement.notes, *loosened(limits, settings)),
@@ -245,24 +298,43 @@ class GpuBenchmark:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""
         test = self._test
         if test.judged:
-            raise BadCall("this test was judged already: claim in its body, not while fixtures are torn down")
+            raise BadCall(
+                "this test was judged already: claim in its body, not while fixtures are torn down"
+            )
         labels = [measurement.label for measurement, _ in test.measurements]
         if other not in labels or other == label:
             known = ", ".join(repr(one) for one in labels if one != label)
             others = f"others are {known}" if known else "it is the only one"
-            raise BadCall(f"faster_than({other!r}): no other measurement of this test has that label; {others}")
-        if isinstance(by, bool) or not isinstance(by, (int, float)) or not (math.isfinite(by) and by >= 1):
-            raise BadCall(f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20")
+            raise BadCall(
+                f"faster_than({other!r}): no other measurement of this test has that label; {others}"
+            )
+        if (
+            isinstance(by, bool)
+            or not isinstance(by, (int, float))
+            or not (math.isfinite(by) and by >= 1)
+        ):
+            raise BadCall(
+                f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
+            )
         at = labels.index(label)
         measurement, limits = test.measurements[at]
         if limits.origin.get("faster_than") == "result":
-            raise BadCall(f"faster_than({other!r}): this measurement has the claim {limits.faster_than} already")
+            raise BadCall(
+                f"faster_than({other!r}): this measurement has the claim {limits.faster_than} already"
+            )
         origin = {**limits.origin, "faster_than": "result"}
-        test.measurements[at] = (measurement, structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
+        test.measurements[at] = (
+            measurement,
+            structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin),
+        )
 
     def _check_label(self, label: str | None) -> str:
-        if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):
-            raise BadCall(f"label={label!r}; it is a short text that tells this measurement from others of the same test")
+        if label is not None and (
+            not isinstance(label, str) or not label.strip() or not label.isprintable()
+        ):
+            raise BadCall(
+                f"label={label!r}; it is a short text that tells this measurement from others of the same test"
+            )
         label = label or ""
         used = [measurement.label for measurement, _ in self._test.measurements]
         if label in used:
@@ -273,7 +345,9 @@ class GpuBenchmark:
             )
         key = key_of(self._test.item.nodeid, label)
         if label and key in self._test.session.tests:
-            raise BadCall(f"label={label!r} gives this measurement the name of the test {key}; choose another label")
+            raise BadCall(
+                f"label={label!r} gives this measurement the name of the test {key}; choose another label"
+            )
         return label
 
     def _limits(self, given: Mapping[str, object]) -> Limits:
@@ -281,4 +355,6 @@ class GpuBenchmark:
             raise BadCall(
                 f"{whole} limits the memory of a test, not a measurement: give it to @pytest.mark.gpumem or to gpu_memory.watch()"
             )
-        return merge_limits(marker_limits(given, "call"), self._test.limits, self._test.session.settings)
+        return merge_limits(
+            marker_limits(given, "call"), self._test.limits, self._test.session.settings
+        )

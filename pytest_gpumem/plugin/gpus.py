@@ -26,7 +26,11 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
     if gpus and gpus[0].startswith(_MIG):
         listed = [name.strip() for name in (visible or "").split(",")]
         return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
-    return [",".join((first, *(other for other in gpus if other != first))) for first in gpus if first in alike]
+    return [
+        ",".join((first, *(other for other in gpus if other != first)))
+        for first in gpus
+        if first in alike
+    ]
 
 
 def reserved(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:

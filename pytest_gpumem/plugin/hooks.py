@@ -13,7 +13,15 @@ from typing import Any, Literal
 import pytest
 
 from pytest_gpumem.limits import OF_LAUNCH
-from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, SESSION_PLUGIN, TEST_FIXTURE, marks_of, measures, uses
+from pytest_gpumem.plugin.marks import (
+    MARKER,
+    NEEDS_GPUMEM,
+    SESSION_PLUGIN,
+    TEST_FIXTURE,
+    marks_of,
+    measures,
+    uses,
+)
 from pytest_gpumem.settings import (
     BASE_SELECTION,
     MARKER_KEYWORDS,
@@ -30,7 +38,8 @@ from pytest_gpumem.settings import (
 
 pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 
-IDLE: pytest.StashKey[list[str]] = pytest.StashKey()  # options given on the command line while the plugin is off
+IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
+"""Options given on the command line while the plugin is off."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,14 +52,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             if option.bare is not None:
                 more |= {"nargs": "?", "const": option.bare}
             # Everything defaults to None, flags too: without a value here, the environment and the ini file decide.
-            group.addoption(option.flag, dest=option.key, action=action, default=None, help=text.replace("%", "%%"), **more)
+            group.addoption(
+                option.flag,
+                dest=option.key,
+                action=action,
+                default=None,
+                help=text.replace("%", "%%"),
+                **more,
+            )
         kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
         parser.addini(option.key, text, type=kind, default=None)
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    settings = _settings(config)  # pytest_configure reads them again: plugins change options until then
+    settings = _settings(
+        config
+    )  # pytest_configure reads them again: plugins change options until then
     in_a_gate = BASE_SELECTION in os.environ
     if settings.enabled and (settings.isolate or in_a_gate):
         from pytest_gpumem.plugin.isolation import isolate
@@ -61,7 +79,8 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
+        "markers",
+        f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements.",
     )
     settings = _settings(config)
     if settings.enabled:
@@ -77,21 +96,33 @@ def pytest_configure(config: pytest.Config) -> None:
             except pytest.UsageError as error:
                 from pytest_gpumem.plugin.workers import Refusal, is_part
 
-                refused = pytest.UsageError(printable(str(error)))  # it names files, which may be called anything
+                refused = pytest.UsageError(
+                    printable(str(error))
+                )  # it names files, which may be called anything
                 if not is_part(config):
                     raise refused from None
                 config.pluginmanager.register(Refusal(config, refused), "gpumem-refusal")
         return
     off = switched_off(os.environ)
-    idle = [option for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
+    idle = [
+        option
+        for option in OPTIONS
+        if option.name not in off and getattr(config.option, option.key, None) not in (None, False)
+    ]
     if unfulfilled := [option.flag for option in idle if option.needs_results]:
-        raise pytest.UsageError(f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run would be green")
+        raise pytest.UsageError(
+            f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run would be green"
+        )
     config.stash[IDLE] = [option.flag for option in idle]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     idle = config.stash.get(IDLE, [])
-    return [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"] if idle else []
+    return (
+        [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"]
+        if idle
+        else []
+    )
 
 
 def _settings(config: pytest.Config) -> Settings:
@@ -99,7 +130,10 @@ def _settings(config: pytest.Config) -> Settings:
         return resolve(
             {option.key: getattr(config.option, option.key, None) for option in OPTIONS},
             os.environ,
-            {**_unknown_ini_keys(config), **{option.key: _ini_value(config, option) for option in OPTIONS}},
+            {
+                **_unknown_ini_keys(config),
+                **{option.key: _ini_value(config, option) for option in OPTIONS},
+            },
             config.inipath.name if config.inipath else "the ini file",
             _overrides(config),
         )
@@ -129,13 +163,18 @@ def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
             config.getini(key)
         except ValueError:
             found[key] = None
-        except (TypeError, pytest.UsageError):  # a registered key with a value of another type, which pytest reports where it is used
+        except (
+            TypeError,
+            pytest.UsageError,
+        ):  # a registered key with a value of another type, which pytest reports where it is used
             continue
     return found
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
     collected = list(items)
     result = yield
     # A test that a conftest deselects has its mistake named too, as one that -k deselects, and a marker that a conftest adds counts.
@@ -143,7 +182,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     return result
 
 
-def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: list[pytest.Item]) -> None:
+def _check_markers(
+    config: pytest.Config, collected: list[pytest.Item], items: list[pytest.Item]
+) -> None:
     """Skip the tests that need the plugin where it is off, and refuse the session for mistakes in markers, or fail their tests.
     `collected`: with what was deselected.
     """
@@ -159,7 +200,9 @@ def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: l
             if off and item.nodeid not in mistakes:
                 item.add_marker(skip, append=False)
             elif not off and item.nodeid in seen:
-                mistakes[item.nodeid] = "it is collected twice, and the second measurement would replace the first; collect it once"
+                mistakes[item.nodeid] = (
+                    "it is collected twice, and the second measurement would replace the first; collect it once"
+                )
             seen.add(item.nodeid)
     if mistakes:
         from pytest_gpumem.plugin.workers import is_part
@@ -168,11 +211,17 @@ def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: l
         # A worker that raises here dies without a word to the user. A session that measures nothing runs its other tests.
         if off or is_part(config):
             for item in items:
-                if item.nodeid in mistakes:  # its setup is that of no fixture, and no mark skips it or expects its failure
-                    vars(item)["setup"] = partial(pytest.fail, f"gpumem: {mistakes[item.nodeid]}", pytrace=False)
+                if (
+                    item.nodeid in mistakes
+                ):  # its setup is that of no fixture, and no mark skips it or expects its failure
+                    vars(item)["setup"] = partial(
+                        pytest.fail, f"gpumem: {mistakes[item.nodeid]}", pytrace=False
+                    )
                     vars(item)["iter_markers"] = lambda name=None: iter(())
             return
-        tests: dict[tuple[str, str], list[str]] = {}  # those of one function with the same mistake are one
+        tests: dict[
+            tuple[str, str], list[str]
+        ] = {}  # those of one function with the same mistake are one
         for nodeid, mistake in mistakes.items():
             tests.setdefault((nodeid.partition("[")[0], mistake), []).append(nodeid)
         lines = [
@@ -180,7 +229,9 @@ def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: l
             for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]
         ]
         if (more := len(tests) - len(lines)) > 0:
-            lines.append(f"gpumem: {more} further {'test' if more == 1 else 'tests'} with such a mistake")
+            lines.append(
+                f"gpumem: {more} further {'test' if more == 1 else 'tests'} with such a mistake"
+            )
         raise pytest.UsageError("\n".join(printable(lines)))
 
 

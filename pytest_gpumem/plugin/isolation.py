@@ -34,11 +34,18 @@ def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
         return
     if not config.pluginmanager.hasplugin("xdist"):
         if asked:
-            raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
+            raise pytest.UsageError(
+                "gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist"
+            )
         return
     option = config.option
     refused = settings.processes > 1 or option.collectonly
-    if option.numprocesses is None and not option.tx and not config.getoption("usepdb", False) and (asked or not refused):
+    if (
+        option.numprocesses is None
+        and not option.tx
+        and not config.getoption("usepdb", False)
+        and (asked or not refused)
+    ):
         option.tx = ["popen"]
         option.dist = "load" if option.dist == "no" else option.dist
 

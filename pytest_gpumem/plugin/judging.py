@@ -22,7 +22,14 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import Replay, attach_timer
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
+from pytest_gpumem.plugin.reported import (
+    BY_LIMITS_ATTRIBUTE,
+    ROWS_ATTRIBUTE,
+    Attempts,
+    broken_limits,
+    failure_texts,
+    short_texts,
+)
 from pytest_gpumem.plugin.running import ENDS, Feature, fail
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
@@ -87,40 +94,74 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     test.judged = True
     if session.further:
         test.measurements = [
-            (merged(m, key_of(item.nodeid, m.label), [process.by_key for process in session.further]), limits)
+            (
+                merged(
+                    m, key_of(item.nodeid, m.label), [process.by_key for process in session.further]
+                ),
+                limits,
+            )
             for m, limits in test.measurements
         ]
     rows = _judged(item, test, session, error)
-    failed = (error is not None and not skipped) or test.subtest_failed or any(fails(row, session) for row in rows)
+    failed = (
+        (error is not None and not skipped)
+        or test.subtest_failed
+        or any(fails(row, session) for row in rows)
+    )
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not test.measurements and test.replay is not None:
-        rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source_of(item))]
+        rows = [
+            replace(
+                unmeasured(item.nodeid, test.range_name, session, error),
+                test_source=source_of(item),
+            )
+        ]
     item.stash[ROWS] = rows
     if test.replay is not None:
         _replay(rows, test.replay, session)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
-def _judged(item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseException | None) -> list[Row]:
+def _judged(
+    item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseException | None
+) -> list[Row]:
     """The rows of a test with their verdicts: in doubt if the test skipped after it measured. Arguments as of `judge_test`."""
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
     source = source_of(item)
     rows = [
-        Row(item.nodeid, limits, OPEN, measured, measured.label, range_name=test.range_name, extra=dict(test.extra.get(measured.label, {})))
+        Row(
+            item.nodeid,
+            limits,
+            OPEN,
+            measured,
+            measured.label,
+            range_name=test.range_name,
+            extra=dict(test.extra.get(measured.label, {})),
+        )
         for measured, limits in test.measurements
     ]
     rows = [in_context(row, source, session) for row in rows]
     if isinstance(error, pytest.skip.Exception):
-        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, f"the test skipped after this measurement: {error}")
+        skip = LimitResult(
+            "",
+            Outcome.UNDECIDED,
+            Code.CONDITIONS,
+            f"the test skipped after this measurement: {error}",
+        )
         return [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
-    return [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
+    return [
+        session.judged(row, siblings)
+        for row in with_footprints(item, rows, test.range_name, session)
+    ]
 
 
 def _replay(rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
     """Hand the samples of a test's rows to pytest-benchmark."""
     for row in rows:
         if row.measurement is not None:
-            replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed)
+            replay.feed(
+                row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed
+            )
 
 
 def fails(row: Row, session: GpuSession) -> bool:
@@ -143,11 +184,15 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
     return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
 
 
-def unmeasured(nodeid: str, range_name: str, session: GpuSession, error: BaseException | None) -> Row:
+def unmeasured(
+    nodeid: str, range_name: str, session: GpuSession, error: BaseException | None
+) -> Row:
     """The row of a test that failed before anything was measured; by a subtest where there is no error."""
     reason = f"failed before anything was measured: {'a subtest failed' if error is None else _first_line(error)}"
     row = Row(nodeid, Limits(), OPEN, failed=True, range_name=range_name)
-    return with_verdict(row, [LimitResult("", Outcome.FAIL, None, reason)], simulated=session.facts.simulated)
+    return with_verdict(
+        row, [LimitResult("", Outcome.FAIL, None, reason)], simulated=session.facts.simulated
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -172,11 +217,15 @@ class VerdictFeature(Feature):
             yield
         except ENDS:
             test = item.stash.get(TEST, None)
-            if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
+            if (
+                test is not None and test.replay is not None
+            ):  # no report follows; a warning that is an error would cost the summary
                 test.replay.excuse()
             raise
         finally:
-            item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
+            item.stash[TEST] = (
+                None  # pytest keeps the item to the end, and the test would keep its streams
+            )
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
@@ -189,7 +238,9 @@ class VerdictFeature(Feature):
         yield
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        if (error is None or isinstance(error, pytest.skip.Exception)) and (caught := _caught(item)) is not None:
+        if (error is None or isinstance(error, pytest.skip.Exception)) and (
+            caught := _caught(item)
+        ) is not None:
             judge_test(item, self._session, caught)
             raise caught
         failing = judge_test(item, self._session, error)
@@ -199,19 +250,38 @@ class VerdictFeature(Feature):
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)
-            texts = [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)] if final else short_texts(failing)
+            texts = (
+                [
+                    *failure_texts(failing, self._session.facts),
+                    *memory_texts(failing, self._session),
+                ]
+                if final
+                else short_texts(failing)
+            )
             raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
 
-    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    def report(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
             if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
-                crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)  # pytest's begins with "Failed: "
+                crash.message = getattr(
+                    call.excinfo.value, BY_LIMITS_ATTRIBUTE
+                )  # pytest's begins with "Failed: "
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
         test = item.stash.get(TEST, None)
         ours = uses(item, TEST_FIXTURE) or test is not None
         error = call.excinfo.value if call.excinfo is not None else None
-        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
-            fail(report, f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}")
+        if (
+            ours
+            and report.skipped
+            and not hasattr(report, "wasxfail")
+            and self._session.settings.strict
+        ):
+            fail(
+                report,
+                f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}",
+            )
         if report.when == "call" and test is not None and not test.judged:
             # The report of a subtest: the body goes on.
             test.subtest_failed = test.subtest_failed or report.failed
@@ -224,7 +294,11 @@ class VerdictFeature(Feature):
             if raised or not report.passed or hasattr(report, "wasxfail"):
                 test.replay.excuse()
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
-            item.stash[ROWS] = [unmeasured(item.nodeid, self._session.names.unique(item.nodeid), self._session, error)]
+            item.stash[ROWS] = [
+                unmeasured(
+                    item.nodeid, self._session.names.unique(item.nodeid), self._session, error
+                )
+            ]
         rows = item.stash.get(ROWS, [])
         if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
             self._give(rows, report)
@@ -233,7 +307,9 @@ class VerdictFeature(Feature):
         """Complete the report that ends a test: it fails by what another process saw of it, and by the rows of its attempts."""
         if not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
             fail(report, why)
-        item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
+        item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(
+            item.stash.setdefault(ROWS, [])
+        )
         if failing and not report.failed:
             fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
             setattr(report, BY_LIMITS_ATTRIBUTE, True)

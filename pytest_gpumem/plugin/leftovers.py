@@ -52,7 +52,9 @@ class WorkFeature(Feature):
             try:
                 self._wait(item)
             except DeviceError:
-                if isinstance(error, pytest.skip.Exception):  # any other failure is the test's already
+                if isinstance(
+                    error, pytest.skip.Exception
+                ):  # any other failure is the test's already
                     raise
             raise
         self._wait(item)
@@ -68,7 +70,9 @@ class WorkFeature(Feature):
                 raise
 
     def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
-        return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), "teardown"))
+        return self._session.ranges.range(
+            phase(self._session.names.unique(item.nodeid), "teardown")
+        )
 
 
 class LeftoverFeature(Feature):
@@ -78,7 +82,8 @@ class LeftoverFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._running: pytest.Item | None = None  # the test that has begun and was not looked at since
+        # the test that has begun and was not looked at since
+        self._running: pytest.Item | None = None
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
@@ -119,8 +124,15 @@ class LeftoverFeature(Feature):
         if (item := self._running) is None:
             return
         recorded = session.config.pluginmanager.hasplugin("warnings")
-        recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item) if recorded else nullcontext()
-        with recording, suppress(LeftoverWarning, DeviceError, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
+        recording = (
+            catch_warnings_for_item(session.config, item.ihook, "runtest", item)
+            if recorded
+            else nullcontext()
+        )
+        with (
+            recording,
+            suppress(LeftoverWarning, DeviceError, pytest.fail.Exception),
+        ):  # where warnings are errors: the session ends anyway
             self._settle(item)
 
     def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:

@@ -31,11 +31,15 @@ class OutputFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._locations: dict[str, tuple[str, int]] = {}  # file, relative to the root folder, and line of each test
+        self._locations: dict[
+            str, tuple[str, int]
+        ] = {}  # file, relative to the root folder, and line of each test
         self._notes: list[str] = []
         self._report: Path | None = None
         if session.settings.report is not None:
-            self._report = session.writable(session.settings.origins["report"], Path(session.settings.report).expanduser())
+            self._report = session.writable(
+                session.settings.origins["report"], Path(session.settings.report).expanduser()
+            )
         # Before pytest-benchmark 5.3, which writes it, an open file.
         if isinstance(results := session.config.option.benchmark_json, (str, os.PathLike)):
             session.writable("--benchmark-json", Path(results))
@@ -48,12 +52,18 @@ class OutputFeature(Feature):
     def places(self) -> dict[str, Place]:
         """The places where the reported tests are defined, by node id."""
         root = self._session.config.rootpath
-        return {nodeid: place_of(root, file, line) for nodeid, (file, line) in self._locations.items()}
+        return {
+            nodeid: place_of(root, file, line) for nodeid, (file, line) in self._locations.items()
+        }
 
     def write(self) -> bool:
         """Write all of them; False if the report cannot be written."""
         written = self._report is None or self._write_report(self._report)
-        if os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces:
+        if (
+            os.environ.get(VARIABLE)
+            and (len(self._session.rows) or self._session.missing)
+            and self._announces
+        ):
             from pytest_gpumem.reporting import markdown
 
             failed = summarise(markdown.page(self._run()), os.environ)

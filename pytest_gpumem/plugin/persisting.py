@@ -12,7 +12,9 @@ from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, asked, persisti
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.units import did_you_mean
 
-KEYWORDS = tuple(p.name for p in signature(asked).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
+KEYWORDS = tuple(
+    p.name for p in signature(asked).parameters.values() if p.kind is Parameter.KEYWORD_ONLY
+)
 
 
 @contextmanager
@@ -35,4 +37,6 @@ def persisting_stream(test: GpuTest, buffer: Any, **options: Any) -> Iterator[Pe
             test.item.warn(Thrashing(message))
         yield stream
         if not stream.used:
-            raise BadCall("nothing was measured on this persisting_stream: pass stream= to gpu_benchmark")
+            raise BadCall(
+                "nothing was measured on this persisting_stream: pass stream= to gpu_benchmark"
+            )

@@ -15,13 +15,27 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.ranges import Names
 
-MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")  # a test that uses one of these allocates managed memory
+MANAGED_FIXTURES = (
+    "managed_buffer",
+    "prefetched_buffer",
+)  # a test that uses one of these allocates managed memory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem profile", "part of the command gpumem profile")
-    group.addoption("--gpumem-ranges-file", metavar="FILE", default=None, help="Only collect, and write each test and its range's name.")
-    group.addoption("--gpumem-only", metavar="NODEID", action="append", default=[], help="Run this test and no other; repeatable.")
+    group.addoption(
+        "--gpumem-ranges-file",
+        metavar="FILE",
+        default=None,
+        help="Only collect, and write each test and its range's name.",
+    )
+    group.addoption(
+        "--gpumem-only",
+        metavar="NODEID",
+        action="append",
+        default=[],
+        help="Run this test and no other; repeatable.",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin reads its settings
@@ -61,12 +75,16 @@ def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> l
     `wanted`: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
     `folder`: to which their files are relative.
     """
-    chosen = [((folder / file).resolve(), inside) for file, _, inside in (nodeid.partition("::") for nodeid in wanted)]
+    chosen = [
+        ((folder / file).resolve(), inside)
+        for file, _, inside in (nodeid.partition("::") for nodeid in wanted)
+    ]
     kept: dict[str, pytest.Item] = {}
     for item in items:
         inside = item.nodeid.partition("::")[2]
         if any(
-            item.path.resolve() == file and (not part or inside == part or inside.startswith((f"{part}::", f"{part}[")))
+            item.path.resolve() == file
+            and (not part or inside == part or inside.startswith((f"{part}::", f"{part}[")))
             for file, part in chosen
         ):
             kept.setdefault(item.nodeid, item)

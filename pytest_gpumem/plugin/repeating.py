@@ -21,7 +21,9 @@ from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import in_this_environment
 from pytest_gpumem.settings import FURTHER_PROCESS
 
-AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
+AHEAD = max(
+    0, min(2, (os.cpu_count() or 1) - 1)
+)  # processes that get ready while another one measures
 
 
 class RepeatFeature(Feature):
@@ -33,7 +35,9 @@ class RepeatFeature(Feature):
         self._count = session.settings.processes
         self._reported: set[str] = set()
         self._tests = 0  # that measure, or may
-        self._begun = self._shown = 0.0  # when the first process began, and when the last line was written
+        self._begun = self._shown = (
+            0.0  # when the first process began, and when the last line was written
+        )
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -48,7 +52,9 @@ class RepeatFeature(Feature):
                         gpu.further.append(self._measure(experiment))
                         announce(gpu, self._line())
             except RunError as failed:
-                raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
+                raise pytest.exit.Exception(
+                    f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED
+                ) from None
         yield
 
     def _experiment(self) -> Experiment:
@@ -69,24 +75,39 @@ class RepeatFeature(Feature):
             everything=True,
             titles=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
         )
-        return Experiment(processes, [Turn(number, HEAD) for number in range(2, self._count + 1)], attempts=1)
+        return Experiment(
+            processes, [Turn(number, HEAD) for number in range(2, self._count + 1)], attempts=1
+        )
 
     def _measure(self, experiment: Experiment) -> ProcessRecord:
         """Run the next process. Raises `RunError`: it measured nothing, or on another device."""
         process = experiment.measure(watch=self._watch)
         if process.device is None and not (process.error and (process.texts or process.finished)):
-            why = process.error or process.failed_as_a_whole or "no test of it reached a measurement"
+            why = (
+                process.error or process.failed_as_a_whole or "no test of it reached a measurement"
+            )
             raise RunError(f"{process.name} measured nothing: {why}")
         if process.device is not None and process.device.key != self._session.facts.key:
-            raise RunError(f"{process.name} measured on {process.device.key}, this one is on {self._session.facts.key}")
+            raise RunError(
+                f"{process.name} measured on {process.device.key}, this one is on {self._session.facts.key}"
+            )
         return process
 
     def _line(self, finished: int = 0) -> str:
         """`finished`: tests that the present process has finished."""
-        return of_processes(len(self._session.further), self._count, finished, self._tests, time.monotonic() - self._begun)
+        return of_processes(
+            len(self._session.further),
+            self._count,
+            finished,
+            self._tests,
+            time.monotonic() - self._begun,
+        )
 
     def _watch(self, finished: int) -> None:
-        if not replace_line(self._session, self._line(finished)) and time.monotonic() - self._shown >= EVERY:
+        if (
+            not replace_line(self._session, self._line(finished))
+            and time.monotonic() - self._shown >= EVERY
+        ):
             self._shown = time.monotonic()
             announce(self._session, self._line(finished))
 
@@ -98,8 +119,16 @@ class RepeatFeature(Feature):
         """Return True if a further process failed in a way that no test of this process reports. The summary says how."""
         failed = False
         for process in self._session.further:
-            remarks = [process.failure_of(nodeid) for nodeid in process.texts if nodeid not in self._reported]
-            remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
+            remarks = [
+                process.failure_of(nodeid)
+                for nodeid in process.texts
+                if nodeid not in self._reported
+            ]
+            remarks += (
+                [f"{process.name} failed as a whole: {process.failed_as_a_whole}"]
+                if process.failed_as_a_whole
+                else []
+            )
             self._session.remark(*(remark for remark in remarks if remark is not None))
             failed = failed or bool(remarks)
         return failed

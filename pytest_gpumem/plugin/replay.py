@@ -59,7 +59,11 @@ _TIMER = pytest.StashKey[ReplayTimer]()
 def attach_timer(item: pytest.Item) -> None:
     """Merge our timer into the closest `benchmark` marker, before pytest-benchmark's fixture reads it. A second call does nothing. Under
     CodSpeed the fixture is another one, which refuses `timer`: nothing is done."""
-    if _TIMER in item.stash or item.config.getoption("codspeed", False) or "CODSPEED_ENV" in os.environ:
+    if (
+        _TIMER in item.stash
+        or item.config.getoption("codspeed", False)
+        or "CODSPEED_ENV" in os.environ
+    ):
         return
     timer = item.stash[_TIMER] = ReplayTimer()
     closest = item.get_closest_marker("benchmark")
@@ -95,7 +99,9 @@ class Replay:
         self.called = False
         """The test has called `gpu_benchmark`."""
 
-    def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
+    def feed(
+        self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
+    ) -> None:
         """Store one measurement.
         `label`: tells it apart inside its test; empty for the only one.
         `durations`: seconds of each sample.
@@ -112,7 +118,10 @@ class Replay:
         fixture = self._fixture if self._fixture._mode is None else copy.copy(self._unused)
         fixture.extra_info = {**fixture.extra_info, "gpumem": dict(summary)}
         if label:
-            fixture.name, fixture.fullname = f"{fixture.name}[{label}]", f"{fixture.fullname}[{label}]"
+            fixture.name, fixture.fullname = (
+                f"{fixture.name}[{label}]",
+                f"{fixture.fullname}[{label}]",
+            )
         if summary.get("simulated"):
             mark_simulated(fixture)
         fixture.has_error = failed
@@ -155,7 +164,9 @@ def leave_out(compared: dict[str, Any], key: str) -> str | None:
     gpu = compared.setdefault("machine_info", {}).pop("gpu", None)
     if gpu is None or gpu.get("key") == key:
         return None
-    of_the_host = [one for one in compared["benchmarks"] if "gpumem" not in one.get("extra_info", {})]
+    of_the_host = [
+        one for one in compared["benchmarks"] if "gpumem" not in one.get("extra_info", {})
+    ]
     if len(of_the_host) == len(compared["benchmarks"]):
         return None
     compared["benchmarks"] = of_the_host
@@ -179,12 +190,19 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
     """
     session: Any = getattr(config, "_benchmarksession", None)
     groups = getattr(session, "groups", None)
-    words = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    words = [
+        *config.getini("addopts"),
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *map(str, config.invocation_params.args),
+    ]
     asked = any(word.partition("=")[0] in TABLE_OPTIONS for word in words)
     if not groups or (asked and not always):
         yield
         return
-    others = [(name, [one for one in of if "gpumem" not in one.get("extra_info", {})]) for name, of in groups]
+    others = [
+        (name, [one for one in of if "gpumem" not in one.get("extra_info", {})])
+        for name, of in groups
+    ]
     session.groups = [(name, of) for name, of in others if of]
     try:
         yield
@@ -200,7 +218,11 @@ def write_json(config: pytest.Config) -> Path | None:
         return None
     machine_info = session.get_machine_info()
     output: dict[str, Any] = config.hook.pytest_benchmark_generate_json(
-        config=config, benchmarks=[], include_data=True, machine_info=machine_info, commit_info=commit_info(config)
+        config=config,
+        benchmarks=[],
+        include_data=True,
+        machine_info=machine_info,
+        commit_info=commit_info(config),
     )
     config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
     target = session.json

@@ -39,7 +39,10 @@ def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
 def short_texts(rows: Iterable[Row]) -> list[str]:
     """Their verdicts alone."""
     width = shutil.get_terminal_size().columns
-    return ["\n".join(wrapped(printable(f"{row.verdict.reason} ({row.key})"), width, indent="")) for row in rows]
+    return [
+        "\n".join(wrapped(printable(f"{row.verdict.reason} ({row.key})"), width, indent=""))
+        for row in rows
+    ]
 
 
 def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:
@@ -61,7 +64,9 @@ class Attempts:
 
     def __init__(self) -> None:
         self._count = 0
-        self._failed: dict[str, tuple[int, Row]] = {}  # by `Row.key`: the first attempt whose verdict is FAIL, and its row
+        self._failed: dict[
+            str, tuple[int, Row]
+        ] = {}  # by `Row.key`: the first attempt whose verdict is FAIL, and its row
 
     def begin(self, rows: list[Row]) -> None:
         """Begin an attempt. `rows`: of the one before."""
@@ -166,6 +171,8 @@ def _reported(row: Row, end: str | None) -> Row:
         return replace(row, failed=True)
     if row.verdict.code is not Code.CONDITIONS:
         judged = f" (FAIL: {row.verdict.reason})" if row.verdict.outcome is Outcome.FAIL else ""
-        why = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, f"the test {end} after this measurement{judged}")
+        why = LimitResult(
+            "", Outcome.UNDECIDED, Code.CONDITIONS, f"the test {end} after this measurement{judged}"
+        )
         row = with_verdict(row, [why])
     return replace(row, failed=False)

@@ -25,7 +25,9 @@ class Extra(dict[str, float]):
     def __setitem__(self, name: str, value: float) -> None:
         """Add a figure, or replace it. Raises `BadCall`: the name is no short text, or the value no finite number."""
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise BadCall(f"extra[{name!r}]: the name of a figure is a short text, such as 'elements/s'")
+            raise BadCall(
+                f"extra[{name!r}]: the name of a figure is a short text, such as 'elements/s'"
+            )
         try:
             figure = float(value)
         except (TypeError, ValueError):
@@ -94,7 +96,9 @@ class Result:
         return self.measurement.latency_per_access_interval
 
     def _independent(self) -> NoTraffic:
-        return NoTraffic(f"{self.measurement.target} has no dependent accesses; its latency is `.latency`")
+        return NoTraffic(
+            f"{self.measurement.target} has no dependent accesses; its latency is `.latency`"
+        )
 
     @property
     def sectors_per_request(self) -> float | None:
@@ -128,7 +132,9 @@ class Result:
         """
         overlap = self.measurement.overlap
         if overlap is None:
-            raise NoTraffic(f"{self.measurement.target} has no parts that overlap: measure staged_copy or gpu_work.together")
+            raise NoTraffic(
+                f"{self.measurement.target} has no parts that overlap: measure staged_copy or gpu_work.together"
+            )
         return overlap
 
     @property
@@ -140,7 +146,9 @@ class Result:
         """
         hidden = self.overlap.hidden(self.latency)
         if hidden is None:
-            raise NoTraffic(f"{self.measurement.target}: there is nothing to hide, as one part takes all of the time")
+            raise NoTraffic(
+                f"{self.measurement.target}: there is nothing to hide, as one part takes all of the time"
+            )
         return Quantity(hidden, format_share)
 
     @property
@@ -195,7 +203,9 @@ class Result:
             parts.append(format_rate(measurement.bandwidth))
         if measurement.noise is not None:
             parts.append(f"±{format_share(measurement.noise)}")
-        parts.append(f"{counted(len(measurement.samples), 'sample')} on {counted(len(measurement.placements), 'placement')}")
+        parts.append(
+            f"{counted(len(measurement.samples), 'sample')} on {counted(len(measurement.placements), 'placement')}"
+        )
         parts.append(measurement.mode)
         if self.device.simulated:
             parts.append("simulated")

@@ -29,11 +29,17 @@ RUNNING_PLUGIN = "gpumem-running"  # name of the plugin with the hooks
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def _frames(traceback: TracebackType | None, test_file: Path, root: Path) -> Iterator[tuple[TracebackType, Path, bool]]:
+def _frames(
+    traceback: TracebackType | None, test_file: Path, root: Path
+) -> Iterator[tuple[TracebackType, Path, bool]]:
     """The frames of a traceback from the outermost one, with their files, and whether the code is the user's own."""
     while traceback is not None:
         file = Path(traceback.tb_frame.f_code.co_filename)
-        theirs = file.is_relative_to(root) and "site-packages" not in file.parts and not file.is_relative_to(_PACKAGE)
+        theirs = (
+            file.is_relative_to(root)
+            and "site-packages" not in file.parts
+            and not file.is_relative_to(_PACKAGE)
+        )
         yield traceback, file, theirs or file == test_file
         traceback = traceback.tb_next
 
@@ -47,7 +53,9 @@ def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
     return found
 
 
-def theirs_alone(traceback: TracebackType | None, test_file: Path, root: Path) -> TracebackType | None:
+def theirs_alone(
+    traceback: TracebackType | None, test_file: Path, root: Path
+) -> TracebackType | None:
     """A traceback without the frames of this package through which the user's code was called; those that the user's code called stay."""
     kept: TracebackType | None = None
     called = False  # True outside of the user's innermost frame
@@ -98,7 +106,10 @@ def fail(report: pytest.TestReport, why: str) -> None:
     vars(report).pop("wasxfail", None)
 
 
-ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # exceptions that end the session; no other may replace them
+ENDS = (
+    KeyboardInterrupt,
+    pytest.exit.Exception,
+)  # exceptions that end the session; no other may replace them
 _STOPS = (*ENDS, pytest.UsageError)  # those that a feature raises to end it
 When = Literal["test", "setup", "call", "teardown", "fixture"]
 
@@ -144,7 +155,9 @@ class Feature:
         `error`: what ended the body early; None if it passed.
         """
 
-    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    def report(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
         """Complete a report that was made."""
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
@@ -191,7 +204,9 @@ class RunningHooks:
         self._features.append(feature)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         self._set_up = ()
         phase = _Phase(item, "test")
         phase.enter(self._features, item, nextitem)
@@ -232,7 +247,9 @@ class RunningHooks:
         return (yield from phase.around())
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, object, object]:
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
         __tracebackhide__ = True
         phase = _Phase(request._pyfuncitem, "fixture")
         phase.enter(self._features, fixturedef)
@@ -242,13 +259,18 @@ class RunningHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if call.when == "call" and self._unjudged is item:  # else it is the report of a subtest: the body goes on
+        if (
+            call.when == "call" and self._unjudged is item
+        ):  # else it is the report of a subtest: the body goes on
             self._unjudged = None
             self._judge(item, call)
         report = yield
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
-            crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1  # --tb=line shows it
+            crash.path, crash.lineno = (
+                str(item.path),
+                (item.location[1] or 0) + 1,
+            )  # --tb=line shows it
         for feature in reversed(self._set_up):
             try:
                 feature.report(item, call, report)
@@ -263,7 +285,9 @@ class RunningHooks:
             feature.started(session)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+    def pytest_runtest_logreport(
+        self, report: pytest.TestReport
+    ) -> Generator[None, object, object]:
         with ExitStack() as stack:
             for feature in self._features:
                 if (manager := feature.logged(report)) is not NOTHING:
@@ -292,7 +316,9 @@ class RunningHooks:
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Generator[None, object, object]:
+    def pytest_keyboard_interrupt(
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> Generator[None, object, object]:
         for feature in self._features:
             feature.interrupted(excinfo)
         return (yield)
@@ -350,7 +376,9 @@ class _Phase:
     @property
     def _over(self) -> bool:
         """True if pytest's part in it is not run."""
-        return self.error is not None and (self._when != "teardown" or isinstance(self.error, _STOPS))
+        return self.error is not None and (
+            self._when != "teardown" or isinstance(self.error, _STOPS)
+        )
 
     def defer(self) -> BaseException | None:
         """What a feature raised when it entered, which now ends a later phase; None for what ends the session."""
@@ -388,7 +416,9 @@ class _Phase:
             if error is not None:
                 error.__traceback__ = traceback
 
-    def add(self, error: BaseException, feature: Feature | None = None, method: str | None = None) -> None:
+    def add(
+        self, error: BaseException, feature: Feature | None = None, method: str | None = None
+    ) -> None:
         """Take one more error, of a feature or of the test itself."""
         if isinstance(self.error, ENDS):
             return
@@ -407,8 +437,12 @@ def _named(error: BaseException, feature: Feature, method: str, item: pytest.Ite
     """What a feature raised, as the failure of the test: with the feature's name if nobody meant to raise it."""
     if not isinstance(error, Exception) or isinstance(error, _STOPS):
         return error
-    if (known := replaced(error, item)) is not error and not isinstance(known, pytest.skip.Exception):  # it is the test that may skip
+    if (known := replaced(error, item)) is not error and not isinstance(
+        known, pytest.skip.Exception
+    ):  # it is the test that may skip
         return known
-    failure = pytest.fail.Exception(f"gpumem: {type(feature).__name__}.{method} raised {type(error).__name__}: {error}")
+    failure = pytest.fail.Exception(
+        f"gpumem: {type(feature).__name__}.{method} raised {type(error).__name__}: {error}"
+    )
     failure.__cause__ = error
     return failure

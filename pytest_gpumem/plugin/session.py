@@ -61,7 +61,17 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.repeating import RepeatFeature
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
-GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
+GPU_IDENTITY = (
+    "key",
+    "name",
+    "simulated",
+    "compute_capability",
+    "memory_bytes",
+    "ecc",
+    "mig_profile",
+    "driver",
+    "cuda",
+)
 """Facts that go into pytest-benchmark's `machine_info`."""
 
 
@@ -83,7 +93,11 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     channel = _channel(session, expectations)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
-    results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
+    results = (
+        None
+        if session.is_part
+        else _results(session, Controller(settings, chosen, place, channel), channel)
+    )
     whole = Session(session, expectations, leftovers, repeats, results, channel)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
@@ -110,8 +124,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
 def _check_plugins(config: pytest.Config) -> None:
     """Raises `pytest.UsageError`: pytest-benchmark is switched off, or pytest-forked is on."""
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
-    if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
-        raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
+    if not any(
+        getattr(plugin, "__name__", "") == "pytest_benchmark.plugin"
+        for plugin in config.pluginmanager.get_plugins()
+    ):
+        raise pytest.UsageError(
+            "gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark"
+        )
     if getattr(config.option, "forked", False):
         raise pytest.UsageError(
             "gpumem: --forked runs each test in a copy of this process, in which CUDA does not work; --gpumem-isolate replaces the process "
@@ -119,7 +138,9 @@ def _check_plugins(config: pytest.Config) -> None:
         )
 
 
-def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer) -> DeviceChoice:
+def _chosen(
+    config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer
+) -> DeviceChoice:
     """The device, which can run this session. Raises `pytest.UsageError`: it is not there, or cannot."""
     try:
         chosen = _choose(settings, place, asked)
@@ -134,18 +155,44 @@ def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: Dr
     return chosen
 
 
-def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: DeviceChoice, of_base: BaseOfGate | None) -> GpuSession:
+def _session(
+    config: pytest.Config,
+    settings: Settings,
+    place: Storage,
+    chosen: DeviceChoice,
+    of_base: BaseOfGate | None,
+) -> GpuSession:
     """The state of a session, with its baseline. Raises `pytest.UsageError`: the baseline cannot be used."""
     store = Store(place, chosen.facts)
     # Where the change left the history that it is compared with is asked of the project's repository.
-    shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
+    shared = (
+        partial(ancestry, settings.baseline_of, folder=config.rootpath)
+        if settings.baseline_of is not None
+        else None
+    )
     try:
-        baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
+        baseline, accepted, added = _with_accepted(
+            store.load(shared, settings.baseline_window), config, settings
+        )
     except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-    if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
+    if (
+        settings.save
+        and not config.option.collectonly
+        and not is_part(config)
+        and (why := store.unwritable()) is not None
+    ):
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
-    return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
+    return GpuSession(
+        config,
+        settings,
+        chosen,
+        store,
+        baseline,
+        accepted,
+        added,
+        None if of_base is None else of_base.selection,
+    )
 
 
 def _repeats(session: GpuSession) -> RepeatFeature | None:
@@ -165,7 +212,9 @@ def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     return channel
 
 
-def _results(session: GpuSession, workers: Controller, channel: Channel) -> tuple[OutputFeature, TerminalFeature]:
+def _results(
+    session: GpuSession, workers: Controller, channel: Channel
+) -> tuple[OutputFeature, TerminalFeature]:
     """What writes the results.
     Raises `pytest.UsageError`: a file cannot be written.
     """
@@ -184,7 +233,9 @@ def _is_the_program() -> bool:
     return program.stem in ("pytest", "py.test") or program.parts[-2:] == ("pytest", "__main__.py")
 
 
-def _with_accepted(baseline: Baseline, config: pytest.Config, settings: Settings) -> tuple[Baseline, Acceptances, Acceptances]:
+def _with_accepted(
+    baseline: Baseline, config: pytest.Config, settings: Settings
+) -> tuple[Baseline, Acceptances, Acceptances]:
     """The baseline, the accepted changes that no saved run took over, and in a gate those that its change adds.
 
     Against a named history, a change that is accepted there has taken the place of the runs before: the row is NEW, which a gate's duet
@@ -195,9 +246,13 @@ def _with_accepted(baseline: Baseline, config: pytest.Config, settings: Settings
     found = acceptances(config.rootpath)
     if not found or settings.baseline_of is None:
         return baseline, Acceptances(found, baseline.taken_over), Acceptances()
-    merged = files_at(ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath)
+    merged = files_at(
+        ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath
+    )
     waiting = Acceptances([one for one in found if one.file_name in merged], baseline.taken_over)
-    added = Acceptances([one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ())
+    added = Acceptances(
+        [one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ()
+    )
     return awaiting(baseline, waiting), waiting, added
 
 
@@ -281,10 +336,14 @@ def _stoppable(session: pytest.Session) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, pytest.exit.Exception) as error:
-        session.config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
+        session.config.hook.pytest_keyboard_interrupt(
+            excinfo=pytest.ExceptionInfo.from_exception(error)
+        )
         session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
     except Exception as error:
-        session.config.notify_exception(pytest.ExceptionInfo.from_exception(error), session.config.option)
+        session.config.notify_exception(
+            pytest.ExceptionInfo.from_exception(error), session.config.option
+        )
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
@@ -307,17 +366,24 @@ class Session(Feature):
         self._repeats = repeats
         self._results = results
         self._channel = channel
-        self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
+        # the other GPU of a saved run that pytest-benchmark compares with
+        self._left_out: str | None = None
 
     def selected(self, session: pytest.Session) -> None:
-        if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
+        if self._left_out is not None and any(
+            uses(item, BENCHMARK_FIXTURE) for item in session.items
+        ):
             raise pytest.UsageError(
                 f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
                 "of different devices are not comparable. Give each GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/"
                 f"{self._session.facts.key}"
             )
         self._session.collected(session.items)
-        if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
+        if (
+            self._session.evidence
+            and not session.config.option.collectonly
+            and any(uses(item, TEST_FIXTURE) for item in session.items)
+        ):
             self._session.chosen.follow()
 
     @contextmanager
@@ -334,14 +400,23 @@ class Session(Feature):
         self._session.rows.report(report)
         if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
             own = self._properties(report.nodeid)
-            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *own.items()]
+            report.user_properties = [
+                *(one for one in report.user_properties if one[0] not in own),
+                *own.items(),
+            ]
         yield
 
     def _properties(self, nodeid: str) -> dict[str, object]:
         """The properties of a test in JUnit's file."""
-        return dict(one for row in self._session.rows.reported(nodeid) for one in properties(row, self._session.facts))
+        return dict(
+            one
+            for row in self._session.rows.reported(nodeid)
+            for one in properties(row, self._session.facts)
+        )
 
-    @pytest.hookimpl(wrapper=True)  # around that of pytest-benchmark, which was registered before: no file is written yet
+    @pytest.hookimpl(
+        wrapper=True
+    )  # around that of pytest-benchmark, which was registered before: no file is written yet
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         self.finish(session)
         return (yield)
@@ -364,18 +439,26 @@ class Session(Feature):
         outputs, terminal = self._results
         terminal.end_progress()
         self._expectations.write_selection()
-        if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
+        if (
+            not session.config.option.collectonly and not gpu.ranges.tool_attached()
+        ):  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
         open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
-        session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)
+        session.exitstatus = exit_code(
+            session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written
+        )
 
     @property
     def _leaves(self) -> bool:
         """True if the context was lost, and the process ends with the session. A program that called pytest goes on with its own."""
         gpu = self._session
-        return gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_part or _is_the_program())
+        return (
+            gpu.lost_in is not None
+            and not gpu.facts.simulated
+            and (gpu.is_part or _is_the_program())
+        )
 
     def hush_if_lost(self) -> None:
         """Have libraries print no traceback for each piece of memory of a lost context. Cython prints an error of a destructor by the one
@@ -397,18 +480,28 @@ class Session(Feature):
         machine_info["gpu"] = {name: whole[name] for name in GPU_IDENTITY}
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_report_header(self, config: pytest.Config) -> Generator[None, list[object], list[object]]:
+    def pytest_report_header(
+        self, config: pytest.Config
+    ) -> Generator[None, list[object], list[object]]:
         """The session's lines below pytest-benchmark's, of whose defaults none holds for a measurement of a GPU; with -v it is there."""
         lines = yield
         # pytest prints them from the last one on.
         own = [] if self._results is None else [self._results[1].header(config)]
-        at = next((at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines))
+        at = next(
+            (at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines)
+        )
         return [*lines[:at], *own, *lines[at + (config.get_verbosity() <= 0) :]]
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-benchmark's table, and pytest's short summary: what to do comes last
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+    @pytest.hookimpl(
+        wrapper=True, tryfirst=True
+    )  # around pytest-benchmark's table, and pytest's short summary: what to do comes last
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, object, object]:
         try:
-            with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
+            with replay.without_table(
+                self._session.config, always=self._session.ranges.tool_attached()
+            ):
                 return (yield)
         finally:  # also if pytest-benchmark's own comparison ends in an error
             if self._results is not None:
@@ -418,13 +511,19 @@ class Session(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
-        self._left_out = replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
+        self._left_out = (
+            replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
+        )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
         found = {(row.range_name, row.label): figures(row, session.facts) for row in session.rows}
         for one in output_json.get("benchmarks", ()):  # a project may write its own JSON
-            if (fed := one.get("extra_info", {}).get("gpumem")) is not None:  # since then the row may have been judged again
+            if (
+                fed := one.get("extra_info", {}).get("gpumem")
+            ) is not None:  # since then the row may have been judged again
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
-        output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
+        output_json["gpumem"] = document(
+            session.facts, list(session.rows), session.settings.to_json(), session.missing
+        )

@@ -112,8 +112,12 @@ class GpuSession:
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
         """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
-        self.further: list[ProcessRecord] = []  # the finished further processes of `--gpumem-processes`
-        self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(EXPERIMENT)
+        self.further: list[
+            ProcessRecord
+        ] = []  # the finished further processes of `--gpumem-processes`
+        self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
+            EXPERIMENT
+        )
         """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
@@ -124,7 +128,8 @@ class GpuSession:
         """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
         self.deadline = Deadline(config)
         self._device: Device | None = None
-        self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
+        # when the last line about a wait was printed, on the monotonic clock
+        self._announced: float | None = None
         self._waits = True  # False once a wait for the GPU reached its limit
 
     def collected(self, items: Sequence[pytest.Item]) -> None:
@@ -156,7 +161,11 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return not self.settings.no_what_ran and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
+        return (
+            not self.settings.no_what_ran
+            and EVIDENCE not in switched_off(os.environ)
+            and not self.ranges.tool_attached()
+        )
 
     @property
     def watches_streams(self) -> bool:
@@ -171,7 +180,15 @@ class GpuSession:
     def past(self, row: Row) -> list[SavedRow]:
         """The runs of the baseline that a row is compared with, oldest first."""
         measurement = row.measurement
-        return [] if measurement is None else [one for one in self.history(row).accepted if comparable(measurement, one.measurement)]
+        return (
+            []
+            if measurement is None
+            else [
+                one
+                for one in self.history(row).accepted
+                if comparable(measurement, one.measurement)
+            ]
+        )
 
     def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
         """The row with its verdict, counted in the family of compared rows.
@@ -192,7 +209,10 @@ class GpuSession:
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
-        return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
+        return next(
+            (why for process in self.further if (why := process.failure_of(nodeid)) is not None),
+            None,
+        )
 
     # Limits
 
@@ -206,7 +226,9 @@ class GpuSession:
         `names`: the limits that apply.
         Raises `SettingsError`: a keyword of the marker that cannot be used.
         """
-        own = merge_limits(None, marker_limits(marker_keywords(marks_of(item))), self.settings, names)
+        own = merge_limits(
+            None, marker_limits(marker_keywords(marks_of(item))), self.settings, names
+        )
         return self.held(item.nodeid, own, names)
 
     def held(self, nodeid: str, own: Limits, names: Iterable[str] = tuple(LIMITS)) -> Limits:
@@ -266,7 +288,9 @@ class GpuSession:
         `unless_free`: share of the device's memory that, if it is free besides, lets the kept memory stay.
         """
         if self._device is not None and self.lost_in is None:
-            with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
+            with suppress(
+                DeviceError
+            ):  # such as a capture that is still open; the next measurement tries again
                 self._device.memory.make_room(unless_free=unless_free)
 
     @cached_property
@@ -291,7 +315,9 @@ class GpuSession:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.
                 for uuid in sorted(reserved(item, self.chosen)):
-                    stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid))
+                    stack.enter_context(
+                        self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid)
+                    )
             except GpuBusy:
                 self._waits = False
                 raise
@@ -306,8 +332,13 @@ class GpuSession:
         """Remember the test that lost the context. `error`: what the runtime said, or the call that did it."""
         file, line, _ = item.location
         named = re.search(r"cudaError([A-Z]\w+)", error)
-        what = re.sub(r"(?<!^)(?=[A-Z])", " ", named[1]).lower() if named else error.partition(". ")[0]
-        self.lost_in, self.lost_how = item.nodeid, f"{what}, {file}" + ("" if line is None else f":{line + 1}")
+        what = (
+            re.sub(r"(?<!^)(?=[A-Z])", " ", named[1]).lower() if named else error.partition(". ")[0]
+        )
+        self.lost_in, self.lost_how = (
+            item.nodeid,
+            f"{what}, {file}" + ("" if line is None else f":{line + 1}"),
+        )
 
     @property
     def why_unrun(self) -> str:
@@ -328,7 +359,9 @@ class GpuSession:
                     gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
                     self.watch = None
                     self._lost(item, "cudaDeviceReset")
-                    self.remark(f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                    self.remark(
+                        f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run"
+                    )
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
@@ -337,16 +370,23 @@ class GpuSession:
             except DeviceError:
                 if not self._device.streams.end_captures():
                     raise
-                self.remark(f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
+                self.remark(
+                    f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it"
+                )
                 self._device.streams.synchronize()
-                raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
+                raise DeviceError(
+                    "the test left the capture of a stream open; it was ended, and its graph dropped"
+                ) from None
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor, kernels = self.__dict__.pop("conductor", None), self.__dict__.pop("kernels", None)
+        conductor, kernels = (
+            self.__dict__.pop("conductor", None),
+            self.__dict__.pop("kernels", None),
+        )
         if device.was_reset():
             device.close()
             self._gone += [device, conductor, kernels]
@@ -387,7 +427,9 @@ class GpuSession:
         budgets = [settings.budget] if settings.budget is not None else []
         if self.ledger is not None:
             budgets.append(self.ledger.share(nodeid, label))
-        return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
+        return Plan(
+            settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets)
+        )
 
     def open_ledger(self, items: Iterable[pytest.Item]) -> None:
         """Divide a total budget among the tests that measure, by their cost in the baseline."""
@@ -404,11 +446,16 @@ class GpuSession:
             if not uses(item, BENCHMARK_FIXTURE):
                 continue
             try:
-                most = of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
+                most = (
+                    of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
+                )
             except SettingsError:  # in a worker: the test fails by it, and measures nothing
                 continue
             measured = known.get(item.nodeid, {})
-            expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
+            expected[item.nodeid] = {
+                label: need(measurement, self.facts, most)
+                for label, measurement in measured.items()
+            }
         # Each process of the run has its part.
         self.ledger = Ledger(total / self.settings.processes, expected)
 
@@ -429,7 +476,11 @@ class GpuTest:
         self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
         """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), oversubscribes=oversubscribes)
+        self.arena = Arena(
+            self.device,
+            zlib.crc32(item.nodeid.encode(errors="surrogatepass")),
+            oversubscribes=oversubscribes,
+        )
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
@@ -437,9 +488,12 @@ class GpuTest:
         self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.replay: Replay | None = None
-        self.subtest_failed = False  # a subtest has failed: the body continues, and pytest fails the test at its end
+        # a subtest has failed: the body continues, and pytest fails the test at its end
+        self.subtest_failed = False
         self.judged = False  # the body has ended: nothing more is measured
-        self.wrong: str | None = None  # the first result that was wrong, in words; the test fails by it even if it catches the error
+        # the first result that was wrong, in words; the test fails by it even if it catches the
+        # error
+        self.wrong: str | None = None
 
     @property
     def kernels(self) -> Kernels:
@@ -483,8 +537,11 @@ class GpuTest:
                     self.arena.close()
 
 
-SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()  # on `config.stash`; absent while the plugin is off
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
+"""On `config.stash`; absent while the plugin is off."""
 
-TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()  # on `item.stash`, once a fixture of ours was set up
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
+"""On `item.stash`, once a fixture of ours was set up."""
 
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()  # on `item.stash`: the test's rows, once it was judged
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+"""On `item.stash`: the test's rows, once it was judged."""

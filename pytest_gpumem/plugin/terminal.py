@@ -71,11 +71,21 @@ class TerminalFeature(Feature):
     def started(self, session: pytest.Session) -> None:
         if (benchmarks := getattr(session.config, "_benchmarksession", None)) is not None:
             benchmarks.handle_saving = partial(self._guarded, session, benchmarks.handle_saving)
-        reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
+        reporter = session.config.pluginmanager.getplugin(
+            "terminalreporter"
+        )  # not there yet while options are read; None with -p no:
         # A named history means that the run is to be compared with it: printed even if -q leaves out the header.
-        if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
+        if (
+            reporter is not None
+            and self._session.settings.baseline_of is not None
+            and (note := self._session.baseline.note) is not None
+        ):
             reporter.write_line(f"gpumem: nothing to compare with: {note}")
-        if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
+        if (
+            reporter is not None
+            and reporter.verbosity >= 0
+            and not session.config.option.collectonly
+        ):
             self._progress = ProgressFeature(self._session, reporter)
             session.config.pluginmanager.register(self._progress)
             session.config.pluginmanager.getplugin(RUNNING_PLUGIN).join(self._progress)
@@ -92,7 +102,10 @@ class TerminalFeature(Feature):
             short=config.get_verbosity() <= 0,
         )
         width = config.get_terminal_writer().fullwidth
-        return [*self._workers.header(config), *(part for line in lines for part in wrapped(line, width, indent="    "))]
+        return [
+            *self._workers.header(config),
+            *(part for line in lines for part in wrapped(line, width, indent="    ")),
+        ]
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
@@ -102,8 +115,16 @@ class TerminalFeature(Feature):
             shown = str(place.folder.relative_to(here))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.
-            return f"{baseline.note}; --gpumem-save makes one" if place.devices() else baseline_line(0, None, shown)
-        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes)
+            return (
+                f"{baseline.note}; --gpumem-save makes one"
+                if place.devices()
+                else baseline_line(0, None, shown)
+            )
+        least = catches(
+            baseline,
+            self._session.settings.limits.get("max_regression"),
+            self._session.settings.processes,
+        )
         line = baseline_line(baseline.processes, least, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
@@ -111,7 +132,11 @@ class TerminalFeature(Feature):
         ledger = self._session.ledger
         if ledger is None or not ledger.tests:
             return []
-        how = f"by cost in the baseline ({ledger.known} of them known)" if ledger.known else "equally, the baseline knows no cost"
+        how = (
+            f"by cost in the baseline ({ledger.known} of them known)"
+            if ledger.known
+            else "equally, the baseline knows no cost"
+        )
         line = (
             f"gpumem: budget of {format_time(ledger.total)}{self._of_process} shared out over {counted(ledger.tests, 'test')} {how}, "
             f"at most {format_time(ledger.most())} a measurement to begin with; what one leaves goes to the others"
@@ -157,7 +182,9 @@ class TerminalFeature(Feature):
         if len(gpu.rows) or gpu.missing:
             path, saved = self._tried(partial(replay.write_json, gpu.config))
             if path is not None:
-                self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
+                self._notes.append(
+                    f"wrote {path} (pytest-benchmark's own statistics are off or empty)"
+                )
         if gpu.settings.save:
             try:
                 self._notes += [f"--gpumem-save: {line}" for line in self._save(complete=complete)]
@@ -171,7 +198,9 @@ class TerminalFeature(Feature):
         try:
             return save(), True
         except OSError as error:
-            self._notes.append(f"pytest-benchmark cannot save its results: {error.strerror or error}")
+            self._notes.append(
+                f"pytest-benchmark cannot save its results: {error.strerror or error}"
+            )
             return None, False
 
     def _guarded(self, session: pytest.Session, save: Callable[[], None]) -> None:
@@ -200,7 +229,14 @@ class TerminalFeature(Feature):
         """Store the saved rows, as `_save`."""
         gpu = self._session
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
-        saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
+        saved = gpu.store.save(
+            rows,
+            replay.revision(gpu.config),
+            gpu.settings.to_json(),
+            gpu.baseline,
+            gpu.accepted,
+            removed,
+        )
         if saved.path is not None:
             yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {gpu.store.storage}"
         else:
@@ -214,7 +250,11 @@ class TerminalFeature(Feature):
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
         # The session's last lines have the command for rows that fail.
-        if changed := [row for row, _ in saved.refused if any(changes_of(row)) and not is_failure(row.verdict, gpu.settings.strict)]:
+        if changed := [
+            row
+            for row, _ in saved.refused
+            if any(changes_of(row)) and not is_failure(row.verdict, gpu.settings.strict)
+        ]:
             more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
             yield f"to accept a change on purpose: {command(changed[0])}{more}"
 
@@ -225,14 +265,25 @@ class TerminalFeature(Feature):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         measured = [row for row in rows if row.measured_something]
-        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.in_gate}
+        how: dict[str, Any] = {
+            "width": width,
+            "colour": colour,
+            "saved": session.settings.save or session.in_gate,
+        }
         how["memory"] = session.settings.footprint in ("on", "trace")
         if writer.verbosity == 0:
             drawn = [summary(rows, session.facts, in_session=True, **how)]
         else:
             notes = writer.verbosity > 0
-            shown = measured if notes else [row for row in measured if row.failed or is_failure(row.verdict, True)]
-            drawn = [table(shown, session.facts, notes=notes, **how), *wrapped(counts_text(rows), width)]
+            shown = (
+                measured
+                if notes
+                else [row for row in measured if row.failed or is_failure(row.verdict, True)]
+            )
+            drawn = [
+                table(shown, session.facts, notes=notes, **how),
+                *wrapped(counts_text(rows), width),
+            ]
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:
@@ -244,7 +295,12 @@ class TerminalFeature(Feature):
             for sentence in loosened(row.limits, self._session.settings):
                 found.setdefault(sentence, []).append(row)
         for sentence, of in found.items():
-            yield from wrapped(printable(f"LOOSENED: {sentence}: {of[0].key}{f' and {len(of) - 1} more' if len(of) > 1 else ''}"), width)
+            yield from wrapped(
+                printable(
+                    f"LOOSENED: {sentence}: {of[0].key}{f' and {len(of) - 1} more' if len(of) > 1 else ''}"
+                ),
+                width,
+            )
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
         """Print the results."""
@@ -252,7 +308,9 @@ class TerminalFeature(Feature):
         rows = list(session.rows)
         if not rows and not self._notes:
             return
-        title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
+        title = f"gpumem: {printable(session.facts.name)}" + (
+            " (simulated)" if session.facts.simulated else ""
+        )
         writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section(title)
         if session.ranges.tool_attached():
@@ -261,16 +319,22 @@ class TerminalFeature(Feature):
             for line in profiled_lines(rows):
                 writer.write_line(line)
         elif rows:
-            for line in self._results(rows, writer).splitlines():  # pytest escapes all of a text that the output cannot encode
+            for line in self._results(
+                rows, writer
+            ).splitlines():  # pytest escapes all of a text that the output cannot encode
                 writer.write_line(line)
         slow: Iterable[str] = ()
         if (count := session.config.getoption("durations", None)) is not None:
             from pytest_gpumem.reporting.summary import slowest
 
             slow = slowest(rows, count)
-        for note in filter(None, (*slow, self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
+        for note in filter(
+            None, (*slow, self._budget(), *self._notes)
+        ):  # not wrapped: some end with a command to copy
             writer.write_line(printable(note))
-        if ANNOUNCE not in switched_off(os.environ) and not session.ranges.tool_attached():  # a gate has lines of its own
+        if (
+            ANNOUNCE not in switched_off(os.environ) and not session.ranges.tool_attached()
+        ):  # a gate has lines of its own
             for line in self._ending(rows):
                 for part in fitted(line, writer._tw.fullwidth):
                     writer.write_line(part)
@@ -278,7 +342,13 @@ class TerminalFeature(Feature):
     def _ending(self, rows: Sequence[Row]) -> list[str]:
         """The rows that fail by their verdicts, why, and what to do: as the end of a gate."""
         gpu = self._session
-        if not (failing := [row for row in rows if row.measured_something and is_failure(row.verdict, gpu.settings.strict)]):
+        if not (
+            failing := [
+                row
+                for row in rows
+                if row.measured_something and is_failure(row.verdict, gpu.settings.strict)
+            ]
+        ):
             return []
         from pytest_gpumem.reporting.concerns import ending, worst_first
 
@@ -286,15 +356,27 @@ class TerminalFeature(Feature):
         lines = ending(failing, self._again)
         if meant := [row for row in failing if row.test_error is not True and any(changes_of(row))]:
             which = f" (the worst of {len(meant)})" if len(meant) > 1 else ""
-            lines += printable([f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"])
+            lines += printable(
+                [f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"]
+            )
         return lines
 
     def _again(self, row: Row) -> list[str]:
         """The command that measures a row again; of memory, with the lines that allocate it."""
         config = self._session.config
-        tests, left_out = config.option.file_or_dir, {option.flag for option in of_role(OptionRole.SAVING)}
-        words = [word for word in map(str, config.invocation_params.args) if word not in tests and word not in left_out]
-        of_memory = any(one.code is Code.TOO_MUCH_MEMORY for one in row.verdict.limits) and self._session.settings.footprint != "trace"
+        tests, left_out = (
+            config.option.file_or_dir,
+            {option.flag for option in of_role(OptionRole.SAVING)},
+        )
+        words = [
+            word
+            for word in map(str, config.invocation_params.args)
+            if word not in tests and word not in left_out
+        ]
+        of_memory = (
+            any(one.code is Code.TOO_MUCH_MEMORY for one in row.verdict.limits)
+            and self._session.settings.footprint != "trace"
+        )
         return ["pytest", *words, *(["--gpumem-footprint=trace"] if of_memory else []), row.nodeid]
 
 
@@ -309,7 +391,9 @@ class ProgressFeature(Feature):
         self._last = time.monotonic()
 
     def selected(self, session: pytest.Session) -> None:
-        self._progress.expect(item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE))
+        self._progress.expect(
+            item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)
+        )
 
     def expect(self, nodeids: Iterable[str]) -> None:
         """Take the tests that are to run, of which ids do not say which measure."""
@@ -329,7 +413,9 @@ class ProgressFeature(Feature):
         yield
         if report.when == "teardown":
             measured = (row.measurement for row in self._session.rows.of(report.nodeid))
-            self._progress.end(report.nodeid, sum(len(one.samples) for one in measured if one is not None))
+            self._progress.end(
+                report.nodeid, sum(len(one.samples) for one in measured if one is not None)
+            )
         self._draw()
 
     @pytest.hookimpl(wrapper=True)
@@ -379,6 +465,12 @@ class ProgressFeature(Feature):
 def on_a_terminal(config: pytest.Config, reporter: pytest.TerminalReporter) -> bool:
     """True if a line below pytest's own can be kept: only pytest writes to the terminal while tests run."""
     # Each of these plugins of pytest may be switched off.
-    logs = config.pluginmanager.hasplugin("logging") and (config.getini("log_cli") or config.getoption("log_cli_level") is not None)
+    logs = config.pluginmanager.hasplugin("logging") and (
+        config.getini("log_cli") or config.getoption("log_cli_level") is not None
+    )
     shared = logs or config.getoption("capture", "no") == "no" or config.getoption("usepdb", False)
-    return reporter._tw._file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not shared
+    return (
+        reporter._tw._file.isatty()
+        and os.environ.get("TERM") not in (None, "", "dumb")
+        and not shared
+    )

@@ -22,7 +22,13 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import site_lines
 
 
-def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], item: pytest.Item, session: GpuSession) -> Footprint:
+def traced(
+    footprint: Footprint,
+    watch: MemoryWatch,
+    allowed: Sequence[str],
+    item: pytest.Item,
+    session: GpuSession,
+) -> Footprint:
     """A footprint with the lines that allocated; unchanged unless allocations are traced.
     `footprint`: as just read from `watch`.
     `watch`: of the test or of a part of it.
@@ -32,11 +38,17 @@ def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], ite
         return footprint
     accounts = watch.accounts()
     root = item.config.rootpath
-    kept = [one for one in accounts.kept if not is_allowed(one, allowed, root)] if footprint.ended and footprint.kept else ()
+    kept = (
+        [one for one in accounts.kept if not is_allowed(one, allowed, root)]
+        if footprint.ended and footprint.kept
+        else ()
+    )
     return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 
 
-def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path) -> Footprint:
+def without_allowed(
+    footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path
+) -> Footprint:
     """A footprint whose kept memory leaves out what was allocated by lines that `allow_kept` names. Memory of an unknown line counts. A
     free that the log missed counts as a free of memory from a named line.
     `footprint`: as just read from `watch`.
@@ -50,7 +62,9 @@ def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence
     for use in footprint.uses:
         series = use.library, use.kind
         counting = max(use.kept - named[series], min(use.kept, others[series]))
-        uses.append(replace(use, kept=counting, allowed=use.kept - counting) if use.kept > 0 else use)
+        uses.append(
+            replace(use, kept=counting, allowed=use.kept - counting) if use.kept > 0 else use
+        )
     return replace(footprint, uses=tuple(uses))
 
 
@@ -60,7 +74,13 @@ def with_lines(row: Row, session: GpuSession) -> Row:
         return row
     past = session.baseline.past_footprints(row.key)
     lines = memory_differences(past[-1].footprint if past else None, row.footprint)
-    return replace(row, differences=(*lines, *(difference for difference in row.differences if difference.site is None)))
+    return replace(
+        row,
+        differences=(
+            *lines,
+            *(difference for difference in row.differences if difference.site is None),
+        ),
+    )
 
 
 def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:

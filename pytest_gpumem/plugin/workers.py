@@ -109,7 +109,11 @@ class Channel:
         if (why := sent.get(f"gpumem_{REFUSED}")) is not None:
             spec = node.gateway.spec
             machine = "" if spec.popen else f" ({spec.ssh or spec.socket})"
-            raise pytest.UsageError(printable(f"gpumem: worker {node.gateway.id}{machine}: {why.removeprefix('gpumem: ')}"))
+            raise pytest.UsageError(
+                printable(
+                    f"gpumem: worker {node.gateway.id}{machine}: {why.removeprefix('gpumem: ')}"
+                )
+            )
         for key, receive in self._receives.items():
             if (value := sent.get(f"gpumem_{key}")) is not None:
                 receive(value)
@@ -143,7 +147,8 @@ def baseline_of_session(config: pytest.Config) -> Storage | None:
 def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
     """The settings with BASE of a gate, which a worker learns from the controller."""
     session = given(config, SESSION)
-    base = os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]  # not of a session that a test starts
+    # not of a session that a test starts
+    base = os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]
     return settings._replace(baseline_of=base)
 
 
@@ -164,7 +169,9 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
         )
 
 
-def own_in_turn(environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice) -> str | None:
+def own_in_turn(
+    environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice
+) -> str | None:
     """In a worker on another machine, the value of `CUDA_VISIBLE_DEVICES` under which its own GPU is device 0; None if device 0 is."""
     if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
         return None
@@ -179,9 +186,12 @@ class Controller:
     no device, or device 0, runs there. The GPU stands in the worker's specification: the worker that replaces a crashed one has the same.
     """
 
-    def __init__(self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel) -> None:
+    def __init__(
+        self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel
+    ) -> None:
         channel.give(SESSION, self._session)
-        several = ":" not in settings.device and not chosen.facts.simulated  # "cuda:1" names one GPU for all
+        # "cuda:1" names one GPU for all
+        several = ":" not in settings.device and not chosen.facts.simulated
         self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
         self._facts = chosen.facts
         self._baseline = baseline
@@ -200,7 +210,9 @@ class Controller:
             for spec, order in zip(here, cycle(self._orders), strict=False):
                 spec.env.setdefault(VISIBLE, order)
         machines = Counter[object]()
-        for spec in (spec for spec in specs if not spec.popen):  # which GPUs its machine has, it must find out itself
+        for spec in (
+            spec for spec in specs if not spec.popen
+        ):  # which GPUs its machine has, it must find out itself
             machine = spec.ssh or spec.socket or spec.id
             spec.env.setdefault(TURN, str(machines[machine]))
             machines[machine] += 1

@@ -75,16 +75,22 @@ class Addresses:
         return found
 
 
-def texts(block: bytes, parameters: Sequence[tuple[int, int]], address: Callable[[int], str | None]) -> tuple[str, ...]:
+def texts(
+    block: bytes, parameters: Sequence[tuple[int, int]], address: Callable[[int], str | None]
+) -> tuple[str, ...]:
     """The text of each argument.
     `block`: the block of parameters as the kernel reads it.
     `parameters`: offset and bytes of each, in order. What lies between them means nothing.
     `address`: what stands for a word that is an address; None for other words.
     """
-    return tuple(_text(_tokens_of(block, offset, offset + size, address)) for offset, size in parameters)
+    return tuple(
+        _text(_tokens_of(block, offset, offset + size, address)) for offset, size in parameters
+    )
 
 
-def _tokens_of(block: bytes, begin: int, end: int, address: Callable[[int], str | None]) -> list[str]:
+def _tokens_of(
+    block: bytes, begin: int, end: int, address: Callable[[int], str | None]
+) -> list[str]:
     found = []
     while begin < end:
         stop = min(end, begin - begin % WORD + WORD)
@@ -121,7 +127,13 @@ def _varying(found: Sequence[str]) -> str:
     if len(known) < len(found):
         return _UNKNOWN * WORD if _many(found) else found[0]
     halves = (["".join(one[at : at + _UNIT]) for one in known] for at in (0, _UNIT))
-    return _number([byte for half in halves for byte in ([_UNKNOWN] * _UNIT if _many(half) else _pairs(half[0]))])
+    return _number(
+        [
+            byte
+            for half in halves
+            for byte in ([_UNKNOWN] * _UNIT if _many(half) else _pairs(half[0]))
+        ]
+    )
 
 
 def _many(values: Sequence[str]) -> bool:
@@ -182,7 +194,13 @@ def _masked(one: str, other: str) -> str:
     assert first is not None
     assert second is not None
     halves = ((first[at : at + _UNIT], second[at : at + _UNIT]) for at in (0, _UNIT))
-    return _number([byte for mine, theirs in halves for byte in (mine if mine == theirs else [_UNKNOWN] * _UNIT)])
+    return _number(
+        [
+            byte
+            for mine, theirs in halves
+            for byte in (mine if mine == theirs else [_UNKNOWN] * _UNIT)
+        ]
+    )
 
 
 def _under(one: str, mask: str) -> str:
@@ -191,7 +209,12 @@ def _under(one: str, mask: str) -> str:
         return one
     if found is None:  # an address, of which a part cannot be left out
         return mask if all(byte == _UNKNOWN for byte in hides) else one
-    return _number([_UNKNOWN if hidden == _UNKNOWN else byte for byte, hidden in zip(found, hides, strict=True)])
+    return _number(
+        [
+            _UNKNOWN if hidden == _UNKNOWN else byte
+            for byte, hidden in zip(found, hides, strict=True)
+        ]
+    )
 
 
 def _bytes(token: str) -> list[str] | None:

@@ -155,9 +155,12 @@ class Card(Record, frozen=True):
     cards: int  # Cards that the driver manages
     name: str | None = None  # The product's name
     driver: str | None = None  # Version of the driver
-    cuda: tuple[int, int] | None = None  # Newest version of CUDA that the driver supports, major and minor
-    persistence: bool | None = None  # Persistence mode is on: the driver stays loaded while the card is idle
-    compute_mode: str | None = None  # Compute mode: "default", "exclusive process" (one process at a time), "prohibited"
+    cuda: tuple[int, int] | None = None
+    """Newest version of CUDA that the driver supports, major and minor."""
+    persistence: bool | None = None
+    """Persistence mode is on: the driver stays loaded while the card is idle."""
+    compute_mode: str | None = None
+    """Compute mode: "default", "exclusive process" (one process at a time), "prohibited"."""
     mig: bool | None = None  # The card is split into MIG instances
     ecc: bool | None = None  # ECC is on now
     ecc_pending: bool | None = None  # ECC is on after the next reboot
@@ -204,7 +207,9 @@ def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
     return 2 * memory_clock_hz * bus_bits / 8
 
 
-def host_link(generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False) -> tuple[str, float | None]:
+def host_link(
+    generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False
+) -> tuple[str, float | None]:
     """The host link in words and its theoretical bandwidth one way in bytes per second, where it is PCIe of a known generation.
 
     An integrated GPU has the host's memory. One that walks the host's page tables reads it over a coherent link such as NVLink-C2C,

@@ -26,7 +26,8 @@ class Difference(Record, frozen=True, omit_defaults=True):
     bytes"; of what a launch ran, a kind of step such as "kernel" and "copy", "call", "state" or "order"; "peak memory" and "kept memory"
     of a line; or "further differences", of which `now` is the number."""
     was: Value = None  # Value on the first side; None for what was added, and where it is unknown
-    now: Value = None  # Value on the second side; None for what was removed, and where it is unknown
+    now: Value = None
+    """Value on the second side; None for what was removed, and where it is unknown."""
     name: str = ""
     """Kernel, direction of a copy, function of CUDA, or part of the state; of a line, its text on the first side where that was another."""
     field: str = ""  # Of a step or a call that both sides have: what changed, such as "grid", "registers" or "argument 3"

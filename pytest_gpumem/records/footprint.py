@@ -10,7 +10,8 @@ from pytest_gpumem.records.waits import Waits
 MemoryPlace = Literal["device", "managed", "pinned"]
 """Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
 
-FIXTURES = "gpumem"  # `MemoryUse.library` of the buffers that a test gets from fixtures of pytest-gpumem
+FIXTURES = "gpumem"
+"""`MemoryUse.library` of the buffers that a test gets from fixtures of pytest-gpumem."""
 DRIVER = "CUDA"  # `MemoryUse.library` of allocations of the driver that no pool of a library made: raw CUDA, Numba, cuda.core
 GRAPHS = "CUDA graphs"  # `MemoryUse.library` of the memory that CUDA graphs allocate when they run
 
@@ -28,7 +29,8 @@ class MemoryUse(Record, frozen=True):
     library: str  # Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the fixtures
     kind: MemoryPlace  # Where the memory lies
     peak: Bytes = 0  # Most bytes in use at once, above those before the test
-    at_peak: Bytes = 0  # Bytes in use when the device memory of all libraries together was at its peak
+    at_peak: Bytes = 0
+    """Bytes in use when the device memory of all libraries together was at its peak."""
     kept: int = 0
     """Bytes in use at the end, above those before the test, after the test's references are gone. Below 0 if it freed earlier memory."""
     allowed: Bytes = 0  # Bytes in use at the end besides, from lines that `allow_kept` names
@@ -88,7 +90,8 @@ class Footprint(Record, frozen=True):
     driver_peak: Bytes | None = None
     """Most bytes of device memory that the driver gave out at once, in whole pages of 2 MiB, pools' reserves included, above those before
     the test: what the GPU must have free. None where the driver was not watched."""
-    peak_bound: Bytes | None = None  # The most that the peak can be, where that of a library is not known
+    peak_bound: Bytes | None = None
+    """The most that the peak can be, where that of a library is not known."""
     bound: Bytes | None = None
     """If the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
     pages of 2 MiB, other processes included."""
@@ -101,7 +104,8 @@ class Footprint(Record, frozen=True):
     """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
     out."""
     further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
-    ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
+    ended: bool = True
+    """False while the test still runs: what it keeps and reserves is not known yet."""
     notes: tuple[str, ...] = ()  # Remarks for the reader
     waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
 
@@ -110,7 +114,9 @@ class Footprint(Record, frozen=True):
         """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
         return max(self.peak, self.driver_peak or 0)
 
-    def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
+    def _sum(
+        self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")
+    ) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)
 
     @property

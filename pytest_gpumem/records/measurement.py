@@ -62,7 +62,11 @@ def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
     modes = modes_of(medians)
     mode, count = Counter(modes).most_common(1)[0] if modes else (0, 0)
     most = MOST_OF_MANY if len(modes) >= MANY else MOST
-    return tuple(median for median, own in zip(medians, modes, strict=True) if own == mode or count < most * len(modes))
+    return tuple(
+        median
+        for median, own in zip(medians, modes, strict=True)
+        if own == mode or count < most * len(modes)
+    )
 
 
 class MovedBytes(Record, frozen=True):
@@ -71,7 +75,8 @@ class MovedBytes(Record, frozen=True):
     reads: Bytes  # Distinct bytes read
     writes: Bytes  # Distinct bytes written
     link: bool = False  # True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted
-    declared: Bytes | None = None  # Total bytes that the user declares, where reads and writes are not known apart
+    declared: Bytes | None = None
+    """Total bytes that the user declares, where reads and writes are not known apart."""
 
     @property
     def total(self) -> int:
@@ -91,7 +96,8 @@ class Conditions(Record, frozen=True):
     throttle_reasons: tuple[str, ...] | None = ()
     """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks; None where the driver
     does not report them"""
-    other_processes: Count | None = None  # Other compute processes on the device; None where the driver does not report them
+    other_processes: Count | None = None
+    """Other compute processes on the device; None where the driver does not report them."""
 
 
 class Window(Record, frozen=True):
@@ -117,7 +123,8 @@ class Repeat(Record, frozen=True):
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
 
     medians: LaunchTimes  # Seconds: median of each buffer placement
-    overhead: Seconds | None = None  # Seconds of launch overhead in that process, as `Measurement.overhead`
+    overhead: Seconds | None = None
+    """Seconds of launch overhead in that process, as `Measurement.overhead`."""
 
 
 class NoShare(str, Enum):
@@ -262,7 +269,9 @@ class Measurement(Record, frozen=True, dict=True):
         """The 95 % confidence interval of `latency_per_access` over placements: low and high, in seconds; None with fewer than two."""
         if not self.accesses_per_launch or self.half_width is None:
             return None
-        return (self.latency - self.half_width) / self.accesses_per_launch, (self.latency + self.half_width) / self.accesses_per_launch
+        return (self.latency - self.half_width) / self.accesses_per_launch, (
+            self.latency + self.half_width
+        ) / self.accesses_per_launch
 
     @property
     def bandwidth(self) -> float | None:
@@ -275,7 +284,11 @@ class Measurement(Record, frozen=True, dict=True):
 
         Caches and memory together supply them. `bandwidth` of such a launch counts every byte once, and looks slow.
         """
-        if self.requested is None or self.moved_bytes is None or self.requested < REPEATED * self.moved_bytes.total:
+        if (
+            self.requested is None
+            or self.moved_bytes is None
+            or self.requested < REPEATED * self.moved_bytes.total
+        ):
             return None
         return self.requested / self.latency
 
@@ -304,7 +317,11 @@ class Measurement(Record, frozen=True, dict=True):
     @property
     def placement_spread(self) -> float | None:
         """Standard deviation of all placements' medians over their mean."""
-        return statistics.stdev(self.medians) / statistics.fmean(self.medians) if len(self.placements) > 1 else None
+        return (
+            statistics.stdev(self.medians) / statistics.fmean(self.medians)
+            if len(self.placements) > 1
+            else None
+        )
 
     @property
     def noise(self) -> float | None:
@@ -318,17 +335,22 @@ class Limits(Record, frozen=True):
     min_bandwidth: str | None = None  # Least bandwidth: "2.4 TB/s" or "85% of peak"
     max_latency: str | None = None  # Longest latency: "12 us"
     max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
-    max_migrated: str | None = None  # Most bytes of managed memory that move during one launch: "64 MiB"
+    max_migrated: str | None = None
+    """Most bytes of managed memory that move during one launch: "64 MiB"."""
     max_kernels: str | None = None  # Most kernels in one launch: "3"
     max_copies: str | None = None  # Most copies in one launch: "1"
     max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
     max_waits: str | None = None  # Most times that the host waits for the device in one launch: "0"
-    max_spill: str | None = None  # Most bytes of local memory of a thread, over the kernels of one launch: "0 B"
+    max_spill: str | None = None
+    """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
     min_overlap: str | None = None  # Least hidden share of the time that overlap can hide: "80%"
-    max_regression: str | None = None  # Largest slow-down against the baseline: "1%" or "1% + 0.2 us"
-    faster_than: str | None = None  # Another measurement of the same test that must be slower: "faulting", or "20 x faulting"
+    max_regression: str | None = None
+    """Largest slow-down against the baseline: "1%" or "1% + 0.2 us"."""
+    faster_than: str | None = None
+    """Another measurement of the same test that must be slower: "faulting", or "20 x faulting"."""
     max_peak: str | None = None  # Most bytes of device memory in use at once: "2 GiB"
     max_kept: str | None = None  # Most bytes still in use after the test: "0 B"
-    max_peak_regression: str | None = None  # Largest growth of the peak against the baseline: "0 B" or "5%"
+    max_peak_regression: str | None = None
+    """Largest growth of the peak against the baseline: "0 B" or "5%"."""
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

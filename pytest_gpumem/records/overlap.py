@@ -39,7 +39,11 @@ class Overlap(Record, frozen=True):
 
         None where nothing is cut into pieces.
         """
-        return None if self.chunks is None else self.bound + (sum(part.seconds for part in self.parts) - self.bound) / self.chunks
+        return (
+            None
+            if self.chunks is None
+            else self.bound + (sum(part.seconds for part in self.parts) - self.bound) / self.chunks
+        )
 
     @property
     def hideable(self) -> float | None:

@@ -20,11 +20,16 @@ class TestProfile(Record, frozen=True):
     name: str  # Name of the test's NVTX range, `Row.range_name`
     nodeid: str | None  # pytest's id of the test; None where the tool did not record it
     label: str  # Label of the measurement as it stands in the name of its range (`ranges.labelled`); empty for an unlabelled one
-    launches: Launches | None  # Measured launches; None where the tool does not tell them from the kernels that they consist of
+    launches: (
+        Launches | None
+    )  # Measured launches; None where the tool does not tell them from the kernels that they consist of
     kernels: tuple[KernelUse, ...]  # Kernels of the measured launches, the longest first
-    sm_clock_hz: float | None = None  # SM clock in hertz, the mean over the kernels weighted by their time
-    memory_clock_hz: float | None = None  # Memory clock in hertz, the mean over the kernels weighted by their time
-    set_aside: int | None = None  # Bytes of L2 set aside for persisting accesses, where the tool gives them
+    sm_clock_hz: float | None = None
+    """SM clock in hertz, the mean over the kernels weighted by their time."""
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz, the mean over the kernels weighted by their time."""
+    set_aside: int | None = None
+    """Bytes of L2 set aside for persisting accesses, where the tool gives them."""
     window: Window | None = None  # Access-policy window, where it is known
     process: int | None = None  # Process id; None where the tool does not give it
     tool: str = ""  # Tool that recorded it: "ncu"

@@ -16,13 +16,17 @@ vanish."""
 _LARGEST = 2**63 - 1
 
 Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
-Launches = Annotated[int, Meta(ge=1, le=_LARGEST)]  # A number of launches that figures are of; figures of no launch mean nothing
+Launches = Annotated[
+    int, Meta(ge=1, le=_LARGEST)
+]  # A number of launches that figures are of; figures of no launch mean nothing
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
-Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]  # Launch times of each buffer placement
+Placements = Annotated[
+    tuple[LaunchTimes, ...], Meta(min_length=1)
+]  # Launch times of each buffer placement
 NotNegative = Annotated[float, Meta(ge=0.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for one request of a warp

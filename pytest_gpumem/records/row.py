@@ -24,8 +24,12 @@ class Comparison(Record, frozen=True):
     """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
 
     delta: float = field(name="change")  # Measured change
-    low: float = field(name="change_low")  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
-    high: float = field(name="change_high")  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
+    low: float = field(
+        name="change_low"
+    )  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
+    high: float = field(
+        name="change_high"
+    )  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
     catches: float  # Smallest slow-down that this comparison fails in 99 % of runs
     processes: int  # Saved processes of the baseline
     runs: int = 1  # Saved runs that those processes are of
@@ -33,9 +37,11 @@ class Comparison(Record, frozen=True):
     p_value: float | None = None
     """Probability that a change of no more than the limit shows such a slow-down or a larger one. For a row that crept, that since the
     first run."""
-    since_first: float | None = None  # For a row that crept: the measured change since the first run
+    since_first: float | None = None
+    """For a row that crept: the measured change since the first run."""
     since_first_low: float | None = None  # Lower bound of that change, as `low`
-    same_code: bool = False  # Each run that it is compared with ran the same machine code in the same way
+    same_code: bool = False
+    """Each run that it is compared with ran the same machine code in the same way."""
 
 
 class LimitResult(Record, frozen=True):
@@ -54,9 +60,12 @@ class Verdict(Record, frozen=True):
     reason: str  # One sentence with the figure, the limit and the margin
     comparison: Comparison | None = None  # Change against the baseline, where there is one
     simulated: bool = False  # Every verdict about a simulated device says so
-    code: Code | None = None  # Why; None for a PASS by the figures, and for a FAIL by an absolute limit
+    code: Code | None = None
+    """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
     limits: tuple[LimitResult, ...] = ()  # Results that are not PASS, the worst first
-    accepted: tuple[str, ...] = ()  # Names of limits that do not hold, by a change that somebody accepted
+    accepted: tuple[
+        str, ...
+    ] = ()  # Names of limits that do not hold, by a change that somebody accepted
 
 
 class Row(Record, frozen=True):
@@ -74,7 +83,9 @@ class Row(Record, frozen=True):
     """SHA-256 of the text of the test's function, without functions that it calls and fixtures; None where it has no text."""
     test_error: bool | UnsetType = UNSET
     """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
-    changed: tuple[str, ...] = ()  # Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"
+    changed: tuple[
+        str, ...
+    ] = ()  # Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures that the test gave for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None
@@ -115,7 +126,8 @@ LOST: Final = "lost"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
-NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
+NOT_REACHED: Final = "not reached"
+"""`Omission.reason` of what the session did not come to, because it ended before."""
 ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
@@ -143,7 +155,11 @@ class Omission(Record, frozen=True):
     @property
     def may_be_meant(self) -> bool:
         """True if it is lost, and no failure or crash is the reason."""
-        return self.status == LOST and self.reason not in (NOT_REACHED, ITS_TEST_FAILED) and DID_NOT_RUN not in self.reason
+        return (
+            self.status == LOST
+            and self.reason not in (NOT_REACHED, ITS_TEST_FAILED)
+            and DID_NOT_RUN not in self.reason
+        )
 
     @property
     def key(self) -> str:
@@ -154,7 +170,10 @@ class Omission(Record, frozen=True):
 def selects(name: str, nodeid: str) -> bool:
     """True if a node id selects a test as on pytest's command line: its own id, or that of a file, a class or a test with parameters."""
     # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
-    return nodeid == name or (not name.endswith("]") and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/")))
+    return nodeid == name or (
+        not name.endswith("]")
+        and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/"))
+    )
 
 
 def covers(name: str, key: str) -> bool:
@@ -178,4 +197,8 @@ def key_of(nodeid: str, label: str) -> str:
 
 def _escaped(text: str) -> str:
     # A backslash is doubled only before a bracket or the end: pytest writes many into its ids, such as "\xe4".
-    return re.sub(r"(\\*)([\[\]]|\Z)", lambda found: found[1] * 2 + (f"\\{found[2]}" if found[2] else ""), text)
+    return re.sub(
+        r"(\\*)([\[\]]|\Z)",
+        lambda found: found[1] * 2 + (f"\\{found[2]}" if found[2] else ""),
+        text,
+    )

@@ -26,7 +26,15 @@ SCHEMA = 2  # Version of the layout that is written
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
     Omission: ("key",),
-    Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread", "modes"),
+    Measurement: (
+        "latency",
+        "latency_per_access",
+        "latency_per_access_interval",
+        "bandwidth",
+        "noise",
+        "placement_spread",
+        "modes",
+    ),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
@@ -101,7 +109,12 @@ def device_from_json(value: object) -> DeviceFacts:
     return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
-def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Omission] = ()) -> dict[str, Any]:
+def document(
+    facts: DeviceFacts,
+    rows: Sequence[Row],
+    settings: Mapping[str, object],
+    missing: Sequence[Omission] = (),
+) -> dict[str, Any]:
     """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
     Raises `SchemaError`: a number that is not finite, or a setting that is no plain value.
     """
@@ -162,7 +175,9 @@ def _without_derived(value: object, kind: type[Record]) -> object:
 
 def _refuse_other_label(row: Row, path: str) -> None:
     if row.measurement is not None and row.label != row.measurement.label:
-        raise SchemaError(f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}")
+        raise SchemaError(
+            f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}"
+        )
 
 
 def _refuse_unplain(value: object, path: str) -> None:
@@ -186,10 +201,14 @@ def _located(message: str, value: Any, path: str) -> str:
     """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as "PATH.a[0]: 'x'; expected `int`, got `str`"."""
     problem, _, where = message.partition(" - at `$")
     where = where.rstrip("`")
-    if (unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)) is not None:
+    if (
+        unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)
+    ) is not None:
         return f"{path}{where}.{unknown[1]}: unknown"
     if problem.startswith("Object missing"):
         return f"{path}{where}: {problem}"
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", where):  # "[...]" stands for any key: the mapping is shown
+    for name, index in re.findall(
+        r"\.(\w+)|\[(\d+)\]", where
+    ):  # "[...]" stands for any key: the mapping is shown
         value = value[name or int(index)]
     return f"{path}{where}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"

@@ -40,8 +40,10 @@ class KernelUse(Record, frozen=True):
     local: int | None = None  # Bytes of local memory of a thread: spilled registers and stack
     dram_read: int | None = None  # Bytes read from DRAM, summed over `launches`
     dram_written: int | None = None  # Bytes written to DRAM, summed over `launches`
-    l2_read: int | None = None  # Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`
-    l2_written: int | None = None  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`
+    l2_read: int | None = None
+    """Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`."""
+    l2_written: int | None = None
+    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`."""
     l2_hit_rate: float | None = None
     """L2 hit rate of all sectors, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
     l2_read_hit_rate: float | None = None
@@ -59,7 +61,8 @@ class KernelUse(Record, frozen=True):
     occupancy: float | None = None
     """Achieved occupancy, 0 to 1: active warps over the most that an SM can have, the mean over the time in which SMs were active."""
     sm_clock_hz: float | None = None  # SM clock in hertz while it ran, the mean over `launches`
-    memory_clock_hz: float | None = None  # Memory clock in hertz while it ran, the mean over `launches`
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz while it ran, the mean over `launches`."""
 
 
 class CopyUse(Record, frozen=True):
@@ -76,10 +79,13 @@ class CopyUse(Record, frozen=True):
 class Activity(Record, frozen=True):
     """What some work ran, traced. Tracing slows it down: its times compare the parts with each other and are not its latency."""
 
-    kernels: tuple[KernelUse, ...] = ()  # Kernels in the order of their first launch; hardware counters are None
+    kernels: tuple[
+        KernelUse, ...
+    ] = ()  # Kernels in the order of their first launch; hardware counters are None
     copies: tuple[CopyUse, ...] = ()  # Copies, the longest first
     memsets: tuple[CopyUse, ...] = ()  # Memsets, the longest first
-    at_once: Nanoseconds = 0  # Nanoseconds in which two kernels or more ran, by their starts and ends
+    at_once: Nanoseconds = 0
+    """Nanoseconds in which two kernels or more ran, by their starts and ends."""
 
     @property
     def busy(self) -> float:
@@ -95,7 +101,9 @@ def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
     """The sums of kernels of one name and shape, in the order of their first launch."""
     groups: dict[tuple[object, ...], list[KernelUse]] = {}
     for one in launches:
-        groups.setdefault((one.name, one.grid, one.block, one.registers, one.shared, one.local), []).append(one)
+        groups.setdefault(
+            (one.name, one.grid, one.block, one.registers, one.shared, one.local), []
+        ).append(one)
     return tuple(_one_kernel(group) for group in groups.values())
 
 
@@ -103,14 +111,26 @@ def _one_kernel(group: list[KernelUse]) -> KernelUse:
     def of(name: str) -> list[Any]:
         return [getattr(one, name) for one in group]
 
-    asked = [None if one.l2_read is None or one.l2_written is None else one.l2_read + one.l2_written for one in group]
+    asked = [
+        None if one.l2_read is None or one.l2_written is None else one.l2_read + one.l2_written
+        for one in group
+    ]
     weighted_by = (
         (asked, ("l2_hit_rate",)),
         (of("l2_read"), ("l2_read_hit_rate", "sectors_per_request", "used_of_load")),
         (of("l2_written"), ("sectors_per_store", "used_of_store")),
         (of("nanoseconds"), ("occupancy", "sm_clock_hz", "memory_clock_hz")),
     )
-    sums = ("launches", "nanoseconds", "dram_read", "dram_written", "l2_read", "l2_written", "l1_load", "l1_store")
+    sums = (
+        "launches",
+        "nanoseconds",
+        "dram_read",
+        "dram_written",
+        "l2_read",
+        "l2_written",
+        "l1_load",
+        "l1_store",
+    )
     means = {name: _mean(of(name), weights) for weights, names in weighted_by for name in names}
     return replace(group[0], **{name: _sum(of(name)) for name in sums}, **means)
 
@@ -122,14 +142,17 @@ def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
         groups.setdefault((one.kind, one.source, one.destination), []).append(one)
     sums = ("count", "nbytes", "nanoseconds")
     return longest_first(
-        replace(group[0], **{name: sum(getattr(one, name) for one in group) for name in sums}) for group in groups.values()
+        replace(group[0], **{name: sum(getattr(one, name) for one in group) for name in sums})
+        for group in groups.values()
     )
 
 
 def clock(kernels: Iterable[KernelUse], which: str) -> float | None:
     """The mean of a clock over kernels, weighted by their time; `which` is "sm_clock_hz" or "memory_clock_hz"."""
     known = [kernel for kernel in kernels if getattr(kernel, which) is not None]
-    return _mean([getattr(kernel, which) for kernel in known], [kernel.nanoseconds for kernel in known])
+    return _mean(
+        [getattr(kernel, which) for kernel in known], [kernel.nanoseconds for kernel in known]
+    )
 
 
 def longest_first(uses: Iterable[_Use]) -> tuple[_Use, ...]:

@@ -25,7 +25,9 @@ class WaitLine(Record, frozen=True):
 class Waits(Record, frozen=True):
     """The waits of a test's body."""
 
-    lines: tuple[WaitLine, ...] = ()  # In the order of their first wait, without those of `allow_waits`
+    lines: tuple[
+        WaitLine, ...
+    ] = ()  # In the order of their first wait, without those of `allow_waits`
     not_read: str | None = None  # Why they are not known
 
     @property

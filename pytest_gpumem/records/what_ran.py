@@ -41,27 +41,36 @@ class Step(Record, frozen=True, omit_defaults=True):
     name: str = ""
     """A kernel's name as CUDA reports it; a copy's direction, one of `uses.COPY_KINDS`; what a synchronisation waits for: "device",
     "stream" or "event"."""
-    code: str | None = None  # Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the simulated device
+    code: str | None = None
+    """Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the
+    simulated device."""
     grid: tuple[int, int, int] | None = None  # Blocks in x, y and z
     block: tuple[int, int, int] | None = None  # Threads of a block in x, y and z
-    cluster: tuple[int, int, int] | None = None  # Blocks of a cluster in x, y and z; None for a kernel without clusters
+    cluster: tuple[int, int, int] | None = None
+    """Blocks of a cluster in x, y and z; None for a kernel without clusters."""
     shared: Bytes | None = None  # Static shared memory of a block
     dynamic_shared: Bytes | None = None  # Dynamic shared memory of a block
-    arguments: tuple[Argument, ...] | None = None  # Arguments of a kernel, in order; None where the device does not tell them
+    arguments: tuple[Argument, ...] | None = None
+    """Arguments of a kernel, in order; None where the device does not tell them."""
     registers: Count | None = None  # Registers of a thread
     local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
     source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
-    memory: str | None = None  # Memory that a copy or memset writes, or that is allocated or freed, one of `uses.MEMORY_KINDS`
+    memory: str | None = None
+    """Memory that a copy or memset writes, or that is allocated or freed, one of
+    `uses.MEMORY_KINDS`."""
     nbytes: Bytes | None = None  # Bytes that are copied, set, allocated or freed
     window: str | None = None  # Access-policy window that the launch carried, without its address
-    stream: Count | None = None  # Stream, numbered by first use in the launch; None for what is in no stream
+    stream: Count | None = None
+    """Stream, numbered by first use in the launch; None for what is in no stream."""
     priority: int | None = None  # Priority of the stream, where it is not 0
 
 
 class WhatRan(Record, frozen=True):
     """A record of what one launch ran, from an untimed pass."""
 
-    digest: str | None = None  # Digest of everything below; equal digests mean that the same ran. None if something was not watched.
+    digest: str | None = None
+    """Digest of everything below; equal digests mean that the same ran. None if something was
+    not watched."""
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     calls: dict[str, Count] = field(default_factory=dict)
@@ -88,7 +97,9 @@ class WhatRan(Record, frozen=True):
     @property
     def left_out(self) -> int:
         """Bytes of arguments that vary between unchanged launches, which `digest` leaves out."""
-        return sum(texts.unknown_bytes(text) for step in self.steps for text in step.arguments or ())
+        return sum(
+            texts.unknown_bytes(text) for step in self.steps for text in step.arguments or ()
+        )
 
     # Exact figures of the launch, for limits and comparisons; of no meaning if `order` is empty.
 
@@ -124,7 +135,11 @@ class WhatRan(Record, frozen=True):
 
 
 def what_ran(
-    launch: Iterable[Step], calls: Mapping[str, int], state: Mapping[str, str] | None = None, *, not_watched: str | None = None
+    launch: Iterable[Step],
+    calls: Mapping[str, int],
+    state: Mapping[str, str] | None = None,
+    *,
+    not_watched: str | None = None,
 ) -> WhatRan:
     """The record of one launch.
     `launch`: its steps in order; streams have any numbers that tell them apart.
@@ -136,7 +151,11 @@ def what_ran(
     distinct: dict[Step, int] = {}
     order = []
     for step in launch:
-        own = step if step.stream is None else replace(step, stream=numbers.setdefault(step.stream, len(numbers)))
+        own = (
+            step
+            if step.stream is None
+            else replace(step, stream=numbers.setdefault(step.stream, len(numbers)))
+        )
         order.append(distinct.setdefault(own, len(distinct)))
     steps, state = tuple(distinct), dict(sorted((state or {}).items()))
     calls = dict(sorted(calls.items()))
@@ -144,7 +163,13 @@ def what_ran(
         return WhatRan(None, steps, tuple(order), calls, state, not_watched)
     unnamed = _unnamed(steps)
     content = msgspec.json.encode(([unnamed[index] for index in order], calls, state))
-    return WhatRan(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest(), steps, tuple(order), calls, state)
+    return WhatRan(
+        hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest(),
+        steps,
+        tuple(order),
+        calls,
+        state,
+    )
 
 
 def together(records: Sequence[WhatRan]) -> WhatRan | None:
@@ -153,11 +178,16 @@ def together(records: Sequence[WhatRan]) -> WhatRan | None:
     first, digests = records[0], {one.digest for one in records}
     if None not in digests and len(digests) == 1:
         return first
-    if None in digests or any(_without_arguments(one) != _without_arguments(first) for one in records):
+    if None in digests or any(
+        _without_arguments(one) != _without_arguments(first) for one in records
+    ):
         return None
     launch = list(first.launch)
     for other in records[1:]:
-        launch = [_with(mine, theirs, texts.masked) for mine, theirs in zip(launch, other.launch, strict=True)]
+        launch = [
+            _with(mine, theirs, texts.masked)
+            for mine, theirs in zip(launch, other.launch, strict=True)
+        ]
     return what_ran(launch, first.calls, first.state)
 
 
@@ -169,12 +199,20 @@ def ran_the_same(one: WhatRan, past: Sequence[WhatRan]) -> bool:
     if all(other.digest == one.digest for other in past):
         return True
     # Without the steps of a launch, only its digest tells what ran.
-    if not list(one.launch) or any(_without_arguments(other) != _without_arguments(one) for other in past):
+    if not list(one.launch) or any(
+        _without_arguments(other) != _without_arguments(one) for other in past
+    ):
         return False
     launches = [list(each.launch) for each in (one, *past)]
     for hidden in (*launches[1:], _varying(launches[1:])):
-        launches = [[_with(step, mask, texts.under) for step, mask in zip(launch, hidden, strict=True)] for launch in launches]
-    return all([step.arguments for step in launch] == [step.arguments for step in launches[0]] for launch in launches)
+        launches = [
+            [_with(step, mask, texts.under) for step, mask in zip(launch, hidden, strict=True)]
+            for launch in launches
+        ]
+    return all(
+        [step.arguments for step in launch] == [step.arguments for step in launches[0]]
+        for launch in launches
+    )
 
 
 def _varying(launches: Sequence[Sequence[Step]]) -> list[Step]:
@@ -183,7 +221,12 @@ def _varying(launches: Sequence[Sequence[Step]]) -> list[Step]:
     for steps in zip(*launches, strict=True):
         given = [step.arguments for step in steps if step.arguments is not None]
         if len(given) == len(steps) and len(set(given)) >= texts.LEAST_VALUES:
-            found.append(replace(steps[0], arguments=tuple(texts.varying(each) for each in zip(*given, strict=True))))
+            found.append(
+                replace(
+                    steps[0],
+                    arguments=tuple(texts.varying(each) for each in zip(*given, strict=True)),
+                )
+            )
         else:
             found.append(steps[0])
     return found
@@ -200,7 +243,12 @@ def declared(found: WhatRan, varying: Iterable[int]) -> WhatRan:
     def of(step: Step) -> Step:
         if step.arguments is None:
             return step
-        return replace(step, arguments=tuple(texts.VARIES if at in numbers else text for at, text in enumerate(step.arguments, 1)))
+        return replace(
+            step,
+            arguments=tuple(
+                texts.VARIES if at in numbers else text for at, text in enumerate(step.arguments, 1)
+            ),
+        )
 
     return what_ran([of(step) for step in found.launch], found.calls, found.state)
 
@@ -219,6 +267,11 @@ def _unnamed(steps: Iterable[Step]) -> list[Step]:
 
 def _without_arguments(found: WhatRan) -> object:
     """What a record has beside the content of arguments: their number and sizes count."""
-    sizes = [None if step.arguments is None else [len(texts.tokens(text)) for text in step.arguments] for step in found.steps]
-    steps = list(zip((replace(step, arguments=None) for step in _unnamed(found.steps)), sizes, strict=True))
+    sizes = [
+        None if step.arguments is None else [len(texts.tokens(text)) for text in step.arguments]
+        for step in found.steps
+    ]
+    steps = list(
+        zip((replace(step, arguments=None) for step in _unnamed(found.steps)), sizes, strict=True)
+    )
     return [steps[index] for index in found.order], found.calls, found.state

@@ -49,12 +49,19 @@ class Columns:
     @cached_property
     def shown(self) -> list[int]:
         """Indices of the columns of figures that have any text."""
-        return [index for index in range(len(self.figures)) if any(len(row.figures[index]) for row in self.rows)]
+        return [
+            index
+            for index in range(len(self.figures))
+            if any(len(row.figures[index]) for row in self.rows)
+        ]
 
     @cached_property
     def _widths(self) -> list[int]:
         """Of the shown columns of figures."""
-        return [max(len(self.figures[index]), *(len(row.figures[index]) for row in self.rows)) for index in self.shown]
+        return [
+            max(len(self.figures[index]), *(len(row.figures[index]) for row in self.rows))
+            for index in self.shown
+        ]
 
     @cached_property
     def _others(self) -> int:
@@ -64,7 +71,9 @@ class Columns:
 
     def fits(self, width: int, least: int) -> bool:
         """True if `width` leaves the names so many columns, or as many as the longest of them needs."""
-        return width - self._others >= min(least, max((_columns(row.name) for row in self.rows), default=0))
+        return width - self._others >= min(
+            least, max((_columns(row.name) for row in self.rows), default=0)
+        )
 
     def name_width(self, width: int) -> int:
         """Columns of the names in a table of that width."""
@@ -77,8 +86,13 @@ class Columns:
 
         cut = shortened_apart([row.name for row in self.rows], self.name_width(width))
         name_width = max([len(self.name), *map(_columns, cut)])
-        headings = [self.figures[index].rjust(wide) for index, wide in zip(self.shown, self._widths, strict=True)]
-        lines = [Text(_BLANK.join([self.name.ljust(name_width), *headings, self.last]), style="bold")]
+        headings = [
+            self.figures[index].rjust(wide)
+            for index, wide in zip(self.shown, self._widths, strict=True)
+        ]
+        lines = [
+            Text(_BLANK.join([self.name.ljust(name_width), *headings, self.last]), style="bold")
+        ]
         lines.append(Text("-" * (name_width + self._others)))
         names = (name + " " * (name_width - _columns(name)) for name in cut)
         for line in self.lines:
@@ -102,7 +116,9 @@ def _columns(text: str) -> int:
     return cell_len(text)
 
 
-def narrowed(parts: Sequence[tuple[str, int]], width: int, made: Callable[[Sequence[str]], Columns]) -> tuple[Columns, list[str]]:
+def narrowed(
+    parts: Sequence[tuple[str, int]], width: int, made: Callable[[Sequence[str]], Columns]
+) -> tuple[Columns, list[str]]:
     """The table that fits into `width`, and the parts that it lacks.
     `parts`: parts that are left out one after the other, each if names have less than so many columns.
     `made`: gives the table without some parts.
@@ -122,12 +138,24 @@ def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> l
     `indent`: before the further ones.
     """
     # A number stays with its unit; an id is never cut, so that it can be copied.
-    kept, width = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence), max(width, len(first) + LEAST_NAME)
-    lines = textwrap.wrap(kept, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    kept, width = (
+        _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence),
+        max(width, len(first) + LEAST_NAME),
+    )
+    lines = textwrap.wrap(
+        kept,
+        width,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-_COMMAND = re.compile(r"""(?P<said>.*?: )(?P<command>(?:gpumem|pytest)(?: (?:[^\s'",;]|'[^']*'|"[^"]*")+)+)""")
+_COMMAND = re.compile(
+    r"""(?P<said>.*?: )(?P<command>(?:gpumem|pytest)(?: (?:[^\s'",;]|'[^']*'|"[^"]*")+)+)"""
+)
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
@@ -139,7 +167,13 @@ def fitted(line: str, width: int) -> list[str]:
     lines = [f"{found['said']}{program} {words.pop(0)}"]
     while words:
         word = words.pop(0)
-        if words and word.startswith("-") and "=" not in word and not words[0].startswith("-") and len(word) + len(words[0]) + 7 <= width:
+        if (
+            words
+            and word.startswith("-")
+            and "=" not in word
+            and not words[0].startswith("-")
+            and len(word) + len(words[0]) + 7 <= width
+        ):
             word += f" {words.pop(0)}"  # an option stays with its value
         if len(lines[-1]) + len(word) + 3 <= width:
             lines[-1] += f" {word}"
@@ -180,7 +214,11 @@ def shortened_apart(names: Sequence[str], width: int) -> list[str]:
     for name, cut in found.items():
         alike.setdefault(cut, []).append(name)
     for group in alike.values():
-        others = ({name: cut(name, width, share=share) for name in group} for cut in (shortened, _without_middle) for share in _SHARES)
+        others = (
+            {name: cut(name, width, share=share) for name in group}
+            for cut in (shortened, _without_middle)
+            for share in _SHARES
+        )
         found |= next((cuts for cuts in others if len(set(cuts.values())) == len(group)), {})
     return [found[name] for name in names]
 
@@ -199,8 +237,18 @@ def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:
     as fit, with the end within a quarter of the room about `end`; brackets at the end stay whole where they can."""
     first = next((index for index, letter in enumerate(name) if letter.isalnum()), room)
     before = [index for index in range(first + 1, room) if not name[index - 1].isalnum()]
-    after = [len(name) - index for index in range(len(name) - room, len(name)) if not name[index].isalnum()]
-    fitting = [(head, tail) for tail in after if abs(tail - end) <= room / 4 for head in before if head + tail <= room]
+    after = [
+        len(name) - index
+        for index in range(len(name) - room, len(name))
+        if not name[index].isalnum()
+    ]
+    fitting = [
+        (head, tail)
+        for tail in after
+        if abs(tail - end) <= room / 4
+        for head in before
+        if head + tail <= room
+    ]
     bracket = len(name) - name.find("[") if name.endswith("]") and "[" in name else 0
     fitting = [(head, tail) for head, tail in fitting if tail >= bracket] or fitting
     best = max(fitting, key=lambda kept: (sum(kept), -abs(kept[1] - end)), default=(0, 0))
@@ -209,7 +257,9 @@ def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:
 
 def _printed(lines: Iterable[Text], colour: bool) -> str:
     """Styled lines as text without trailing blanks, none of them broken."""
-    from rich.console import Console  # here: it takes long to import, and the session's header, which is first, needs none
+    from rich.console import (
+        Console,
+    )  # here: it takes long to import, and the session's header, which is first, needs none
 
     console = Console(
         file=StringIO(),

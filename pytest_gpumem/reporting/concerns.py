@@ -24,12 +24,21 @@ from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
 from pytest_gpumem.reporting.run import Place
-from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
+from pytest_gpumem.units import (
+    QuantityError,
+    Share,
+    parse_growth,
+    parse_margin,
+    parse_rate,
+    parse_time,
+)
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
 CHECKOUT = "GITHUB_WORKSPACE"  # environment variable with the folder of the repository, to which paths of annotations are relative
-LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
+LIMIT = 1 << 20
+"""Bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation
+and limits)."""
 
 
 def fails(row: Row) -> bool:
@@ -44,7 +53,9 @@ def concerns(rows: Iterable[Row]) -> list[Row]:
     return sorted(worst_first(found), key=lambda row: not fails(row))
 
 
-def worst_first(rows: Iterable[Row], before: Mapping[str, Footprint] = MappingProxyType({})) -> list[Row]:
+def worst_first(
+    rows: Iterable[Row], before: Mapping[str, Footprint] = MappingProxyType({})
+) -> list[Row]:
     """By verdict, then by the share by which a figure is beyond its limit. `before`: by key, the memory of rows in the baseline."""
 
     def rank(row: Row) -> tuple[int, int, float]:
@@ -55,21 +66,37 @@ def worst_first(rows: Iterable[Row], before: Mapping[str, Footprint] = MappingPr
 
 def _beyond(row: Row, before: Footprint | None) -> float:
     """The share by which a figure is beyond its limit, the largest of the row; below 0 within all. A row without a limit comes last."""
-    limits, measured, comparison, exact = row.limits, row.measurement, row.verdict.comparison, exact_figures(row)
+    limits, measured, comparison, exact = (
+        row.limits,
+        row.measurement,
+        row.verdict.comparison,
+        exact_figures(row),
+    )
     found = [-math.inf]
     try:
         if comparison is not None:
             margin = 0.0
             if limits.max_regression is not None and measured is not None and comparison.delta > -1:
-                margin = parse_margin(limits.max_regression).over(base_latency(measured, comparison))
+                margin = parse_margin(limits.max_regression).over(
+                    base_latency(measured, comparison)
+                )
             found.append(comparison.delta - margin)
         if measured is not None and limits.max_latency is not None:
             found.append(measured.latency / parse_time(limits.max_latency) - 1)
         if measured is not None and measured.bandwidth and limits.min_bandwidth is not None:
             least = parse_rate(limits.min_bandwidth)
             found += [] if isinstance(least, Share) else [least / measured.bandwidth - 1]
-        if before is not None and before.peak and row.footprint is not None and limits.max_peak_regression is not None:
-            found.append(row.footprint.peak / before.peak - 1 - parse_growth(limits.max_peak_regression).over(before.peak))
+        if (
+            before is not None
+            and before.peak
+            and row.footprint is not None
+            and limits.max_peak_regression is not None
+        ):
+            found.append(
+                row.footprint.peak / before.peak
+                - 1
+                - parse_growth(limits.max_peak_regression).over(before.peak)
+            )
         for name in LIMITS:
             stem, written = name.removeprefix("max_"), getattr(limits, name)
             count = exact.get(stem, exact.get(f"{stem}_bytes"))
@@ -93,7 +120,8 @@ def in_words(row: Row) -> str:
 
 _BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:|$)")
 WORDS = 25  # of a reason in few words
-EXPLAINED = 5  # rows whose differences are looked for, and that the end of a gate or a session names
+EXPLAINED = 5
+"""Rows whose differences are looked for, and that the end of a gate or a session names."""
 CAUSE_SECONDS = 60.0  # that looking for them may take
 OWN_ERROR = "its test failed by an assertion or an error of its own"
 
@@ -129,7 +157,11 @@ def _words(text: str) -> int:
     return sum(any(letter.isalnum() for letter in word) for word in text.split())
 
 
-def ending(rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], errors: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def ending(
+    rows: Iterable[Row],
+    repeat: Callable[[Row], Sequence[str]],
+    errors: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """The last lines of a gate or a session that fails: each row that fails, why, and how to repeat it. `fitted` makes them fit.
     `repeat`: the words of the command that measures a row again.
     `errors`: the first line of the error of tests that failed, by node id; tests without a row are among them.
@@ -139,8 +171,12 @@ def ending(rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], errors: 
     own = {row.nodeid for row in rows if row.verdict.outcome is Outcome.FAIL}
     # A row that passes beside one that fails its test is not named, and a test that failed by an error is named once.
     failing = [row for row in concerns(rows) if fails(row) and not did_not_run(row)]
-    failing = [row for row in failing if row.verdict.outcome is Outcome.FAIL or row.nodeid not in own]
-    failing = list({row.nodeid if row.test_error is True else row.key: row for row in failing}.values())
+    failing = [
+        row for row in failing if row.verdict.outcome is Outcome.FAIL or row.nodeid not in own
+    ]
+    failing = list(
+        {row.nodeid if row.test_error is True else row.key: row for row in failing}.values()
+    )
     for row in failing[:EXPLAINED]:
         lines += in_brief(row, errors.get(row.nodeid))
         if words := repeat(row):
@@ -148,7 +184,10 @@ def ending(rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], errors: 
     if (left := len(failing) - EXPLAINED) > 0:
         lines.append(f"{left} more {'fails' if left == 1 else 'fail'}")
     otherwise = [(nodeid, error) for nodeid, error in errors.items() if nodeid not in of_rows]
-    lines += [f"{Outcome.FAIL.value} {nodeid}: {few(error)}" for nodeid, error in printable(otherwise[:EXPLAINED])]
+    lines += [
+        f"{Outcome.FAIL.value} {nodeid}: {few(error)}"
+        for nodeid, error in printable(otherwise[:EXPLAINED])
+    ]
     if (left := len(otherwise) - EXPLAINED) > 0:
         lines.append(f"{counted(left, 'more test')} failed; pytest's summary names them")
     return lines
@@ -165,7 +204,9 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
         for row in shown:
             place = _place(row, places.get(row.nodeid))
             where = f"file={_property(place.file)},line={place.line}," if place is not None else ""
-            lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(in_words(row))}")
+            lines.append(
+                f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(in_words(row))}"
+            )
         if left := len(of_level) - len(shown):
             lines.append(f"::{level} title=gpumem::{left} more in the summary of the run")
     return lines
@@ -185,9 +226,16 @@ def place_of(root: Path, file: str, line: int) -> Place:
 def _place(row: Row, test: Place | None) -> Place | None:
     """Where a row's annotation stands: on the line of its first difference, or on its test, which is at `test` if that is known."""
     own = row.nodeid.partition("::")[0]
-    if test is None or not fails(row) or (line := line_of(row)) is None or not test.file.endswith(own):
+    if (
+        test is None
+        or not fails(row)
+        or (line := line_of(row)) is None
+        or not test.file.endswith(own)
+    ):
         return test
-    return Place(f"{test.file.removesuffix(own)}{line[0]}", line[1])  # both are relative to the same folder
+    return Place(
+        f"{test.file.removesuffix(own)}{line[0]}", line[1]
+    )  # both are relative to the same folder
 
 
 def _message(text: str) -> str:

@@ -62,7 +62,11 @@ def describe(difference: Difference) -> str:
         subject = f"{difference.times} × {subject}"
     if field == "code":
         # The reference that a simulated device runs has no machine code.
-        return "reference: other source" if difference.name == "reference" else f"{subject}: other machine code"
+        return (
+            "reference: other source"
+            if difference.name == "reference"
+            else f"{subject}: other machine code"
+        )
     if not field and was is None:
         return f"{subject} added" + (f" ({now})" if now else "")
     if not field and now is None:

@@ -23,13 +23,47 @@ if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
 
 _EXACT = (
-    *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations", "kernels", "copies", "copied_bytes", "waits", "registers"),
+    *(
+        "peak_bytes",
+        "kept_bytes",
+        "reserved_bytes",
+        "allocations",
+        "kernels",
+        "copies",
+        "copied_bytes",
+        "waits",
+        "registers",
+    ),
     *("spill_bytes", "moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
 )
 """Figures of bytes and counts. Of each, less is better."""
 _HEADINGS = (
-    *("utc", "revision", "gpu", "simulated", "key", "nodeid", "label", "verdict", "code", "failed", "mode", "sampler", "samples"),
-    *("placements", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak", *_EXACT, "change", "change_low", "change_high"),
+    *(
+        "utc",
+        "revision",
+        "gpu",
+        "simulated",
+        "key",
+        "nodeid",
+        "label",
+        "verdict",
+        "code",
+        "failed",
+        "mode",
+        "sampler",
+        "samples",
+    ),
+    *(
+        "placements",
+        "latency_s",
+        "half_width_s",
+        "bandwidth_bytes_per_s",
+        "share_of_peak",
+        *_EXACT,
+        "change",
+        "change_low",
+        "change_high",
+    ),
     *("catches", "reason"),
 )
 
@@ -37,20 +71,34 @@ _HEADINGS = (
 def as_csv(run: Run) -> str:
     """A line for each row. Each of the figures that tests added has a column of its name behind the others."""
     extra = list(dict.fromkeys(name for row in run.rows for name in row.extra))
-    return written([(*_HEADINGS, *extra), *((*_fields(row, run), *map(row.extra.get, extra)) for row in run.rows)])
+    return written(
+        [
+            (*_HEADINGS, *extra),
+            *((*_fields(row, run), *map(row.extra.get, extra)) for row in run.rows),
+        ]
+    )
 
 
 def _fields(row: Row, run: Run) -> list[object]:
     code = row.verdict.code.value if row.verdict.code is not None else None
     of_run = {"utc": run.utc, "revision": run.revision}
-    found = {**of_run, "key": row.key, "nodeid": row.nodeid, "code": code, **figures(row, run.facts), "label": row.label}
+    found = {
+        **of_run,
+        "key": row.key,
+        "nodeid": row.nodeid,
+        "code": code,
+        **figures(row, run.facts),
+        "label": row.label,
+    }
     return [found.get(name) for name in _HEADINGS]
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:
     """Lines of fields as CSV. A field that a spreadsheet would take for a formula begins with an apostrophe."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[_field(one) for one in line] for line in lines])
+    csv.writer(text, lineterminator="\n").writerows(
+        [[_field(one) for one in line] for line in lines]
+    )
     return text.getvalue()
 
 
@@ -74,7 +122,9 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         "failed": row.failed,
         "range": row.range_name,
     }
-    known: dict[str, Any] = {"label": row.label or None}  # those that are left out where they are unknown
+    known: dict[str, Any] = {
+        "label": row.label or None
+    }  # those that are left out where they are unknown
     if measurement is not None:
         found |= {
             "target": measurement.target,
@@ -92,7 +142,12 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         found["extra"] = row.extra
     found |= exact_figures(row)
     if comparison is not None:
-        found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
+        found |= {
+            "change": comparison.delta,
+            "change_low": comparison.low,
+            "change_high": comparison.high,
+            "catches": comparison.catches,
+        }
     return found | {name: value for name, value in known.items() if value is not None}
 
 
@@ -100,11 +155,22 @@ def exact_figures(row: Row) -> dict[str, int]:
     """Those of `_EXACT` that are known."""
     found: dict[str, int] = {}
     if (measurement := row.measurement) is not None:
-        found |= {} if measurement.moved_bytes is None else {"moved_bytes": measurement.moved_bytes.total}
+        found |= (
+            {}
+            if measurement.moved_bytes is None
+            else {"moved_bytes": measurement.moved_bytes.total}
+        )
         if measurement.what_ran is not None and measurement.what_ran.order:
             found |= _counts(measurement.what_ran)
-        if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
-            found |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
+        if (
+            measurement.migrations is not None
+            and (counts := measurement.migrations.launch) is not None
+        ):
+            found |= {
+                "gpu_page_faults": counts.gpu_faults,
+                "cpu_page_faults": counts.cpu_faults,
+                "migrated_bytes": counts.migrated,
+            }
     return found if row.footprint is None else found | _of_test(row.footprint)
 
 
@@ -120,7 +186,12 @@ def _of_test(footprint: Footprint) -> dict[str, int]:
 
 
 def _counts(ran: WhatRan) -> dict[str, int]:
-    found = {"kernels": ran.kernels, "copies": ran.copies, "copied_bytes": ran.copied_bytes, "waits": ran.waits}
+    found = {
+        "kernels": ran.kernels,
+        "copies": ran.copies,
+        "copied_bytes": ran.copied_bytes,
+        "waits": ran.waits,
+    }
     compiled = any(step.registers is not None for step in ran.of(StepKind.KERNEL))
     return found | ({"registers": ran.registers, "spill_bytes": ran.spill} if compiled else {})
 
@@ -129,7 +200,17 @@ PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 
 READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("change", "change_low", "change_high", "catches", *_EXACT, "mode", "sampler", "gpu", "simulated"),
+    *(
+        "change",
+        "change_low",
+        "change_high",
+        "catches",
+        *_EXACT,
+        "mode",
+        "sampler",
+        "gpu",
+        "simulated",
+    ),
 )
 """Figures that have a JUnit property of their own."""
 
@@ -140,11 +221,22 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
     """
     suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
     why, place = why_lines(row)[:1], place_of(row)
-    own = {"why": why[0] if why else None, "why_line": f"{place[0]}:{place[1]}" if place is not None else None}
+    own = {
+        "why": why[0] if why else None,
+        "why_line": f"{place[0]}:{place[1]}" if place is not None else None,
+    }
     return [
         (f"{PROPERTY}{suffix}", json.dumps(found)),
-        *((f"{PROPERTY}_{name}{suffix}", found[name]) for name in READABLE if found.get(name) is not None),
-        *((f"{PROPERTY}_{name}{suffix}", printable(value)) for name, value in own.items() if value is not None),
+        *(
+            (f"{PROPERTY}_{name}{suffix}", found[name])
+            for name in READABLE
+            if found.get(name) is not None
+        ),
+        *(
+            (f"{PROPERTY}_{name}{suffix}", printable(value))
+            for name, value in own.items()
+            if value is not None
+        ),
     ]
 
 
@@ -152,23 +244,50 @@ def as_json(run: Run) -> str:
     """A JSON list of the figures of which less is better, as github-action-benchmark's tool `customSmallerIsBetter` reads it: latencies in
     microseconds, bytes and counts (https://github.com/benchmark-action/github-action-benchmark).
     """
-    return json.dumps(printable([one for row, known in _charted(run) for one in _entries(row, known, run.facts)]), indent=1) + "\n"
+    return (
+        json.dumps(
+            printable(
+                [one for row, known in _charted(run) for one in _entries(row, known, run.facts)]
+            ),
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def _entries(row: Row, known: dict[str, Any], facts: DeviceFacts) -> Iterator[dict[str, object]]:
     measured = row.measurement
-    about = {"extra": ", ".join(filter(None, (facts.name, facts.driver and f"driver {facts.driver}", known.get("mode"))))}
+    about = {
+        "extra": ", ".join(
+            filter(None, (facts.name, facts.driver and f"driver {facts.driver}", known.get("mode")))
+        )
+    }
     if measured is not None:
-        interval = {} if measured.half_width is None else {"range": f"± {1e6 * measured.half_width:.4g}"}
-        yield {"name": f"{row.key} latency @ {facts.key}", "unit": "us", "value": 1e6 * measured.latency, **interval, **about}
+        interval = (
+            {} if measured.half_width is None else {"range": f"± {1e6 * measured.half_width:.4g}"}
+        )
+        yield {
+            "name": f"{row.key} latency @ {facts.key}",
+            "unit": "us",
+            "value": 1e6 * measured.latency,
+            **interval,
+            **about,
+        }
     for name in _EXACT:
         if name in known:
             unit = "bytes" if name.endswith("_bytes") else "count"
-            yield {"name": f"{row.key} {name} @ {facts.key}", "unit": unit, "value": known[name], **about}
+            yield {
+                "name": f"{row.key} {name} @ {facts.key}",
+                "unit": unit,
+                "value": known[name],
+                **about,
+            }
 
 
 def _charted(run: Run) -> Iterator[tuple[Row, dict[str, Any]]]:
     """The rows whose figures mean something, with them: not of tests that failed by themselves, nor under a profiler."""
     for row in run.rows:
-        if row.test_error is not True and not (row.measurement is not None and row.measurement.profiled):
+        if row.test_error is not True and not (
+            row.measurement is not None and row.measurement.profiled
+        ):
             yield row, figures(row, run.facts)

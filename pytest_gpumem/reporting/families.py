@@ -24,7 +24,8 @@ from pytest_gpumem.reporting.plots.runs import MOST_INTERVAL
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 _HEIGHT = 250.0
-_LOG_FROM = 20.0  # ratio of the largest to the smallest number from which on its axis is logarithmic
+_LOG_FROM = 20.0
+"""Ratio of the largest to the smallest number from which on its axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,14 @@ def colours(series: Sequence[Series]) -> list[str]:
     return found
 
 
-def curve(series: Sequence[Series], x_unit: str, unit: svg.Unit, ceilings: Sequence[Ceiling], description: str, y_name: str = "") -> Markup:
+def curve(
+    series: Sequence[Series],
+    x_unit: str,
+    unit: svg.Unit,
+    ceilings: Sequence[Ceiling],
+    description: str,
+    y_name: str = "",
+) -> Markup:
     """The plot, without its legend, for which a page has more room.
     `series`: each of at least one point.
     `ceilings`: lines across.
@@ -86,13 +94,31 @@ def curve(series: Sequence[Series], x_unit: str, unit: svg.Unit, ceilings: Seque
     parts = [frame.y_axis(y, y_name), frame.x_axis(x, ticks=xs if len(xs) <= 14 else None)]
     places = [(x(point.x), y(point.y)) for point in points]
     for ceiling in ceilings:
-        parts += _ceiling(f"{ceiling.name} {unit.text(ceiling.value)}", y(ceiling.value), places, frame)
+        parts += _ceiling(
+            f"{ceiling.name} {unit.text(ceiling.value)}", y(ceiling.value), places, frame
+        )
     for one, colour in zip(series, colours(series), strict=True):
-        parts.append(svg.path([(x(point.x), y(point.y)) for point in one.points], f"{colour} curve{' predicted' if one.predicted else ''}"))
+        parts.append(
+            svg.path(
+                [(x(point.x), y(point.y)) for point in one.points],
+                f"{colour} curve{' predicted' if one.predicted else ''}",
+            )
+        )
         for point in () if one.predicted else one.points:
             if point.low is not None and point.high is not None:
-                parts.append(svg.line(x(point.x), y(max(point.low, y.low)), x(point.x), y(min(point.high, y.high)), f"{colour} whisker"))
-            tip = point.tip or f"{one.name}: {svg.short(point.x)} {x_unit}, {unit.text(point.y)} {unit.name}"
+                parts.append(
+                    svg.line(
+                        x(point.x),
+                        y(max(point.low, y.low)),
+                        x(point.x),
+                        y(min(point.high, y.high)),
+                        f"{colour} whisker",
+                    )
+                )
+            tip = (
+                point.tip
+                or f"{one.name}: {svg.short(point.x)} {x_unit}, {unit.text(point.y)} {unit.name}"
+            )
             parts.append(svg.dot(x(point.x), y(point.y), 3.2, f"{colour} dot", tip))
     return svg.drawing(_HEIGHT, parts, description)
 
@@ -108,7 +134,9 @@ def _free_side(points: Sequence[tuple[float, float]], height: float, frame: svg.
 LEAST = 3  # values of the number that a curve needs
 MOST_SERIES = 12  # curves in one plot. With more, nobody can tell them apart.
 _SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"
-_NUMBER = re.compile(rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])")
+_NUMBER = re.compile(
+    rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])"
+)
 _BYTES_NAME = "MiB"
 _UNNAMED = "parameter"
 _PEAK_SHOWN = 0.15  # share of the peak that a curve must reach for the peak to be drawn. A lower curve would be flat at the bottom.
@@ -152,7 +180,11 @@ def families(rows: Sequence[Row], facts: DeviceFacts) -> list[FamilyPlot]:
     for row in rows:
         if row.measurement is not None:
             tests.setdefault(function_of(row), []).append(_read(row, row.measurement))
-    return [family for function, reads in tests.items() if (family := _family(function, reads, facts)) is not None]
+    return [
+        family
+        for function, reads in tests.items()
+        if (family := _family(function, reads, facts)) is not None
+    ]
 
 
 def _read(row: Row, measurement: Measurement) -> _SplitName:
@@ -169,7 +201,9 @@ def _read(row: Row, measurement: Measurement) -> _SplitName:
         values.append(value * parse_bytes(f"1 {match[2]}") / MiB if match[2] else value)
         sizes.append(match[2] is not None)
         end = match.end()
-    return _SplitName(row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes))
+    return _SplitName(
+        row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes)
+    )
 
 
 def _x_axis(frame: svg.Frame, xs: Sequence[float], unit: str) -> svg.Scale:
@@ -179,7 +213,9 @@ def _x_axis(frame: svg.Frame, xs: Sequence[float], unit: str) -> svg.Scale:
     return frame.x(*svg.spanned(xs, margin=0.04, least=1e-9), svg.Unit(unit))
 
 
-def _ceiling(name: str, level: float, places: Sequence[tuple[float, float]], frame: svg.Frame) -> Iterator[str]:
+def _ceiling(
+    name: str, level: float, places: Sequence[tuple[float, float]], frame: svg.Frame
+) -> Iterator[str]:
     """A line across at a level, with its name where it hides no point. `places`: of the points."""
     yield svg.line(frame.left, level, frame.right, level, "ceiling")
     right = _free_side(places, level - 8, frame)
@@ -187,17 +223,23 @@ def _ceiling(name: str, level: float, places: Sequence[tuple[float, float]], fra
     yield svg.text(at, level - 4, svg.fitted(name, 300), anchor=anchor, style="unit")
 
 
-def _by_series(reads: Sequence[_SplitName]) -> tuple[dict[str, list[tuple[float, _SplitName]]], Counter[str]]:
+def _by_series(
+    reads: Sequence[_SplitName],
+) -> tuple[dict[str, list[tuple[float, _SplitName]]], Counter[str]]:
     """The rows with their numbers by the name of their series, and how many series have each unit."""
     places = _places(reads)
     by_series: dict[tuple[str, str], list[tuple[float, _SplitName]]] = {}
     for read in reads:
         place = places.get(read.words)
         if place is not None:
-            by_series.setdefault((_without(read, place), _unit_of(read, place)), []).append((read.values[place], read))
+            by_series.setdefault((_without(read, place), _unit_of(read, place)), []).append(
+                (read.values[place], read)
+            )
     units = Counter(unit for _, unit in by_series)
     found = {
-        ", ".join(part for part in (name, unit if len(units) > 1 else "") if part): sorted(points, key=lambda point: point[0])
+        ", ".join(part for part in (name, unit if len(units) > 1 else "") if part): sorted(
+            points, key=lambda point: point[0]
+        )
         for (name, unit), points in by_series.items()
     }
     return found, units
@@ -209,19 +251,32 @@ def _family(function: str, reads: list[_SplitName], facts: DeviceFacts) -> Famil
     if longest < LEAST or len(found) > MOST_SERIES:
         return None
     measured = [read.measurement for points in found.values() for _, read in points]
-    y_name, value, unit_of, figure_text = next(figure for figure in _FIGURES if all(figure[1](one) for one in measured))
+    y_name, value, unit_of, figure_text = next(
+        figure for figure in _FIGURES if all(figure[1](one) for one in measured)
+    )
     unit = unit_of([value(one) for one in measured])
     x_unit = units.most_common(1)[0][0]
     series = []
-    for name, points in sorted(found.items()):  # sorted, so that series have the same colours in the plots of several tests
-        drawn = tuple(_point(x, read, value, figure_text, rate="bandwidth" in y_name) for x, read in points)
+    for name, points in sorted(
+        found.items()
+    ):  # sorted, so that series have the same colours in the plots of several tests
+        drawn = tuple(
+            _point(x, read, value, figure_text, rate="bandwidth" in y_name) for x, read in points
+        )
         # A single series has the name of the figure.
         series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))
         if "bandwidth" in y_name and (predicted := _predicted(points, drawn)) is not None:
             words = f"{name}: " if name else ""
             words += f"if the time grew with the sectors of a request ({COALESCED} where coalesced)"
             series.append(Series(words, predicted, predicted=True))
-    return FamilyPlot(function, x_unit, y_name, unit, tuple(series), tuple(_ceilings(measured, series, y_name, facts)))
+    return FamilyPlot(
+        function,
+        x_unit,
+        y_name,
+        unit,
+        tuple(series),
+        tuple(_ceilings(measured, series, y_name, facts)),
+    )
 
 
 def _places(reads: Sequence[_SplitName]) -> dict[tuple[str, ...], int]:
@@ -231,7 +286,9 @@ def _places(reads: Sequence[_SplitName]) -> dict[tuple[str, ...], int]:
         by_words.setdefault(read.words, []).append(read)
     found = {}
     for words, alike in by_words.items():
-        counts = [len({read.values[place] for read in alike}) for place in range(len(alike[0].numbers))]
+        counts = [
+            len({read.values[place] for read in alike}) for place in range(len(alike[0].numbers))
+        ]
         if counts and max(counts) > 1:
             found[words] = counts.index(max(counts))
     return found
@@ -260,9 +317,18 @@ def _unit_of(read: _SplitName, place: int) -> str:
 
 
 def _point(
-    x: float, read: _SplitName, value: Callable[[Measurement], float], figure_text: Callable[[float], str], *, rate: bool
+    x: float,
+    read: _SplitName,
+    value: Callable[[Measurement], float],
+    figure_text: Callable[[float], str],
+    *,
+    rate: bool,
 ) -> PlotPoint:
-    y, noise, sectors = value(read.measurement), read.measurement.noise or 0.0, read.measurement.sectors_per_request
+    y, noise, sectors = (
+        value(read.measurement),
+        read.measurement.noise or 0.0,
+        read.measurement.sectors_per_request,
+    )
     low = high = None
     if noise and rate:
         # Bytes over the ends of the latency's interval.
@@ -274,7 +340,9 @@ def _point(
     return PlotPoint(x, y, low, high, f"{apart}: {figure_text(y)}{pattern}")
 
 
-def _predicted(points: Sequence[tuple[float, _SplitName]], drawn: Sequence[PlotPoint]) -> tuple[PlotPoint, ...] | None:
+def _predicted(
+    points: Sequence[tuple[float, _SplitName]], drawn: Sequence[PlotPoint]
+) -> tuple[PlotPoint, ...] | None:
     """The bandwidth if the time grew with the sectors of a request, from the best coalesced figure; None if sectors do not differ."""
     sectors = [read.measurement.sectors_per_request for _, read in points]
     known = [one for one in sectors if one is not None]
@@ -282,10 +350,14 @@ def _predicted(points: Sequence[tuple[float, _SplitName]], drawn: Sequence[PlotP
         return None
     least = min(known)
     best = max(point.y for point, count in zip(drawn, known, strict=True) if count == least)
-    return tuple(PlotPoint(point.x, best * least / count) for point, count in zip(drawn, known, strict=True))
+    return tuple(
+        PlotPoint(point.x, best * least / count) for point, count in zip(drawn, known, strict=True)
+    )
 
 
-def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name: str, facts: DeviceFacts) -> Iterator[Ceiling]:
+def _ceilings(
+    measured: Sequence[Measurement], series: Sequence[Series], y_name: str, facts: DeviceFacts
+) -> Iterator[Ceiling]:
     if "bandwidth" not in y_name:
         return
     most = max(point.y for one in series for point in one.points)

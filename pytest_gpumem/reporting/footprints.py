@@ -18,18 +18,30 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
     if footprint.watched:
         yield "peak memory", _of_uses(footprint.peak, footprint, "peak", "device")
         if (footprint.driver_peak or 0) > footprint.peak:
-            yield "from the driver", f"{short_bytes(footprint.needed)} at most: pools hold more than is in use"
+            yield (
+                "from the driver",
+                f"{short_bytes(footprint.needed)} at most: pools hold more than is in use",
+            )
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
         if footprint.ended:
             yield "kept", _of_uses(footprint.kept, footprint, "kept")
         if footprint.ended and footprint.reserved:
-            yield "reserved", f"{_of_uses(footprint.reserved, footprint, 'reserved')}; pools hold it and nobody uses it"
+            yield (
+                "reserved",
+                f"{_of_uses(footprint.reserved, footprint, 'reserved')}; pools hold it and nobody uses it",
+            )
         if footprint.allocations:
-            yield "allocations", f"{footprint.allocations}, the largest {short_bytes(footprint.largest)}"
+            yield (
+                "allocations",
+                f"{footprint.allocations}, the largest {short_bytes(footprint.largest)}",
+            )
     if footprint.bound:
-        yield "not told apart", f"up to {short_bytes(footprint.bound)} more were taken, by the free memory of the GPU"
+        yield (
+            "not told apart",
+            f"up to {short_bytes(footprint.bound)} more were taken, by the free memory of the GPU",
+        )
     for reason in footprint.not_watched:
         yield "not watched", reason
     if footprint.waits is not None:
@@ -42,14 +54,26 @@ def totals(rows: Sequence[Row]) -> list[str]:
     found = []
     for word, name in (("most memory", "peak"), ("kept", "kept")):
         taking = sorted(
-            ((getattr(footprint, name), row.nodeid) for row, footprint in watched if getattr(footprint, name) > 0), reverse=True
+            (
+                (getattr(footprint, name), row.nodeid)
+                for row, footprint in watched
+                if getattr(footprint, name) > 0
+            ),
+            reverse=True,
         )
         if taking:
-            shown = ", ".join(f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN])
+            shown = ", ".join(
+                f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN]
+            )
             of = f" ({counted(len(taking), 'test')} of {len(watched)})" if name == "kept" else ""
             found.append(f"{word}{of}: {shown}")
-    if needed := max((footprint.needed for _, footprint in watched if footprint.driver_peak is not None), default=0):
-        found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
+    if needed := max(
+        (footprint.needed for _, footprint in watched if footprint.driver_peak is not None),
+        default=0,
+    ):
+        found.append(
+            f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)"
+        )
     return found
 
 
@@ -75,7 +99,10 @@ def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = Non
     uses = [use for use in footprint.uses if getattr(use, name) > 0 and kind in (None, use.kind)]
     if len(uses) == 1:
         return f"{short_bytes(total)} ({_library(uses[0])})"
-    parts = ", ".join(f"{_library(use)} {short_bytes(getattr(use, name))}" for use in sorted(uses, key=lambda use: -getattr(use, name)))
+    parts = ", ".join(
+        f"{_library(use)} {short_bytes(getattr(use, name))}"
+        for use in sorted(uses, key=lambda use: -getattr(use, name))
+    )
     return short_bytes(total) + (f" ({parts})" if parts else "")
 
 
@@ -83,7 +110,8 @@ def _library(use: MemoryUse) -> str:
     return use.library if use.kind == "device" else f"{use.library} {use.kind}"
 
 
-SHOWN = 3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
+SHOWN = 3
+"""Tests that the totals of a run name; lines, and changes, that a failed test's report shows."""
 _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
 
@@ -99,24 +127,42 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
         if not sites:
             continue
         number = sum(_count(site, kind) for site in sites)
-        lines.append(f"{title}, {short_bytes(sum(bytes_of(site, kind) for site in sites))} in {counted(number, 'allocation')}:")
+        lines.append(
+            f"{title}, {short_bytes(sum(bytes_of(site, kind) for site in sites))} in {counted(number, 'allocation')}:"
+        )
         for site in sites[:SHOWN]:
-            lines.append(f"  {short_bytes(bytes_of(site, kind))}  {place(site)}  ({allocations_of(site, kind)})")
-        grown = [] if base is None or not base.sites else grown_lines(base.sites, footprint.sites, kind)
+            lines.append(
+                f"  {short_bytes(bytes_of(site, kind))}  {place(site)}  ({allocations_of(site, kind)})"
+            )
+        grown = (
+            [] if base is None or not base.sites else grown_lines(base.sites, footprint.sites, kind)
+        )
         if grown:
             lines.append("since the baseline:")
             lines += [_grown(difference) for difference in grown]
-    if lines and base is not None and not base.sites and (footprint.peak > base.peak or footprint.kept > base.kept):
-        lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
+    if (
+        lines
+        and base is not None
+        and not base.sites
+        and (footprint.peak > base.peak or footprint.kept > base.kept)
+    ):
+        lines.append(
+            "the baseline was saved without --gpumem-footprint=trace: which line grew is not known"
+        )
     return lines
 
 
 def growths(base: Footprint, head: Footprint) -> list[str]:
     """Peak and kept memory of a test, as far as they changed."""
     lines = []
-    for title, was, now in (("peak memory", base.peak, head.peak), ("kept memory", base.kept, head.kept)):
+    for title, was, now in (
+        ("peak memory", base.peak, head.peak),
+        ("kept memory", base.kept, head.kept),
+    ):
         if was != now:
-            lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
+            lines.append(
+                f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})"
+            )
     return lines
 
 

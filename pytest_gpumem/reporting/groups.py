@@ -37,7 +37,11 @@ ORDER = tuple(Behaviour)
 def function_of(row: Row) -> str:
     """The id of a row's test function, without the parameters of this call."""
     module, separator, test = row.nodeid.partition("::")
-    return f"{module}{separator}{test.partition('[')[0]}" if separator else row.nodeid.partition("[")[0]
+    return (
+        f"{module}{separator}{test.partition('[')[0]}"
+        if separator
+        else row.nodeid.partition("[")[0]
+    )
 
 
 def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behaviour:
@@ -50,7 +54,10 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
         (bool(measurement.accesses_per_launch), Behaviour.LATENCY),
         (measurement.managed or _migrates(measurement), Behaviour.MANAGED),
         (traffic is not None and traffic.link, Behaviour.LINK),
-        (measurement.sampler == "host" and traffic is None and measurement.footprint is None, Behaviour.ALLOCATION),
+        (
+            measurement.sampler == "host" and traffic is None and measurement.footprint is None,
+            Behaviour.ALLOCATION,
+        ),
         (measurement.window is not None, Behaviour.PERSISTING),
         (measurement.mode == "hot", Behaviour.CACHE),
         (measurement.sectors_per_request not in (None, COALESCED), Behaviour.PATTERN),
@@ -86,7 +93,9 @@ def attention(row: Row) -> int:
         return FAILING
     if verdict.outcome is Outcome.ACCEPTED:
         return UNDECIDED
-    if verdict.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.low > 0):
+    if verdict.code is Code.LOOKS_SLOWER or (
+        verdict.comparison is not None and verdict.comparison.low > 0
+    ):
         return SLOWER
     return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE
 
@@ -105,8 +114,18 @@ def ordered(rows: Sequence[Row], facts: DeviceFacts) -> list[tuple[Behaviour, li
     groups: dict[Behaviour, list[list[Row]]] = {}
     for function, of in tests.items():
         groups.setdefault(kinds[function], []).append(sorted(of, key=_rank))
-    found = [(kind, [row for of in sorted(group, key=lambda of: _rank(of[0])) for row in of]) for kind, group in groups.items()]
-    return sorted(found, key=lambda group: (_rank(group[1][0])[0], Behaviour.NOTHING is group[0], _rank(group[1][0])[1]))
+    found = [
+        (kind, [row for of in sorted(group, key=lambda of: _rank(of[0])) for row in of])
+        for kind, group in groups.items()
+    ]
+    return sorted(
+        found,
+        key=lambda group: (
+            _rank(group[1][0])[0],
+            Behaviour.NOTHING is group[0],
+            _rank(group[1][0])[1],
+        ),
+    )
 
 
 def _rank(row: Row) -> tuple[int, float]:

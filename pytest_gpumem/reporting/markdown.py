@@ -41,10 +41,17 @@ def page(run: Run) -> str:
         failures = [line.strip() for row in shown if fails(row) for line in in_brief(row)]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
-            parts.append(f"{counted(left, 'further row')} {'needs' if left == 1 else 'need'} a look.")
+            parts.append(
+                f"{counted(left, 'further row')} {'needs' if left == 1 else 'need'} a look."
+            )
     parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
-    room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
-    parts.append(folded(f"All rows ({len(rows)})", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
+    # 200: the heading and the last sentence of what is folded
+    room = LIMIT - len(_joined(parts)) - 200
+    parts.append(
+        folded(
+            f"All rows ({len(rows)})", table(sorted(lines, key=lambda one: one.outcome.rank), room)
+        )
+    )
     return _joined(parts)
 
 
@@ -57,9 +64,17 @@ def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
     for row in rows:
         verdict = f"{row.verdict}{' (simulated)' if row.simulated else ''}"
         figures = " | ".join(escaped(row.figures[heading].text) for heading in headings)
-        lines.append(f"| {code(row.name)} | {figures} | {verdict if row.outcome.quiet else f'**{verdict}**'} |")
+        lines.append(
+            f"| {code(row.name)} | {figures} | {verdict if row.outcome.quiet else f'**{verdict}**'} |"
+        )
     fitting, left = _fitting(lines, room - sum(map(len, above)))
-    return "\n".join([*above, *fitting, *(["", f"{counted(left, 'further row')} found no place here."] if left else [])])
+    return "\n".join(
+        [
+            *above,
+            *fitting,
+            *(["", f"{counted(left, 'further row')} found no place here."] if left else []),
+        ]
+    )
 
 
 def code(text: str) -> str:
@@ -76,8 +91,12 @@ def escaped(text: str) -> str:
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
     """Sentences, each from a line of its own, in an HTML element within which Markdown means nothing."""
-    fitting, left = _fitting((html.escape("\n".join(wrapped(printable(one), WIDTH))) for one in sentences), room)
-    return "\n".join(["<pre>", *fitting, *([f"{left} more found no place here"] if left else []), "</pre>"])
+    fitting, left = _fitting(
+        (html.escape("\n".join(wrapped(printable(one), WIDTH))) for one in sentences), room
+    )
+    return "\n".join(
+        ["<pre>", *fitting, *([f"{left} more found no place here"] if left else []), "</pre>"]
+    )
 
 
 def _fitting(texts: Iterable[str], room: int) -> tuple[list[str], int]:

@@ -17,7 +17,9 @@ class Progress:
         self._clock = clock
         self._begun = clock()
         self._tests: frozenset[str] = frozenset()
-        self._samples: dict[str, int] = {}  # of each test that has ended, whether it was expected to measure or not
+        self._samples: dict[
+            str, int
+        ] = {}  # of each test that has ended, whether it was expected to measure or not
         self._running = ""
 
     def expect(self, tests: Iterable[str]) -> None:
@@ -41,9 +43,16 @@ class Progress:
     def line(self, width: int) -> str:
         """One line of at most `width` characters, ASCII."""
         ended, every = len(self._tests & self._samples.keys()), len(self._tests)
-        parts = [f"gpumem: {ended} of {counted(every, 'test')}", counted(sum(self._samples.values()), "sample")]
-        if 0 < ended < every:  # the estimate assumes that each test takes as long as those before it
-            parts.append(f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left")
+        parts = [
+            f"gpumem: {ended} of {counted(every, 'test')}",
+            counted(sum(self._samples.values()), "sample"),
+        ]
+        if (
+            0 < ended < every
+        ):  # the estimate assumes that each test takes as long as those before it
+            parts.append(
+                f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left"
+            )
         line = ", ".join(parts)
         running = printable(self._running) if self._running not in self._samples else ""
         room = width - len(line) - 2

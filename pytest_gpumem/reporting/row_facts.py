@@ -27,7 +27,14 @@ from pytest_gpumem.units import format_rate, format_share, format_time, short_by
 
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
 UNCHECKED = "unchecked"  # term of a measurement whose result nothing checked
-HEADINGS = ("latency", "bandwidth", "of peak", "noise", *OF_MEMORY, "change")  # of `RowFacts.figures`
+HEADINGS = (
+    "latency",
+    "bandwidth",
+    "of peak",
+    "noise",
+    *OF_MEMORY,
+    "change",
+)  # of `RowFacts.figures`
 LEAST_NOISE = 1e-5  # share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock
 _MEDIANS = 24  # placements whose medians are listed
 
@@ -51,7 +58,8 @@ class RowFacts:
     function: str  # the part of the name before its parameters and its label
     apart: str
     """Parameters and label, such as "4, pinned", and the GPU of several: what tells the rows of one test function apart; may be empty."""
-    memory: bool = False  # every peak is a figure, not only where it is limited or nothing else was measured
+    memory: bool = False
+    """Every peak is a figure, not only where it is limited or nothing else was measured."""
 
     @property
     def outcome(self) -> Outcome:
@@ -71,7 +79,9 @@ class RowFacts:
     @property
     def css(self) -> str:
         """The class of the outcome in a page: "pass", "fail", "measured" or "doubt"."""
-        return {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.MEASURED: "measured"}.get(self.outcome, "doubt")
+        return {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.MEASURED: "measured"}.get(
+            self.outcome, "doubt"
+        )
 
     @property
     def simulated(self) -> bool:
@@ -81,13 +91,18 @@ class RowFacts:
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """One for each of `HEADINGS`, in their order."""
-        found = dict.fromkeys(HEADINGS, Figure()) | dict(zip(OF_MEMORY, _memory(self.row, self.memory), strict=True))
+        found = dict.fromkeys(HEADINGS, Figure()) | dict(
+            zip(OF_MEMORY, _memory(self.row, self.memory), strict=True)
+        )
         if (comparison := self.row.verdict.comparison) is not None:
             found["change"] = _change(comparison)
         if (measurement := self.row.measurement) is not None:
             found["latency"], found["bandwidth"] = _latency(measurement), _bandwidth(measurement)
             # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
-            if measurement.asked_bandwidth is None and (share := measurement.share_of_peak(self.device)) is not None:
+            if (
+                measurement.asked_bandwidth is None
+                and (share := measurement.share_of_peak(self.device)) is not None
+            ):
                 found["of peak"] = Figure(f"{share * 100:.1f} %", share)
             if measurement.noise is not None:
                 found["noise"] = Figure(_noise(measurement.noise), measurement.noise)
@@ -130,7 +145,9 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False)
         elif f"{row.label}, ".startswith(f"{inside}, "):
             inside = ""  # the label repeats it
         apart = ", ".join(part for part in (inside, row.label) if part)
-        found.append(RowFacts(row, device, name, name.removesuffix(parameters + label), apart, memory))
+        found.append(
+            RowFacts(row, device, name, name.removesuffix(parameters + label), apart, memory)
+        )
     return found
 
 
@@ -150,7 +167,11 @@ def short(keys: Sequence[str]) -> list[str]:
     if all(tests) and len({*tests}) == len(keys):
         return tests
     folders = [posixpath.dirname(key.partition("::")[0]) for key in keys]
-    common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
+    common = (
+        posixpath.commonpath(folders)
+        if all(folders) and not any(posixpath.isabs(f) for f in folders)
+        else ""
+    )
     return [key.removeprefix(f"{common}/") for key in keys]
 
 
@@ -163,14 +184,38 @@ def failure_text(row: Row, device: DeviceFacts, width: int) -> str:
     """The text of a failing test in lines of `width` characters: the verdict's reason, which begins with the figure, and the facts."""
     row, device = printable(row), printable(device)
     (described,) = row_facts([row], device)
-    facts = [("verdict", f"{row.verdict.outcome.word}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
+    facts = [
+        (
+            "verdict",
+            f"{row.verdict.outcome.word}{' (simulated)' if row.verdict.simulated else ''}, {row.key}",
+        )
+    ]
     # The reason names the limit, the change against it, and what changed since.
-    told = ("medians", "limit", "why", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
+    told = (
+        "medians",
+        "limit",
+        "why",
+        "changed since",
+        "measured",
+        *(["change"] if row.limits.max_regression is not None else []),
+    )
     facts += [(term, text) for term, text in described.facts() if term not in told]
-    facts.append(("device", f"{device.name}{f', driver {device.driver}' if device.driver else ''}, {device.key}"))
+    facts.append(
+        (
+            "device",
+            f"{device.name}{f', driver {device.driver}' if device.driver else ''}, {device.key}",
+        )
+    )
     terms = max(len(term) for term, _ in facts) + 2
-    lines = [line for part in row.verdict.reason.splitlines() for line in wrapped(part, width, indent="")]
-    return "\n".join([*lines, *(line for term, text in facts for line in hanging(f"  {term:<{terms}}", text, width))])
+    lines = [
+        line for part in row.verdict.reason.splitlines() for line in wrapped(part, width, indent="")
+    ]
+    return "\n".join(
+        [
+            *lines,
+            *(line for term, text in facts for line in hanging(f"  {term:<{terms}}", text, width)),
+        ]
+    )
 
 
 def conditions_text(conditions: Conditions) -> str:
@@ -202,13 +247,20 @@ def sectors_text(measurement: Measurement) -> str:
 def interval_text(measurement: Measurement) -> str:
     """The 95 % interval of a latency per access, such as "147.6 ns to 147.8 ns/access"; empty if there is none."""
     interval = measurement.latency_per_access_interval
-    return "" if interval is None else f"{format_time(interval[0])} to {format_time(interval[1])}/access"
+    return (
+        ""
+        if interval is None
+        else f"{format_time(interval[0])} to {format_time(interval[1])}/access"
+    )
 
 
 def _verdict(row: Row) -> tuple[str, str]:
     outcome = row.verdict.outcome
     settled = ", same code" if row.verdict.code is Code.SAME_CODE else ""
-    return outcome.word + settled, ", test failed" if row.failed and outcome is not Outcome.FAIL else ""
+    return (
+        outcome.word + settled,
+        ", test failed" if row.failed and outcome is not Outcome.FAIL else "",
+    )
 
 
 def _latency(measurement: Measurement) -> Figure:
@@ -232,7 +284,11 @@ def _memory(row: Row, asked: bool) -> tuple[Figure, Figure]:
     if footprint is None or not footprint.watched:
         return Figure(), Figure()
     asked = asked or limits.max_peak is not None or limits.max_peak_regression is not None
-    peak = Figure(short_bytes(footprint.peak), float(footprint.peak)) if asked or row.measurement is None else Figure()
+    peak = (
+        Figure(short_bytes(footprint.peak), float(footprint.peak))
+        if asked or row.measurement is None
+        else Figure()
+    )
     ends = footprint.ended and (footprint.kept > 0 or limits.max_kept is not None)
     return peak, Figure(short_bytes(footprint.kept), float(footprint.kept)) if ends else Figure()
 
@@ -243,9 +299,14 @@ def _noise(noise: float) -> str:
 
 def _change(comparison: Comparison) -> Figure:
     """ "+12.34 [+12.01, +12.66] %"; without an interval where both ends are written as the change is, as on a simulated device."""
-    low, high, delta = (f"{round(share * 100, 2) + 0.0:+.2f}" for share in (comparison.low, comparison.high, comparison.delta))
+    low, high, delta = (
+        f"{round(share * 100, 2) + 0.0:+.2f}"
+        for share in (comparison.low, comparison.high, comparison.delta)
+    )
     short = f"{delta} %"
-    return Figure(short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short)
+    return Figure(
+        short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short
+    )
 
 
 def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
@@ -253,24 +314,45 @@ def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
     moved, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if moved is None or bandwidth is None:
         return None
-    apart = "" if moved.declared is not None else f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
+    apart = (
+        ""
+        if moved.declared is not None
+        else f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
+    )
     share = measurement.share_of_peak(device)
-    peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
+    peak = (
+        f", {format_share(share)} of peak"
+        if share is not None
+        else f"; no share of peak: {no_share_text(measurement, device)}"
+    )
     return f"{format_rate(bandwidth)} for {short_bytes(moved.total)}{apart}{peak}"
 
 
 def _samples(measurement: Measurement) -> Iterator[tuple[str, str]]:
     spread = measurement.placement_spread
     apart = f", spread between placements {format_share(spread)}" if spread is not None else ""
-    discarded = f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""
+    discarded = (
+        f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""
+    )
     yield "samples", f"{basis(measurement)}{apart}{discarded}"
-    more = f" and {len(measurement.medians) - _MEDIANS} more" if len(measurement.medians) > _MEDIANS else ""
-    yield "medians", ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more
+    more = (
+        f" and {len(measurement.medians) - _MEDIANS} more"
+        if len(measurement.medians) > _MEDIANS
+        else ""
+    )
+    yield (
+        "medians",
+        ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more,
+    )
 
 
 def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
-    host = "" if measurement.host_time is UNSET else f"; the host takes {format_time(measurement.host_time)} to queue it"
+    host = (
+        ""
+        if measurement.host_time is UNSET
+        else f"; the host takes {format_time(measurement.host_time)} to queue it"
+    )
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}{host}"
     if not measurement.checked:
         yield UNCHECKED, "no check compared the result of a launch with a reference"
@@ -288,12 +370,26 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
     yield from _samples(measurement)
     if modes := modes_text(measurement):
         yield "modes", modes
-    yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
-    if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
-        yield "overlap", f"{format_share(hidden)} of what can be hidden, {counted(measurement.overlap.streams, 'stream')}"
+    yield (
+        "method",
+        f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})",
+    )
+    if (
+        measurement.overlap is not None
+        and (hidden := measurement.overlap.hidden(measurement.latency)) is not None
+    ):
+        yield (
+            "overlap",
+            f"{format_share(hidden)} of what can be hidden, {counted(measurement.overlap.streams, 'stream')}",
+        )
     yield from _conditions(measurement)
     if measurement.provenance is not None:
-        yield "measured", " ".join(part for part in (measurement.provenance.utc, measurement.provenance.card) if part)
+        yield (
+            "measured",
+            " ".join(
+                part for part in (measurement.provenance.utc, measurement.provenance.card) if part
+            ),
+        )
     for note in measurement.notes:
         yield "note", note
 
@@ -305,7 +401,10 @@ def modes_text(measurement: Measurement) -> str | None:
         by_mode.setdefault(mode, []).append(median)
     if len(by_mode) < 2:
         return None
-    each = ", ".join(f"{len(medians)} at {format_time(statistics.fmean(medians))}" for medians in by_mode.values())
+    each = ", ".join(
+        f"{len(medians)} at {format_time(statistics.fmean(medians))}"
+        for medians in by_mode.values()
+    )
     count = len(measurement.counting)
     return f"placements: {each}; {'all' if count == len(measurement.medians) else f'the {count}'} count"
 
@@ -335,9 +434,7 @@ def page_counts_text(counts: PageCounts) -> str:
     """All counts on one line."""
     faults = counted(counts.gpu_faults, "GPU page fault")
     if counts.gpu_faults:
-        faults += (
-            f" in {counted(counts.gpu_groups, 'group')} on {counted(counts.gpu_pages, 'page')} ({counted(counts.duplicates, 'duplicate')})"
-        )
+        faults += f" in {counted(counts.gpu_groups, 'group')} on {counted(counts.gpu_pages, 'page')} ({counted(counts.duplicates, 'duplicate')})"
     parts = [faults, counted(counts.cpu_faults, "CPU page fault")]
     for nbytes, seconds, rate, way in (
         (counts.to_device, counts.to_device_seconds, counts.to_device_bandwidth, "to the device"),
@@ -350,5 +447,12 @@ def page_counts_text(counts: PageCounts) -> str:
     if counts.mapped:
         parts.append(f"{short_bytes(counts.mapped)} mapped where it was")
     if counts.causes:
-        parts.append("moved by " + ", ".join(f"{cause} {short_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes))
+        parts.append(
+            "moved by "
+            + ", ".join(
+                f"{cause} {short_bytes(nbytes)}"
+                for cause, nbytes in counts.causes.items()
+                if nbytes
+            )
+        )
     return ", ".join(parts)

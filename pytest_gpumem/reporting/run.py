@@ -24,9 +24,17 @@ class Run:
 
     rows: Sequence[Row]  # in the order in which they are shown; failed ones too
     facts: DeviceFacts
-    settings: Mapping[str, object]  # plain values that the run was taken under, by the names of the options
+    settings: Mapping[
+        str, object
+    ]  # plain values that the run was taken under, by the names of the options
     utc: str = ""  # time of the run, ISO 8601
     revision: str | None = None  # of the code that was measured; None if unknown
-    past: Mapping[str, Sequence[Past]] = field(default_factory=dict)  # by `Row.key`, the saved runs, oldest first
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by `Row.key`, of the newest run of the baseline
-    remarks: Sequence[str] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate
+    past: Mapping[str, Sequence[Past]] = field(
+        default_factory=dict
+    )  # by `Row.key`, the saved runs, oldest first
+    footprints: Mapping[str, Footprint] = field(
+        default_factory=dict
+    )  # by `Row.key`, of the newest run of the baseline
+    remarks: Sequence[
+        str
+    ] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate

@@ -16,13 +16,27 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
-from pytest_gpumem.reporting.row_facts import HEADINGS, UNCHECKED, RowFacts, interval_text, row_facts, sectors_text
+from pytest_gpumem.reporting.row_facts import (
+    HEADINGS,
+    UNCHECKED,
+    RowFacts,
+    interval_text,
+    row_facts,
+    sectors_text,
+)
 from pytest_gpumem.reporting.summary import remedies, since_the_baseline
 from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
 _LEFT_OUT = (
-    *((_SIMULATED, 28), (_BARS, 28), ("of peak", 28), ("noise", 28), ("bandwidth", 20), (_INTERVALS, 14)),
+    *(
+        (_SIMULATED, 28),
+        (_BARS, 28),
+        ("of peak", 28),
+        ("noise", 28),
+        ("bandwidth", 20),
+        (_INTERVALS, 14),
+    ),
     *(("kept", 14), ("peak memory", 14)),
 )
 """Parts of the table that are left out one after the other, each if names have less than so many columns."""
@@ -42,7 +56,14 @@ class _Shown:
 
 
 def table(
-    rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, saved: bool = False, memory: bool = False
+    rows: Sequence[Row],
+    facts: DeviceFacts,
+    *,
+    width: int,
+    colour: bool,
+    notes: bool = True,
+    saved: bool = False,
+    memory: bool = False,
 ) -> str:
     """The table and the sentences under it, without a trailing line break.
 
@@ -72,11 +93,20 @@ def table(
     drawn = _columns([part for line in lines for part in _parted(line, name_width)], without)
     columns = [HEADINGS[index] for index in drawn.shown]
     short = _SIMULATED in without and any(one.simulated for one in facts_of.values())
-    below = _sentences(list(facts_of.values()), columns=columns, notes=notes, short=short, saved=saved)
-    return "\n".join([drawn.drawn(width, colour), *(line for sentence in below for line in wrapped(sentence, width))])
+    below = _sentences(
+        list(facts_of.values()), columns=columns, notes=notes, short=short, saved=saved
+    )
+    return "\n".join(
+        [
+            drawn.drawn(width, colour),
+            *(line for sentence in below for line in wrapped(sentence, width)),
+        ]
+    )
 
 
-def _of_test(rows: list[RowFacts], usual: tuple[str, str] | None, notes: bool) -> Iterator[_Shown | Text]:
+def _of_test(
+    rows: list[RowFacts], usual: tuple[str, str] | None, notes: bool
+) -> Iterator[_Shown | Text]:
     """The lines of one test: one for its only row, else its name and below it what tells its rows apart. A row of the whole test is first,
     and has the line of the name."""
     ways = {_way(one.row, usual) for one in rows}
@@ -107,7 +137,9 @@ def _columns(lines: Sequence[_Shown | Text], without: Collection[str]) -> Column
             drawn.append(line)
             continue
         facts = line.facts
-        figures = ["" if heading in without else _figure(heading, facts, without) for heading in HEADINGS]
+        figures = [
+            "" if heading in without else _figure(heading, facts, without) for heading in HEADINGS
+        ]
         simulated = ("(sim)" if _SIMULATED in without else "(simulated)") if facts.simulated else ""
         verdict = Text(f"{facts.verdict} {simulated}".rstrip(), style=facts.outcome.style)
         drawn.append(Line(line.name, figures, verdict, line.below))
@@ -126,16 +158,25 @@ def _parted(line: _Shown | Text, width: int) -> list[_Shown | Text]:
     """The line, or two lines if it is of a test's only row and its name is too long: the test, and parameters and label under it."""
     if isinstance(line, Text) or not line.alone or not line.facts.apart or len(line.name) <= width:
         return [line]
-    return [Text(line.facts.function), _Shown(line.facts, _INDENT + line.facts.apart, line.below, alone=False)]
+    return [
+        Text(line.facts.function),
+        _Shown(line.facts, _INDENT + line.facts.apart, line.below, alone=False),
+    ]
 
 
 def _usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
     """Mode and sampler of most rows; None if nothing was measured."""
-    most = Counter((row.measurement.mode, row.measurement.sampler) for row in rows if row.measurement is not None).most_common(1)
+    most = Counter(
+        (row.measurement.mode, row.measurement.sampler)
+        for row in rows
+        if row.measurement is not None
+    ).most_common(1)
     return most[0][0] if most else None
 
 
-def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool, saved: bool) -> list[str]:
+def _sentences(
+    shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool, saved: bool
+) -> list[str]:
     """The sentences under a table: how the figures were taken, and the reason of every doubt. Without full stops.
     `shown`: the rows, in the order in which they are shown.
     `notes`: show each measurement's notes; if False, only their number.
@@ -147,18 +188,33 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
     if (usual := _usual_way(rows)) is not None:
         others = any(_way(row, usual) for row in rows)
         way = f"{usual[0]}, sampler {usual[1]}{', unless noted otherwise' if others else ''}"
-        text.append(f"{way}; noise is half of the 95 % interval over placements" if "noise" in columns else way)
+        text.append(
+            f"{way}; noise is half of the 95 % interval over placements"
+            if "noise" in columns
+            else way
+        )
     if "bandwidth" in columns and any(map(_asks, rows)):
         text.append("asked: by the threads, over and over; caches and memory serve it together")
     text += [*_compared(rows), *since_the_baseline(rows)]
-    text += [f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}" for row in rows if _gives_reason(row)]
+    text += [
+        f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}"
+        for row in rows
+        if _gives_reason(row)
+    ]
     noted = _notes(shown)
     if notes:
         for first, *more in noted:
-            text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))
+            text.append(
+                first + (f" ({counted(len(more), 'row')} more with such a note)" if more else "")
+            )
     elif noted:
-        text.append(f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    return [*text, *remedies(row for row in rows if row.verdict.outcome is Outcome.NEW and not saved)]
+        text.append(
+            f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}"
+        )
+    return [
+        *text,
+        *remedies(row for row in rows if row.verdict.outcome is Outcome.NEW and not saved),
+    ]
 
 
 def _asks(row: Row) -> bool:
@@ -168,7 +224,9 @@ def _asks(row: Row) -> bool:
 def _gives_reason(row: Row) -> bool:
     # pytest shows the reason of a FAIL, unless the test failed by another error too. The rest of NEW rows have one in common.
     outcome = row.verdict.outcome
-    return outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED) or (outcome is Outcome.FAIL and row.test_error is True)
+    return outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED) or (
+        outcome is Outcome.FAIL and row.test_error is True
+    )
 
 
 def _compared(rows: Sequence[Row]) -> Iterator[str]:
@@ -187,5 +245,7 @@ def _notes(shown: Sequence[RowFacts]) -> list[list[str]]:
         for term, fact in one.facts():
             if term in ("note", "pages", UNCHECKED):
                 told = f"{term} {one.name}: {fact}"
-                noted.setdefault(told if term == "pages" else _FIGURE.sub("", fact), []).append(told)
+                noted.setdefault(told if term == "pages" else _FIGURE.sub("", fact), []).append(
+                    told
+                )
     return list(noted.values())

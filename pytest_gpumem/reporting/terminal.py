@@ -11,7 +11,17 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import ACCEPTED, DID_NOT_RUN, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
+from pytest_gpumem.records.row import (
+    ACCEPTED,
+    DID_NOT_RUN,
+    LOST,
+    NOT_REACHED,
+    NOT_RUN,
+    ROW,
+    TEST,
+    UNJUDGED,
+    Omission,
+)
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -39,12 +49,23 @@ def header(
     """
     if short:
         usual = Settings().to_json()
-        own = {name: value for name, value in settings.items() if name == "mode" or value != usual.get(name)}
+        own = {
+            name: value
+            for name, value in settings.items()
+            if name == "mode" or value != usual.get(name)
+        }
         parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
-        return printable([f"gpumem: {_short_device(facts, fallback_reason, conditions)}", f"  {'; '.join(filter(None, parts))}"])
+        return printable(
+            [
+                f"gpumem: {_short_device(facts, fallback_reason, conditions)}",
+                f"  {'; '.join(filter(None, parts))}",
+            ]
+        )
     lines = []
     if facts.simulated:  # in capitals, so that nobody mistakes a green run for a real one
-        lines.append(f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***")
+        lines.append(
+            f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***"
+        )
         lines += [f"*** Reason: {fallback_reason} ***"] if fallback_reason else []
     lines.append(f"gpumem: {_device(facts)}")
     if not facts.simulated:
@@ -58,13 +79,21 @@ def header(
     return printable(lines)
 
 
-def _short_device(facts: DeviceFacts, fallback_reason: str | None, conditions: Conditions | None) -> str:
+def _short_device(
+    facts: DeviceFacts, fallback_reason: str | None, conditions: Conditions | None
+) -> str:
     if facts.simulated:
         why = f" ({fallback_reason})" if fallback_reason else ""
         return f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
     device = f"{_name(facts)}, driver {facts.driver or 'unknown'}, CUDA {facts.cuda or 'unknown'}, {_peak(facts)}"
-    disturbed = conditions is not None and (conditions.throttle_reasons or conditions.other_processes)
-    return f"{device}; {conditions_text(conditions)}" if conditions is not None and disturbed else device
+    disturbed = conditions is not None and (
+        conditions.throttle_reasons or conditions.other_processes
+    )
+    return (
+        f"{device}; {conditions_text(conditions)}"
+        if conditions is not None and disturbed
+        else device
+    )
 
 
 REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed"
@@ -74,13 +103,22 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
     """Lines about what was not judged: each lost measurement, each limit on a test that measured nothing, and how many were not run.
     `remedy`: what to do about lost measurements.
     """
-    crashed = [one for one in missing if one.status == LOST and (one.reason == NOT_REACHED or DID_NOT_RUN in one.reason)]
+    crashed = [
+        one
+        for one in missing
+        if one.status == LOST and (one.reason == NOT_REACHED or DID_NOT_RUN in one.reason)
+    ]
     lines = list(_crash_lines(crashed))
     for status, name in ((LOST, "lost"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
         those = [one for one in missing if one.status == status and one not in crashed]
-        lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]
+        lines += [
+            f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}"
+            for one in those[:MOST]
+        ]
         if len(those) > MOST:
-            lines.append(f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}")
+            lines.append(
+                f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}"
+            )
     if any(one.may_be_meant for one in missing):
         lines.append(remedy)
     return [*lines, *_not_run_lines(one for one in missing if one.status == NOT_RUN)]
@@ -91,7 +129,11 @@ def _crash_lines(crashed: Sequence[Omission]) -> Iterator[str]:
     reasons = dict[str, set[str]]()
     for one in crashed:
         lost_in = one.reason.partition(DID_NOT_RUN)[2]
-        why = f"did not run because {lost_in}" if lost_in else "not reached, because the session ended before"
+        why = (
+            f"did not run because {lost_in}"
+            if lost_in
+            else "not reached, because the session ended before"
+        )
         reasons.setdefault(why, set()).add(one.nodeid)
     for why, tests in reasons.items():
         yield f"lost: {counted(len(tests), 'test')} {why}; --gpumem-isolate runs them all the same"
@@ -116,7 +158,9 @@ def baseline_line(processes: int, catches: float | None, where: str) -> str:
     if processes == 0:
         return f"none in {where}; --gpumem-save makes one"
     stored = f"{counted(processes, 'process')} in {where}"
-    return stored if catches is None else f"{stored}; catches slow-downs from {format_share(catches)}"
+    return (
+        stored if catches is None else f"{stored}; catches slow-downs from {format_share(catches)}"
+    )
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
@@ -134,7 +178,13 @@ def one_place(one: TextIO, other: TextIO) -> bool:
 
 def _device(facts: DeviceFacts) -> str:
     l2 = f"L2 {format_bytes(facts.l2_bytes)}"
-    parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", l2, _peak(facts)]
+    parts = [
+        facts.arch,
+        f"{facts.sm_count} SMs",
+        f"{facts.memory_bytes / 2**30:.1f} GiB",
+        l2,
+        _peak(facts),
+    ]
     return f"{'simulated ' if facts.simulated else ''}{_name(facts)} ({', '.join(parts)})"
 
 

@@ -36,10 +36,15 @@ class Base:
         """Find the tests that it selects on this machine by the gate's arguments and its own files, while the block runs. No GPU is
         needed: nothing is measured. The future raises `NoAnswer`: its tests cannot be collected.
         """
-        with ThreadPoolExecutor(1) as thread, tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        with (
+            ThreadPoolExecutor(1) as thread,
+            tempfile.TemporaryDirectory(prefix="gpumem-") as folder,
+        ):
             file = Path(folder, "selection.json")
             # Its end, also by Ctrl-C, ends the process, and so the thread.
-            with self._experiment(["--collect-only", "--gpumem-device=sim"], {SELECTION: str(file)}) as experiment:
+            with self._experiment(
+                ["--collect-only", "--gpumem-device=sim"], {SELECTION: str(file)}
+            ) as experiment:
                 yield thread.submit(self._selection, experiment, file)
 
     def _selection(self, experiment: Experiment, file: Path) -> Selection:
@@ -51,13 +56,17 @@ class Base:
         except RunError as error:
             raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
         except (OSError, ValueError, SchemaError):
-            raise NoAnswer(f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects") from None
+            raise NoAnswer(
+                f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects"
+            ) from None
 
     def figures(self, tests: Sequence[str], side: str = BASE) -> ProcessRecord:
         """One process of these tests, with their memory, and with what a launch runs. `side`: `BASE`, or `HEAD` for the working tree.
         Raises `RunError`: pytest did not accept its arguments or the device.
         """
-        with self._experiment(["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True) as experiment:
+        with self._experiment(
+            ["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True
+        ) as experiment:
             return experiment.measure(tests)
 
     def traced(self, tests: Sequence[str], seconds: float) -> tuple[ProcessRecord, ProcessRecord]:
@@ -72,7 +81,9 @@ class Base:
 
         found = []
         for side in (BASE, HEAD):
-            with self._experiment(["--gpumem-footprint=trace", "--gpumem-count-pages"], {}, side, evidence=True) as experiment:
+            with self._experiment(
+                ["--gpumem-footprint=trace", "--gpumem-count-pages"], {}, side, evidence=True
+            ) as experiment:
                 process = experiment.measure(tests, watch=watch)
             if process.error is not None:
                 raise RunError(f"{process.name} {process.error}")
@@ -80,7 +91,12 @@ class Base:
         return found[0], found[1]
 
     def _experiment(
-        self, arguments: Sequence[str], variables: Mapping[str, str], side: str = BASE, *, evidence: bool = False
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        side: str = BASE,
+        *,
+        evidence: bool = False,
     ) -> Experiment:
         started = Processes(
             {side: self.side if side == BASE else self.tree},

@@ -48,7 +48,11 @@ def pytest_command(
     # Unbuffered, so that its lines come in the order in which they and a profiler's are printed.
     command = [python, "-u", "-m", "pytest", "--gpumem", *options]
     if tests is not None:
-        command += ["-p", ONLY_PLUGIN, *(part for test in tests for part in ("--gpumem-only", test))]
+        command += [
+            "-p",
+            ONLY_PLUGIN,
+            *(part for test in tests for part in ("--gpumem-only", test)),
+        ]
     command += [*arguments, *(tests or ())]
     return [*command, f"--benchmark-json={results}"] if results is not None else command
 
@@ -61,12 +65,18 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
 
 def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of a pytest that is a run of its own, and saves nothing and writes nothing for GitHub."""
-    return switch_off(environment, [*(option.name for option in of_role(OptionRole.SAVING)), ANNOUNCE])
+    return switch_off(
+        environment, [*(option.name for option in of_role(OptionRole.SAVING)), ANNOUNCE]
+    )
 
 
 def name_of(argument: str) -> str:
     """The option of a word of a command line, without its value."""
-    return "-n" if argument.startswith("-n") and not argument.startswith("--") else argument.partition("=")[0]
+    return (
+        "-n"
+        if argument.startswith("-n") and not argument.startswith("--")
+        else argument.partition("=")[0]
+    )
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,11 @@ def ending(code: int) -> str:
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    *,
+    folder: Path | None = None,
 ) -> CommandResult:
     """Run a command to its end, in `folder` or the working directory; each line that it prints goes to `echo` at once.
     Raises `OSError`: it cannot be started.
@@ -171,7 +185,9 @@ class Background:
             self._tell.write(json.dumps(value) + "\n")
             self._tell.flush()
 
-    def hear(self, timeout: float, watch: Callable[[], object] = lambda: None) -> dict[str, Any] | None:
+    def hear(
+        self, timeout: float, watch: Callable[[], object] = lambda: None
+    ) -> dict[str, Any] | None:
         """Its next line; None if it ended, or had to be ended after `timeout` seconds.
         `watch`: is called every second meanwhile.
         """
@@ -182,7 +198,9 @@ class Background:
             while b"\n" not in self._begun:
                 # A process of its own may keep the pipe open.
                 ended = self._process.poll() is not None
-                if selector.select(0 if ended else min(WATCHED, max(0.0, until - time.monotonic()))):
+                if selector.select(
+                    0 if ended else min(WATCHED, max(0.0, until - time.monotonic()))
+                ):
                     if not (more := self._heard.read(_PIPE)):
                         return None
                     self._begun += more

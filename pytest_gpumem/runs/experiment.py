@@ -33,7 +33,9 @@ def pairs() -> Iterator[Turn]:
     """Pairs of base and head, without end: one coin a pair decides which side runs first. Each pair needs a coin of its own: with one coin
     for two pairs, noise of a period of about four processes fails unchanged code."""
     for number in count(1):
-        first, second = (BASE, HEAD) if np.random.default_rng([0, number]).random() < 0.5 else (HEAD, BASE)
+        first, second = (
+            (BASE, HEAD) if np.random.default_rng([0, number]).random() < 0.5 else (HEAD, BASE)
+        )
         yield Turn(number, first)
         yield Turn(number, second)
 
@@ -107,7 +109,11 @@ class Processes:
 
     def name(self, turn: Turn) -> str:
         """The process of a turn in messages."""
-        return f"{turn.side} ({self.sides[turn.side].title})" if self.titles is None else self.titles(turn)
+        return (
+            f"{turn.side} ({self.sides[turn.side].title})"
+            if self.titles is None
+            else self.titles(turn)
+        )
 
     def close(self) -> None:
         """End all processes, also one that runs for another thread."""
@@ -123,19 +129,31 @@ class Processes:
     def _worker(self, turn: Turn, tests: Sequence[str] | None) -> Worker:
         side = self.sides[turn.side]
         other = next((one for name, one in self.sides.items() if name != turn.side), None)
-        environment = environment_of(side, self.tree or other, self.environment, evidence=self.evidence)
+        environment = environment_of(
+            side, self.tree or other, self.environment, evidence=self.evidence
+        )
         files = [file for file in self.files if (side.folder / file).exists()]
         tree = self.tree or self.sides.get(HEAD)
-        arguments = [*self.arguments] if tree is None else [moved_word(word, side, tree) for word in self.arguments]
+        arguments = (
+            [*self.arguments]
+            if tree is None
+            else [moved_word(word, side, tree) for word in self.arguments]
+        )
         job = {
             "early": self.early,
             "tests": tests,
             "lenient": turn.side == BASE,
             "cwd": str(side.folder) if side.path_from_cwd else None,
             "names": side.names,
-            "roots": [str(path) for path in (side.folder, side.root, side.environment) if path is not None],
+            "roots": [
+                str(path) for path in (side.folder, side.root, side.environment) if path is not None
+            ],
             # A wheel has no tests: those of the working tree run with it.
-            "foreign": [str(one.root) for one in (other, self.tree) if one is not None and side.path_from_cwd and one.path_from_cwd],
+            "foreign": [
+                str(one.root)
+                for one in (other, self.tree)
+                if one is not None and side.path_from_cwd and one.path_from_cwd
+            ],
             "spared": spared(),
             "arguments": ["--gpumem", *arguments, *files, f"--gpumem-baseline={self._nothing}"],
         }
@@ -156,7 +174,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Raises `RunError`: the journal cannot be read."""
-        self.finished: list[ProcessRecord] = []  # all that were run, in their order, repeated ones too
+        self.finished: list[
+            ProcessRecord
+        ] = []  # all that were run, in their order, repeated ones too
         self.resumed = 0  # processes that the journal held
         self._coming = deque(self.schedule)
         self._left_out: dict[Turn, int] = defaultdict(int)  # attempts of a turn that do not count
@@ -195,7 +215,11 @@ class Experiment:
         last = begun + self.attempts
         while True:
             fresh = len(known) <= begun
-            process = self.processes.run(self.coming, tests, begun + 1, variables, watch) if fresh else known[begun]
+            process = (
+                self.processes.run(self.coming, tests, begun + 1, variables, watch)
+                if fresh
+                else known[begun]
+            )
             self._check_device(process)
             if fresh:
                 known.append(process)
@@ -226,4 +250,6 @@ class Experiment:
         devices = [(one.key, one.uuid) for one in (first, process.device)]
         if devices[0] != devices[1]:
             names = (f"{key} {uuid or ''}".strip() for key, uuid in devices)
-            raise RunError(f"the processes ran on different devices: {' and '.join(names)}; they can be compared on one GPU alone")
+            raise RunError(
+                f"the processes ran on different devices: {' and '.join(names)}; they can be compared on one GPU alone"
+            )

@@ -16,7 +16,9 @@ from typing import Any
 from pytest_gpumem.runs import RunError
 
 KIND, SCHEMA = "gpumem duet journal", 2
-_BEGIN = f'{{"kind":"{KIND}",'.replace(" ", "").encode()  # of every journal: a file that begins otherwise is not ours to touch
+_BEGIN = f'{{"kind":"{KIND}",'.replace(
+    " ", ""
+).encode()  # of every journal: a file that begins otherwise is not ours to touch
 _ACCEPTED = "accepted is a file that gpumem duet began, or one that does not exist"
 
 
@@ -30,7 +32,9 @@ class Journal:
         # Plain values as they come back from JSON, so that tuples equal lists.
         self._arguments: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._file = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
         except OSError as error:
             raise RunError(f"journal {path} cannot be opened: {error.strerror or error}") from None
         try:
@@ -75,10 +79,16 @@ class Journal:
                 self.lines.append(plain)
 
     def _check(self, first: Any) -> None:
-        if not isinstance(first, dict) or first.get("kind") != KIND or not isinstance(first.get("arguments"), dict):
+        if (
+            not isinstance(first, dict)
+            or first.get("kind") != KIND
+            or not isinstance(first.get("arguments"), dict)
+        ):
             raise RunError(f"{self.path} is no journal of a duet; {_ACCEPTED}")
         if first.get("schema") != SCHEMA:
-            raise RunError(f"journal {self.path} is of schema {first.get('schema')!r}; this version reads {SCHEMA}")
+            raise RunError(
+                f"journal {self.path} is of schema {first.get('schema')!r}; this version reads {SCHEMA}"
+            )
         theirs = first["arguments"]
         for name in {**self._arguments, **theirs}:
             if theirs.get(name) != self._arguments.get(name):
@@ -100,7 +110,9 @@ class Journal:
                 text = text[os.write(self._file, text) :]
             os.fsync(self._file)
         except OSError as error:
-            raise RunError(f"journal {self.path} cannot be written: {error.strerror or error}") from None
+            raise RunError(
+                f"journal {self.path} cannot be written: {error.strerror or error}"
+            ) from None
 
     def count(self) -> int:
         """Number of processes in the file; after a signal `lines` may lack the last one."""

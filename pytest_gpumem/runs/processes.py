@@ -33,12 +33,24 @@ SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_
 READY_SECONDS = 1800.0  # seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources
 WORK_SECONDS = 3600.0  # seconds that a process may measure without an answer
 END_SECONDS = 60.0  # seconds that a process may take to end after its last line
-RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that came to its end
+RAN = (
+    Exit.FINE,
+    Exit.FAILED,
+    Exit.NO_TESTS,
+)  # pytest's exit codes of a session that came to its end
 REFUSED: Mapping[str, str] = {
     "--benchmark-json": "the duet reads that file itself; --json writes its results",
-    **{option.flag: "a duet saves nothing into a baseline" for option in of_role(OptionRole.SAVING)},
-    **{option.flag: "a duet's processes are no runs of their own; --json writes its results" for option in of_role(OptionRole.OUTPUT)},
-    **{option.flag: "a duet has fresh processes of its own" for option in of_role(OptionRole.PROCESSES)},
+    **{
+        option.flag: "a duet saves nothing into a baseline" for option in of_role(OptionRole.SAVING)
+    },
+    **{
+        option.flag: "a duet's processes are no runs of their own; --json writes its results"
+        for option in of_role(OptionRole.OUTPUT)
+    },
+    **{
+        option.flag: "a duet has fresh processes of its own"
+        for option in of_role(OptionRole.PROCESSES)
+    },
     "--gpumem-baseline": "a duet compares with BASE alone",
     **dict.fromkeys(("-n", "--numprocesses"), "a duet measures one process at a time"),
 }
@@ -63,14 +75,20 @@ class ProcessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dic
     error: str | None = None  # how its session broke off; a session that came to its end has none
     device: DeviceFacts | None = None  # None where nothing was measured
     settings: dict[str, Any] = {}
-    rows: tuple[Row, ...] = ()  # each placement stands as its median, unless the experiment keeps everything
+    rows: tuple[
+        Row, ...
+    ] = ()  # each placement stands as its median, unless the experiment keeps everything
     outcomes: dict[str, tuple[str, str]] = {}
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     strict: bool = False  # the side's ini file asks for strictness
     name: str = ""  # for messages, such as "base (revision main)"
-    failed_as_a_whole: str | None = None  # the last words of a session that failed, and no test of it did
-    texts: dict[str, str] = {}  # by node id of each failed test, the whole text, if the experiment keeps everything
-    finished: frozenset[str] = frozenset()  # node ids of the tests that it reported to their end, if the experiment keeps everything
+    failed_as_a_whole: str | None = None
+    """The last words of a session that failed, and no test of it did."""
+    texts: dict[
+        str, str
+    ] = {}  # by node id of each failed test, the whole text, if the experiment keeps everything
+    finished: frozenset[str] = frozenset()
+    """Node ids of the tests that it reported to their end, if the experiment keeps everything."""
 
     @property
     def simulated(self) -> bool:
@@ -106,7 +124,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
             raise RunError(f"{argument} among pytest's arguments: {why}")
 
 
-def environment_of(side: Side, other: Side | None, environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
+def environment_of(
+    side: Side, other: Side | None, environment: Mapping[str, str], *, evidence: bool = False
+) -> dict[str, str]:
     """Variables of a process that measures one side: it is no run of its own, and sees nothing of the other side, if there is one."""
     own = for_a_part(environment, evidence=evidence)
     if other is None:
@@ -118,7 +138,15 @@ def environment_of(side: Side, other: Side | None, environment: Mapping[str, str
 class Worker:
     """One process: it collects its tests and imports their libraries while others measure, and waits for its turn."""
 
-    def __init__(self, turn: Turn, name: str, side: Side, job: dict[str, Any], environment: Mapping[str, str], within: Path) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        name: str,
+        side: Side,
+        job: dict[str, Any],
+        environment: Mapping[str, str],
+        within: Path,
+    ) -> None:
         """Start it.
         `name`: for messages.
         `job`: as the script takes it, without what is this process's own.
@@ -130,7 +158,12 @@ class Worker:
         # The last of an option counts: these replace the arguments' own. One word each: pytest looks for its root folder among all words
         # that are paths, and rows are named from there.
         own = [f"--benchmark-storage=file://{child.folder}", f"--benchmark-json={child.results}"]
-        job = {**job, "reads": child.reads, "writes": child.writes, "arguments": [*job["arguments"], *own]}
+        job = {
+            **job,
+            "reads": child.reads,
+            "writes": child.writes,
+            "arguments": [*job["arguments"], *own],
+        }
         # Unbuffered: what a process printed before it crashed is its last words.
         child.start([side.python, "-u", str(SCRIPT), json.dumps(job)], environment, side.folder)
 
@@ -147,13 +180,29 @@ class Worker:
         child = self._child
         answers = _Answers()
         answers.take_until("ready", lambda: child.hear(READY_SECONDS, lambda: watch(0)), watch)
-        utc, begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        utc, begun = (
+            datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            time.perf_counter(),
+        )
         if answers.ready:
             child.tell({"tests": tests, "variables": dict(variables)})
-            answers.take_until("exit", lambda: child.hear(WORK_SECONDS, lambda: watch(len(answers.finished))), watch)
+            answers.take_until(
+                "exit",
+                lambda: child.hear(WORK_SECONDS, lambda: watch(len(answers.finished))),
+                watch,
+            )
         code = child.wait(END_SECONDS)
         seconds = time.perf_counter() - begun
-        done = ProcessRecord(self.turn, attempt, utc, seconds, child.pid, strict=answers.strict, outcomes=answers.outcomes, name=self._name)
+        done = ProcessRecord(
+            self.turn,
+            attempt,
+            utc,
+            seconds,
+            child.pid,
+            strict=answers.strict,
+            outcomes=answers.outcomes,
+            name=self._name,
+        )
         if everything:
             done = replace(done, texts=answers.texts, finished=frozenset(answers.finished))
         if answers.strays:
@@ -167,7 +216,9 @@ class Worker:
             raise RunError(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
         if answers.exit not in RAN:
             done = replace(done, error=f"{ended_with(answers.exit)}: {self._errors()}")
-        elif answers.exit == Exit.FAILED and not any(outcome == "failed" for outcome, _ in answers.outcomes.values()):
+        elif answers.exit == Exit.FAILED and not any(
+            outcome == "failed" for outcome, _ in answers.outcomes.values()
+        ):
             done = replace(done, failed_as_a_whole=child.last_output())
         return self._with_rows(done, everything)
 
@@ -176,9 +227,18 @@ class Worker:
         if not self._child.results.exists() or not self._child.results.stat().st_size:
             return done
         try:
-            document = document_from_json(json.loads(self._child.results.read_text(encoding="utf-8")).get("gpumem"))
-        except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
-            kind = "results of another version of this plugin" if isinstance(error, SchemaError) else "no results"
+            document = document_from_json(
+                json.loads(self._child.results.read_text(encoding="utf-8")).get("gpumem")
+            )
+        except (
+            ValueError,
+            AttributeError,
+        ) as error:  # SchemaError and JSONDecodeError are ValueErrors
+            kind = (
+                "results of another version of this plugin"
+                if isinstance(error, SchemaError)
+                else "no results"
+            )
             raise RunError(f"{self._name} wrote {kind}: {error}") from None
         rows = document.rows if everything else map(with_medians, document.rows)
         return replace(done, device=document.device, settings=document.settings, rows=tuple(rows))
@@ -188,8 +248,15 @@ class Worker:
         lines = [line.strip() for line in self._child.last_output().splitlines() if line.strip()]
         # pytest's parser names the mistake on the line after its usage, and Python the signal of a crash before its stack.
         begins, parser = ("ERROR", "E  ", "Fatal Python error"), ": error: "
-        errors = [line for line in lines if (line.startswith(begins) and "usage:" not in line) or parser in line]
-        errors = [line.removeprefix("E  ").strip().removeprefix("pytest.main(): error: ") for line in errors]
+        errors = [
+            line
+            for line in lines
+            if (line.startswith(begins) and "usage:" not in line) or parser in line
+        ]
+        errors = [
+            line.removeprefix("E  ").strip().removeprefix("pytest.main(): error: ")
+            for line in errors
+        ]
         return " | ".join((errors or lines)[-3:]) or "it printed nothing"
 
     def close(self) -> None:
@@ -208,7 +275,9 @@ class _Answers:
         self.texts: dict[str, str] = {}
         self.finished: dict[str, None] = {}
 
-    def take_until(self, word: str, hear: Callable[[], dict[str, Any] | None], watch: Callable[[int], None]) -> None:
+    def take_until(
+        self, word: str, hear: Callable[[], dict[str, Any] | None], watch: Callable[[int], None]
+    ) -> None:
         """Take lines until one has this word, the session ends, or nothing more comes."""
         while (line := hear()) is not None:
             self._take(line)
@@ -243,4 +312,9 @@ def with_medians(row: Row) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    return replace(row, measurement=replace(measurement, placements=tuple((median,) for median in measurement.medians)))
+    return replace(
+        row,
+        measurement=replace(
+            measurement, placements=tuple((median,) for median in measurement.medians)
+        ),
+    )

@@ -22,7 +22,10 @@ from pytest_gpumem.units import parse_margin
 SIDES = (BASE, HEAD)
 MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head must share: latencies under different ones are not comparable."""
-WAY = ("mode", "sampler")  # properties of a measurement that change its latency and can be imposed on it
+WAY = (
+    "mode",
+    "sampler",
+)  # properties of a measurement that change its latency and can be imposed on it
 Way = Mapping[str, str]  # a value for each of `WAY`
 DEFAULT_REGRESSION = "1%"  # default allowed slow-down of a test
 
@@ -40,21 +43,27 @@ class DuetVerdict:
     base_latency: float | None = None  # seconds: the median over base's processes
     head_latency: float | None = None
     new: bool = False  # base does not have it
-    differences: tuple[Difference, ...] = ()  # of a FAIL: head's from base, by the last process of each
+    differences: tuple[
+        Difference, ...
+    ] = ()  # of a FAIL: head's from base, by the last process of each
 
 
 @dataclass(frozen=True)
 class RowFilter:
     """The measurements to compare; all if both are None."""
 
-    tests: frozenset[str] | None = None  # node ids; each selects as on pytest's command line, such as a test with all its parameters
+    tests: frozenset[str] | None = None
+    """Node ids; each selects as on pytest's command line, such as a test with all its
+    parameters."""
     keys: frozenset[str] | None = None  # row keys
 
     @staticmethod
     def of(rows: Iterable[Row]) -> RowFilter:
         """These rows and no others of their tests."""
         every = list(rows)
-        return RowFilter(frozenset(row.nodeid for row in every), frozenset(row.key for row in every))
+        return RowFilter(
+            frozenset(row.nodeid for row in every), frozenset(row.key for row in every)
+        )
 
     def holds(self, nodeid: str, key: str) -> bool:
         """Whether a row is among them."""
@@ -68,17 +77,27 @@ class RowFilter:
         if self.keys is not None:
             return sorted(self.keys)
         every = sorted(self.tests or ())
-        return [name for name in every if not any(other != name and selects(other, name) for other in every)]
+        return [
+            name
+            for name in every
+            if not any(other != name and selects(other, name) for other in every)
+        ]
 
     def missing(self, rows: Iterable[Row]) -> list[str]:
         """The requested names that select none of these rows."""
         every = list(rows)
         if self.keys is not None:
             return sorted(self.keys - {row.key for row in every})
-        return [name for name in sorted(self.tests or ()) if not any(selects(name, row.nodeid) for row in every)]
+        return [
+            name
+            for name in sorted(self.tests or ())
+            if not any(selects(name, row.nodeid) for row in every)
+        ]
 
 
-Rounds = Mapping[int, Mapping[str, ProcessRecord]]  # by round and side, the last attempt of each process
+Rounds = Mapping[
+    int, Mapping[str, ProcessRecord]
+]  # by round and side, the last attempt of each process
 
 
 def rows_of(process: ProcessRecord, wanted: RowFilter) -> dict[str, Row]:
@@ -100,7 +119,9 @@ def problem(row: Row | None, process: ProcessRecord) -> str | None:
 def _by_limits(nodeid: str, process: ProcessRecord) -> bool:
     """True if verdicts fail a test, and no assertion or error of its own."""
     rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
-    return any(is_failure(row.verdict, strict=False) for row in rows) and not any(row.test_error is True for row in rows)
+    return any(is_failure(row.verdict, strict=False) for row in rows) and not any(
+        row.test_error is True for row in rows
+    )
 
 
 def _fails(key: str, row: Row | None, process: ProcessRecord) -> bool:
@@ -110,7 +131,11 @@ def _fails(key: str, row: Row | None, process: ProcessRecord) -> bool:
     if row is not None:
         return row.failed and not _by_limits(row.nodeid, process)
     nodeid = _nodeid_in(key, process)
-    return nodeid is not None and process.outcomes[nodeid][0] == "failed" and not _by_limits(nodeid, process)
+    return (
+        nodeid is not None
+        and process.outcomes[nodeid][0] == "failed"
+        and not _by_limits(nodeid, process)
+    )
 
 
 def trouble(process: ProcessRecord, wanted: RowFilter, open_: Sequence[str] | None) -> str | None:
@@ -133,7 +158,10 @@ def others_on_the_gpu(process: ProcessRecord) -> bool:
     """Whether some row saw another process on the device."""
     for row in process.rows:
         if row.measurement is not None:
-            seen = (*row.measurement.conditions, *((row.measurement.during,) if row.measurement.during else ()))
+            seen = (
+                *row.measurement.conditions,
+                *((row.measurement.during,) if row.measurement.during else ()),
+            )
             if any(conditions.other_processes for conditions in seen):
                 return True
     return False
@@ -142,7 +170,11 @@ def others_on_the_gpu(process: ProcessRecord) -> bool:
 def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
     """See that both sides measure in the same way. Raises `RunError`: a setting differs; names it and both values."""
     for name in MEASURING:
-        if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
+        if (
+            name in base.settings
+            and name in head.settings
+            and base.settings[name] != head.settings[name]
+        ):
             raise RunError(
                 f"base and head measure in different ways: {name} is {base.settings[name]!r} in base and {head.settings[name]!r} in head; "
                 f"give {flag_of(name)} among pytest's arguments"
@@ -153,18 +185,33 @@ def unpaired(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter) -> dic
     """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
     every = dict.fromkeys([*rows[BASE], *rows[HEAD]])
-    found = {key: one for key in every if (one := _unpaired(key, base, head, rows[BASE].get(key), rows[HEAD].get(key))) is not None}
+    found = {
+        key: one
+        for key in every
+        if (one := _unpaired(key, base, head, rows[BASE].get(key), rows[HEAD].get(key))) is not None
+    }
     for key in wanted.missing(row for side in rows.values() for row in side.values()):
         missing = "there is no such measurement"
-        reasons = [f"{side}: {_reason(process, key, missing)}" for side, process in ((BASE, base), (HEAD, head))]
-        found[key] = DuetVerdict(key, _failure_of_head(key, base, head, None, None), "; ".join(reasons))
+        reasons = [
+            f"{side}: {_reason(process, key, missing)}"
+            for side, process in ((BASE, base), (HEAD, head))
+        ]
+        found[key] = DuetVerdict(
+            key, _failure_of_head(key, base, head, None, None), "; ".join(reasons)
+        )
     return found | _failures_without_rows(base, head, wanted, {*every, *found})
 
 
-def _unpaired(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None) -> DuetVerdict | None:
+def _unpaired(
+    key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None
+) -> DuetVerdict | None:
     """The verdict on one measurement that cannot be compared; None if it can. `was`, `now`: its rows."""
     sides = ((BASE, base, was), (HEAD, head, now))
-    reasons = [f"{side}: {_reason(process, key, why)}" for side, process, row in sides if (why := problem(row, process)) is not None]
+    reasons = [
+        f"{side}: {_reason(process, key, why)}"
+        for side, process, row in sides
+        if (why := problem(row, process)) is not None
+    ]
     if not reasons:
         assert was is not None
         assert now is not None
@@ -174,7 +221,9 @@ def _unpaired(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | Non
     if absent and now is not None:
         # A row of head may be one of base under another label.
         kept = {one.key for one in head.rows}
-        of_test = (one.key for one in base.rows if one.nodeid == now.nodeid and one.measurement is not None)
+        of_test = (
+            one.key for one in base.rows if one.nodeid == now.nodeid and one.measurement is not None
+        )
         if instead := [one for one in of_test if one not in kept]:
             reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
             absent = False
@@ -182,12 +231,16 @@ def _unpaired(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | Non
     return DuetVerdict(key, outcome, "; ".join(reasons), new=absent and outcome is None)
 
 
-def _failure_of_head(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None) -> Outcome | None:
+def _failure_of_head(
+    key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None
+) -> Outcome | None:
     """FAIL if the test fails in head alone."""
     return Outcome.FAIL if _fails(key, now, head) and not _fails(key, was, base) else None
 
 
-def _failures_without_rows(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter, keys: Collection[str]) -> dict[str, DuetVerdict]:
+def _failures_without_rows(
+    base: ProcessRecord, head: ProcessRecord, wanted: RowFilter, keys: Collection[str]
+) -> dict[str, DuetVerdict]:
     """Tests and files without a measurement that fail in head alone, such as a file that cannot be imported."""
     if wanted.keys is not None:
         return {}
@@ -204,7 +257,11 @@ def _failures_without_rows(base: ProcessRecord, head: ProcessRecord, wanted: Row
 def ways(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter) -> dict[str, Way]:
     """By row key, the mode and sampler of base for measurements that differ in head: both sides can measure with them."""
     theirs, ours = rows_of(base, wanted), rows_of(head, wanted)
-    both = [key for key, row in theirs.items() if problem(row, base) is None and key in ours and problem(ours[key], head) is None]
+    both = [
+        key
+        for key, row in theirs.items()
+        if problem(row, base) is None and key in ours and problem(ours[key], head) is None
+    ]
     return {
         key: {name: getattr(_of(theirs[key]), name) for name in WAY}
         for key in both
@@ -230,7 +287,10 @@ def changes(base: Row, head: Row) -> list[str]:
     """Differences of head's work from base's, which a reader of the comparison must know."""
     was, now = _of(base), _of(head)
     target = [f"it now measures {now.target}, not {was.target}"] if was.target != now.target else []
-    return target + [f"its {name} has changed from {then} to {value}" for name, then, value in changed_work(was, now)]
+    return target + [
+        f"its {name} has changed from {then} to {value}"
+        for name, then, value in changed_work(was, now)
+    ]
 
 
 def _nodeid_in(key: str, process: ProcessRecord) -> str | None:
@@ -281,11 +341,19 @@ def pair_of(key: str, number: int, sides: Mapping[str, ProcessRecord]) -> float 
         # Base comes first: a failure on both sides is not head's.
         failed = Outcome.FAIL if side == HEAD and _fails(key, row, sides[side]) else None
         if sides[side].error is not None:
-            return DuetVerdict(key, failed, f"{side} crashed in round {number}: {sides[side].error}")
+            return DuetVerdict(
+                key, failed, f"{side} crashed in round {number}: {sides[side].error}"
+            )
         if (why := problem(row, sides[side])) is not None:
-            return DuetVerdict(key, failed, f"{side} in round {number}: {_reason(sides[side], key, why)}")
+            return DuetVerdict(
+                key, failed, f"{side} in round {number}: {_reason(sides[side], key, why)}"
+            )
         if row is not None and row.verdict.code is Code.CONDITIONS:
-            return DuetVerdict(key, Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
+            return DuetVerdict(
+                key,
+                Outcome.UNDECIDED,
+                f"{side} in round {number}, also when repeated: {row.verdict.reason}",
+            )
     base, head = rows[BASE], rows[HEAD]
     assert base is not None
     assert head is not None
@@ -303,7 +371,9 @@ def families(rounds: Rounds, wanted: RowFilter) -> tuple[list[str], dict[str, Du
         rows = {**rows_of(base, wanted), **rows_of(head, wanted)}
         every = [*rows, *wanted.missing(rows.values())]
         outcome = None if base.error else Outcome.FAIL
-        return [], {key: DuetVerdict(key, outcome, f"{side} crashed: {process.error}") for key in every}
+        return [], {
+            key: DuetVerdict(key, outcome, f"{side} crashed: {process.error}") for key in every
+        }
     out = unpaired(base, head, wanted)
     return [key for key in rows_of(head, wanted) if key not in out], out
 

@@ -38,15 +38,26 @@ def exit_code(result: DuetResult, *, strict: bool) -> int:
     return Exit.FINE
 
 
-def text(result: DuetResult, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
+def text(
+    result: DuetResult,
+    sides: Mapping[str, Side] | None,
+    *,
+    width: int,
+    colour: bool,
+    seconds: float,
+) -> str:
     """The table and one sentence for each verdict, without a trailing line break; `sides` is None if they were printed before."""
-    device = next((process.device for process in result.processes if process.device is not None), None)
+    device = next(
+        (process.device for process in result.processes if process.device is not None), None
+    )
     simulated = " (simulated)" if device is not None and device.simulated else ""
     lines = [] if sides is None else [named(sides)]
     if device is not None:
         lines.append(printable(device.name_and_driver))
     # No verdict comes before NEW and PASS: a person must look.
-    verdicts = sorted(printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank)
+    verdicts = sorted(
+        printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank
+    )
     shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
     if shown:
         lines += [_table(shown, width, colour, simulated)]
@@ -70,7 +81,10 @@ def _table(verdicts: list[DuetVerdict], width: int, colour: bool, simulated: str
     lines = []
     for one in verdicts:
         paired = one.paired
-        figures = ["" if latency is None else format_time(latency) for latency in (one.base_latency, one.head_latency)]
+        figures = [
+            "" if latency is None else format_time(latency)
+            for latency in (one.base_latency, one.head_latency)
+        ]
         if paired is None:
             figures += [""] * 4
         else:
@@ -83,12 +97,20 @@ def _table(verdicts: list[DuetVerdict], width: int, colour: bool, simulated: str
 
 
 def to_json(
-    result: DuetResult, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
+    result: DuetResult,
+    sides: Mapping[str, Side],
+    arguments: Mapping[str, Any],
+    *,
+    utc: str,
+    seconds: float,
+    code: int,
 ) -> dict[str, Any]:
     """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
     `seconds`: since the command was called.
     """
-    device = next((process.device for process in result.processes if process.device is not None), None)
+    device = next(
+        (process.device for process in result.processes if process.device is not None), None
+    )
     return {
         "kind": "gpumem duet",
         "schema": SCHEMA,
@@ -99,7 +121,9 @@ def to_json(
         "base": {"what": sides[BASE].title, "identity": sides[BASE].identity},
         "head": {"what": sides[HEAD].title, "identity": sides[HEAD].identity},
         "simulated": device.simulated if device is not None else None,
-        "device": None if device is None else {"key": device.key, "name": device.name, "driver": device.driver, "uuid": device.uuid},
+        "device": None
+        if device is None
+        else {"key": device.key, "name": device.name, "driver": device.driver, "uuid": device.uuid},
         "verdicts": [_verdict(one) for one in result.verdicts],
         "resumed": result.resumed,
         "processes": [_process(process) for process in result.processes],
@@ -121,14 +145,23 @@ def _verdict(one: DuetVerdict) -> dict[str, Any]:
         # JSON has no infinity: a bound that so few pairs cannot have is unknown.
         low, high = (end if math.isfinite(end) else None for end in paired.bounds)
         figures = ("pairs", "delta", "change", "alarm", "miss", "gross", "same_code")
-        plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "low": low, "high": high}
+        plain["paired"] = {
+            "outcome": paired.outcome.value if paired.outcome is not None else None,
+            "low": low,
+            "high": high,
+        }
         plain["paired"] |= {name: getattr(paired, name) for name in figures}
     return plain
 
 
 def _process(process: ProcessRecord) -> dict[str, Any]:
     rows = {
-        row.key: {"medians": list(one.medians), "overhead": one.overhead, "sampler": one.sampler, "outcome": row.verdict.outcome.value}
+        row.key: {
+            "medians": list(one.medians),
+            "overhead": one.overhead,
+            "sampler": one.sampler,
+            "outcome": row.verdict.outcome.value,
+        }
         for row in process.rows
         if (one := row.measurement) is not None
     }

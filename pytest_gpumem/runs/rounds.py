@@ -44,7 +44,9 @@ class DuetProgress:
     rounds: int  # rounds that are complete
     last: int  # number of the last round that is allowed
     open: int  # measurements that are not decided yet
-    at_most: float | None  # seconds that are left if nothing is decided before the last round; None before the first process has ended
+    at_most: (
+        float | None
+    )  # seconds that are left if nothing is decided before the last round; None before the first process has ended
     note: str | None = None  # an event to print
 
 
@@ -74,9 +76,15 @@ class Jury:
     family: Sequence[str]
     deltas: Mapping[str, float]
     clean: int  # pairs that a PASS takes at least
-    found: dict[str, Paired | DuetVerdict] = field(default_factory=dict)  # verdicts, and why a measurement gets none
-    pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
-    measured: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)  # by key and side, a measurement of each process
+    found: dict[str, Paired | DuetVerdict] = field(
+        default_factory=dict
+    )  # verdicts, and why a measurement gets none
+    pairs: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # log-ratios of each measurement so far
+    measured: dict[str, dict[str, list[Measurement]]] = field(
+        default_factory=dict
+    )  # by key and side, a measurement of each process
 
     @property
     def open(self) -> list[str]:
@@ -92,20 +100,28 @@ class Jury:
             else:
                 self.pairs.setdefault(key, []).append(pair)
                 for side, process in sides.items():
-                    self.measured.setdefault(key, {}).setdefault(side, []).extend(_measurements(process, key))
+                    self.measured.setdefault(key, {}).setdefault(side, []).extend(
+                        _measurements(process, key)
+                    )
         for key, paired in self.judged().items():
             if paired.outcome is not None:
                 self.found.setdefault(key, paired)
 
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
-        same = [key for key, by_side in self.measured.items() if same_code_in_pairs(by_side.get(BASE, ()), by_side.get(HEAD, ()))]
+        same = [
+            key
+            for key, by_side in self.measured.items()
+            if same_code_in_pairs(by_side.get(BASE, ()), by_side.get(HEAD, ()))
+        ]
         pairs = {key: self.pairs.get(key, []) for key in self.family}
         return judge_pairs(pairs, self.deltas, same, clean=self.clean)
 
 
 def _measurements(process: ProcessRecord, key: str) -> Iterator[Measurement]:
-    return (row.measurement for row in process.rows if row.key == key and row.measurement is not None)
+    return (
+        row.measurement for row in process.rows if row.key == key and row.measurement is not None
+    )
 
 
 class Duet:
@@ -129,7 +145,9 @@ class Duet:
         Raises `RunError`: the journal cannot be read.
         """
         self._sides = sides
-        self._experiment = Experiment(processes, islice(pairs(), 2 * rounds_max), journal, on_trouble=self._on_trouble)
+        self._experiment = Experiment(
+            processes, islice(pairs(), 2 * rounds_max), journal, on_trouble=self._on_trouble
+        )
         self._wanted = wanted
         self._max_regression = max_regression
         self._last = rounds_max
@@ -147,7 +165,9 @@ class Duet:
         out: dict[str, DuetVerdict] = {}
         while self._experiment.coming:
             variables = {WAYS: json.dumps(self._ways)} if self._ways else {}
-            process = self._experiment.measure(self._tests, variables=variables, trouble=self._trouble)
+            process = self._experiment.measure(
+                self._tests, variables=variables, trouble=self._trouble
+            )
             self._report()
             number = process.turn.round
             rounds[number][process.turn.side] = process
@@ -156,10 +176,14 @@ class Duet:
             self._complete = number
             if self._jury is None:
                 check_alike(rounds[1][BASE], rounds[1][HEAD])
-                if not self._ways and (changed := ways(rounds[1][BASE], rounds[1][HEAD], self._wanted)):
+                if not self._ways and (
+                    changed := ways(rounds[1][BASE], rounds[1][HEAD], self._wanted)
+                ):
                     self._ways = changed
                     self._experiment.again(rounds.pop(1).values())
-                    self._report(f"{counted(len(changed), 'measurement')} measured in another way by head: both sides now measure as base")
+                    self._report(
+                        f"{counted(len(changed), 'measurement')} measured in another way by head: both sides now measure as base"
+                    )
                     continue
                 family, out = families(rounds, self._wanted)
                 if not family:
@@ -184,7 +208,9 @@ class Duet:
     def _begin(self, family: list[str], first: Mapping[str, ProcessRecord]) -> Jury:
         self._check_rounds(len(family))
         rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
-        deltas = {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}
+        deltas = {
+            key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family
+        }
         return Jury(family, deltas, min(MODE_PAIRS, self._last))
 
     def _trouble(self, process: ProcessRecord) -> str | None:
@@ -192,38 +218,89 @@ class Duet:
         return trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
 
     def _on_trouble(self, process: ProcessRecord, why: str, again: bool) -> None:
-        self._report(f"round {process.turn.round}, {process.turn.side}, {'repeated' if again else 'counted as it is'}: {why}")
+        self._report(
+            f"round {process.turn.round}, {process.turn.side}, {'repeated' if again else 'counted as it is'}: {why}"
+        )
 
     def _unchanged(self) -> None:
         for name, side in self._sides.items():
             if side.current() != side.identity:
-                raise RunError(f"{name} ({side.title}) was changed while it was measured; begin anew")
+                raise RunError(
+                    f"{name} ({side.title}) was changed while it was measured; begin anew"
+                )
 
     def _report(self, note: str | None = None) -> None:
         finished = self._experiment.finished
         done = len({process.turn for process in finished})
-        each = statistics.median([process.seconds for process in finished[-8:]]) if finished else None
+        each = (
+            statistics.median([process.seconds for process in finished[-8:]]) if finished else None
+        )
         at_most = None if each is None else each * max(0, 2 * self._last - done)
-        self._on_progress(DuetProgress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
+        self._on_progress(
+            DuetProgress(
+                self._complete,
+                self._last,
+                len(self._jury.open) if self._jury is not None else 0,
+                at_most,
+                note,
+            )
+        )
 
     def _result(self, rounds: Rounds, out: Mapping[str, DuetVerdict]) -> DuetResult:
         verdicts = list(out.values())
         if self._jury is not None:
             last = self._jury.judged()
-            verdicts += [self._verdict(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
-        verdicts.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
+            verdicts += [
+                self._verdict(key, self._jury.found.get(key, last[key]), rounds)
+                for key in self._jury.family
+            ]
+        verdicts.sort(
+            key=lambda one: (
+                one.outcome is None,
+                one.outcome.rank if one.outcome is not None else 0,
+            )
+        )
         head = rounds.get(1, {}).get(HEAD)
-        return DuetResult(tuple(verdicts), tuple(self._experiment.finished), self._experiment.resumed, head is not None and head.strict)
+        return DuetResult(
+            tuple(verdicts),
+            tuple(self._experiment.finished),
+            self._experiment.resumed,
+            head is not None and head.strict,
+        )
 
     def _verdict(self, key: str, found: Paired | DuetVerdict, rounds: Rounds) -> DuetVerdict:
-        both = [[row for sides in rounds.values() if side in sides for row in sides[side].rows if row.key == key] for side in (BASE, HEAD)]
-        base, head = ([(row, row.measurement) for row in side if row.measurement is not None] for side in both)
-        was, now = (statistics.median([m.latency for _, m in side]) if side else None for side in (base, head))
+        both = [
+            [
+                row
+                for sides in rounds.values()
+                if side in sides
+                for row in sides[side].rows
+                if row.key == key
+            ]
+            for side in (BASE, HEAD)
+        ]
+        base, head = (
+            [(row, row.measurement) for row in side if row.measurement is not None] for side in both
+        )
+        was, now = (
+            statistics.median([m.latency for _, m in side]) if side else None
+            for side in (base, head)
+        )
         if isinstance(found, DuetVerdict):
             return replace(found, base_latency=was, head_latency=now)
         notes = changes(base[0][0], head[0][0])
         if (way := self._ways.get(key)) is not None:
-            notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")
+            notes.append(
+                f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}"
+            )
         different = differences(base[-1][1], head[-1][1]) if found.outcome is Outcome.FAIL else ()
         sentence = "; ".join([found.sentence, *notes])
-        return DuetVerdict(key, found.outcome or Outcome.UNDECIDED, sentence, found, was, now, differences=different)
+        return DuetVerdict(
+            key,
+            found.outcome or Outcome.UNDECIDED,
+            sentence,
+            found,
+            was,
+            now,
+            differences=different,
+        )

@@ -34,7 +34,9 @@ TREE = Path("base", "tree")  # in a temporary folder: the worktree of a revision
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
-_LOCKS: list[int] = []  # locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed.
+_LOCKS: list[
+    int
+] = []  # locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed.
 
 
 class NoFolder(RunError):
@@ -58,7 +60,9 @@ class Side:
 
 
 @contextmanager
-def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] = ()) -> Iterator[tuple[Side, Side]]:
+def two_sides(
+    base: str, head: str | None, here: Path, ignored: Iterable[Path] = ()
+) -> Iterator[tuple[Side, Side]]:
     """Base and head, ready to run. All that is made for them is removed at the end, whatever ends it.
     `base`: a git revision of the project around `here`, a folder, or a wheel.
     `head`: a folder or a wheel; None: the working tree.
@@ -75,23 +79,35 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
         yield sides
 
 
-def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack) -> tuple[Side, Side]:
+def _sides(
+    base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack
+) -> tuple[Side, Side]:
     temporary = held_folder(stack)
     tree = _tree(here, left_out)
 
     def installed(written: str, place: Path) -> Side:
         path = Path(here, written)
-        return _wheel(path, tree, place) if written.endswith(".whl") else _folder(path.resolve(), place, left_out)
+        return (
+            _wheel(path, tree, place)
+            if written.endswith(".whl")
+            else _folder(path.resolve(), place, left_out)
+        )
 
     if head is None or Path(here, head).resolve() == here:
         head_side = tree
     elif Path(here, head).is_dir() or head.endswith(".whl"):
         head_side = installed(head, temporary / "head")
     else:
-        raise RunError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
+        raise RunError(
+            f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl"
+        )
     kind = _kind(base, here)
     place = temporary / "base"
-    base_side = installed(base, place) if kind in ("wheel", "folder") else _revision(base, kind, here, temporary, stack)
+    base_side = (
+        installed(base, place)
+        if kind in ("wheel", "folder")
+        else _revision(base, kind, here, temporary, stack)
+    )
     remove_leftovers()
     return base_side, head_side
 
@@ -104,7 +120,9 @@ def commit_side(commit: str, here: Path, title: str) -> Iterator[Side]:
     """
     with ExitStack() as stack:
         try:
-            side = _revision(commit[:10], commit, here.resolve(), held_folder(stack), stack, who=title)
+            side = _revision(
+                commit[:10], commit, here.resolve(), held_folder(stack), stack, who=title
+            )
         except OSError as error:
             raise RunError(f"{title} {commit[:10]} cannot be prepared: {error}") from None
         yield replace(side, title=f"{title} {commit[:10]}")
@@ -139,7 +157,11 @@ def _ours(folder: Path) -> bool:
     """Whether a duet of this user made a folder: a file in it names this very place. No other folder of such a name has it, nor a copy."""
     try:
         about = folder.lstat()
-        mine = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and folder.parent == _temporary()
+        mine = (
+            stat.S_ISDIR(about.st_mode)
+            and about.st_uid == os.getuid()
+            and folder.parent == _temporary()
+        )
         return mine and (folder / OWNER).read_bytes() == os.fsencode(folder)
     except OSError:
         return False
@@ -167,11 +189,17 @@ def remove_leftovers(top: Path | None = None) -> None:
     for folder in _temporary().glob(f"{PREFIX}*"):
         if _abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout.split(b"\0") if top is not None else []
+    listed = (
+        _git(top, "worktree", "list", "--porcelain", "-z").stdout.split(b"\0")
+        if top is not None
+        else []
+    )
     for entry in (entry for entry in listed if entry.startswith(b"worktree ")):
         tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
         owner = tree.parent.parent
-        ours = tree == owner / TREE and owner.parent == _temporary() and owner.name.startswith(PREFIX)
+        ours = (
+            tree == owner / TREE and owner.parent == _temporary() and owner.name.startswith(PREFIX)
+        )
         if top is not None and ours and not os.path.lexists(owner):
             _remove(top, tree)
 
@@ -183,11 +211,15 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
     # A hook of the project's is no part of a checkout.
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, env=of_no_hook(os.environ), pass_fds=_LOCKS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, env=of_no_hook(os.environ), pass_fds=_LOCKS, check=False
+        )
     except FileNotFoundError:
         raise RunError("git is not installed; without it BASE is a folder or a wheel") from None
     if check and done.returncode:
-        raise RunError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}")
+        raise RunError(
+            f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}"
+        )
     return done
 
 
@@ -196,7 +228,11 @@ def _top(folder: Path) -> Path | None:
     if shutil.which("git") is None:
         return None
     done = _git(folder, "rev-parse", "--show-toplevel", check=False)
-    return Path(os.fsdecode(done.stdout.rstrip(b"\n"))).resolve() if done.returncode == 0 and done.stdout.strip() else None
+    return (
+        Path(os.fsdecode(done.stdout.rstrip(b"\n"))).resolve()
+        if done.returncode == 0 and done.stdout.strip()
+        else None
+    )
 
 
 def _kind(base: str, here: Path) -> str:
@@ -208,14 +244,26 @@ def _kind(base: str, here: Path) -> str:
         raise RunError("BASE is empty; accepted is such as main, HEAD~1, ../old or old.whl")
     commit = None
     if not base.startswith("-") and _top(here) is not None:
-        commit = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False).stdout.decode().strip() or None
+        commit = (
+            _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False)
+            .stdout.decode()
+            .strip()
+            or None
+        )
     if commit is not None and path.is_dir() and not _written_as_path(base):
-        raise RunError(f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch")
+        raise RunError(
+            f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch"
+        )
     if path.is_dir() and (commit is None or _written_as_path(base)):
         return "folder"
     if commit is None:
         # Git's own words, such as "detected dubious ownership" where the folder is another user's.
-        words = _git(here, "rev-parse", "--show-toplevel", check=False).stderr.decode(errors="replace").strip().partition("\n")[0]
+        words = (
+            _git(here, "rev-parse", "--show-toplevel", check=False)
+            .stderr.decode(errors="replace")
+            .strip()
+            .partition("\n")[0]
+        )
         reason = f" ({words})" if words else ""
         raise RunError(
             f"BASE {base} is no revision of {here}{reason}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
@@ -227,13 +275,26 @@ def _written_as_path(text: str) -> bool:
     return text.startswith((".", os.sep)) or text.endswith(os.sep)
 
 
-def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE") -> Side:
+def _revision(
+    name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE"
+) -> Side:
     tree, folder = _worktree(name, commit, here, temporary, stack, who)
     python, environment, names = _environment(_project(folder, tree), temporary / "base", who)
-    return Side(f"revision {name} ({commit[:10]})", commit, folder, tree, python, lambda: commit, names, environment)
+    return Side(
+        f"revision {name} ({commit[:10]})",
+        commit,
+        folder,
+        tree,
+        python,
+        lambda: commit,
+        names,
+        environment,
+    )
 
 
-def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE") -> tuple[Path, Path]:
+def _worktree(
+    name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE"
+) -> tuple[Path, Path]:
     """A worktree of a commit, and the folder in it that is `here` in the working tree."""
     top = _top(here)
     assert top is not None
@@ -269,11 +330,25 @@ def _folder(folder: Path, place: Path, ignored: tuple[Path, ...]) -> Side:
     if project is not None:
         # A build writes beside its sources.
         copy = place / "source"
-        shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__"))
+        shutil.copytree(
+            project,
+            copy,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__"),
+        )
         project = copy
     python, environment, names = _environment(project, place, str(folder))
     _, identity = _state(folder, ignored)
-    return Side(f"folder {folder}", identity, folder, folder, python, lambda: _state(folder, ignored)[1], names, environment)
+    return Side(
+        f"folder {folder}",
+        identity,
+        folder,
+        folder,
+        python,
+        lambda: _state(folder, ignored)[1],
+        names,
+        environment,
+    )
 
 
 def _wheel(file: Path, tree: Side, place: Path) -> Side:
@@ -283,7 +358,17 @@ def _wheel(file: Path, tree: Side, place: Path) -> Side:
         raise RunError(f"{file}: {error.strerror or error}") from None
     python, environment, names = _environment(file, place, str(file))
     assert environment is not None
-    return Side(f"wheel {file.name}", digest, tree.folder, environment, python, lambda: digest, names, environment, path_from_cwd=False)
+    return Side(
+        f"wheel {file.name}",
+        digest,
+        tree.folder,
+        environment,
+        python,
+        lambda: digest,
+        names,
+        environment,
+        path_from_cwd=False,
+    )
 
 
 def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
@@ -293,10 +378,19 @@ def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
     if top is None:
         for path in sorted(_sources(folder)):
             found = path.stat()
-            digest.update(os.fsencode(path.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+            digest.update(
+                os.fsencode(path.relative_to(folder))
+                + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode()
+            )
         return f"folder {folder}", digest.hexdigest()
-    commit = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False).stdout.decode().strip()
-    changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout if commit else b""
+    commit = (
+        _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False).stdout.decode().strip()
+    )
+    changes = (
+        _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout
+        if commit
+        else b""
+    )
     digest.update(changes)
     untracked = False
     for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0"):
@@ -310,8 +404,16 @@ def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
 
 def _sources(folder: Path) -> Iterator[Path]:
     for where, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", "venv", "build")]
-        yield from (path for name in files if name.endswith(SOURCES) and (path := Path(where, name)).is_file())
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name not in ("__pycache__", "venv", "build")
+        ]
+        yield from (
+            path
+            for name in files
+            if name.endswith(SOURCES) and (path := Path(where, name)).is_file()
+        )
 
 
 # Environments
@@ -331,46 +433,91 @@ def _project(folder: Path, top: Path) -> Path | None:
     return None
 
 
-def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path | None, tuple[str, ...]]:
+def _environment(
+    project: Path | None, place: Path, who: str
+) -> tuple[str, Path | None, tuple[str, ...]]:
     """An environment with a project in it: its interpreter, its folder, and the modules that it brings. This one for no project."""
     if project is None:
         return sys.executable, None, ()
     folder = place / "environment"
     place.mkdir(exist_ok=True)
-    _checked(_run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]), f"{who}: no virtual environment")
+    _checked(
+        _run(
+            [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]
+        ),
+        f"{who}: no virtual environment",
+    )
     python = str(folder / "bin" / "python")
     packages = Path(
-        _checked(_run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]), f"{who}: no interpreter").strip()
+        _checked(
+            _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
+            f"{who}: no interpreter",
+        ).strip()
     )
     # "System" means the interpreter behind this environment, if this is a virtual one: its own packages are seen by this file. They come
     # after the project's own, and their .pth files are read, by which other projects are installed for editing.
-    seen = [path for path in site.getsitepackages() if Path(path).is_dir()] if sys.prefix != sys.base_prefix else []
+    seen = (
+        [path for path in site.getsitepackages() if Path(path).is_dir()]
+        if sys.prefix != sys.base_prefix
+        else []
+    )
     lines = [f"import site; site.addsitedir({path!r})" for path in seen]
     (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if _run([python, "-c", "import pip"]).returncode:
         _checked(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
     before = set(packages.iterdir())
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--ignore-installed", "--no-input"]
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--ignore-installed",
+        "--no-input",
+    ]
     done = _run([*install, "--no-build-isolation", str(project)])
     if done.returncode and project.suffix != ".whl":  # its build backend is not installed here
         alone, done = done, _run([*install, str(project)])
         if done.returncode:
-            raise RunError(f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}")
+            raise RunError(
+                f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}"
+            )
     _checked(done, f"{who} cannot be installed")
-    found = (path for path in set(packages.iterdir()) - before if path.suffix not in (".dist-info", ".egg-info", ".pth"))
+    found = (
+        path
+        for path in set(packages.iterdir()) - before
+        if path.suffix not in (".dist-info", ".egg-info", ".pth")
+    )
     names = (path.name.partition(".")[0] for path in found)
     return python, folder, tuple(sorted(name for name in names if not name.startswith("__")))
 
 
 def spared() -> list[str]:
     """Folders of this environment's packages, which both sides see, even if the environment lies inside a tree."""
-    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return [
+        *site.getsitepackages(),
+        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
+    ]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # A caller's path is for its own code, and an outer environment is not the new one.
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")}
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, pass_fds=_LOCKS, check=False)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")
+    }
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        pass_fds=_LOCKS,
+        check=False,
+    )
 
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
@@ -390,7 +537,11 @@ def moved_word(word: str, side: Side, tree: Side) -> str:
     if side.root == tree.root or not side.path_from_cwd or not os.path.isabs(value):
         return word
     real = Path(os.path.realpath(value))
-    return f"{option}{equals}{side.root / real.relative_to(tree.root)}" if real.is_relative_to(tree.root) else word
+    return (
+        f"{option}{equals}{side.root / real.relative_to(tree.root)}"
+        if real.is_relative_to(tree.root)
+        else word
+    )
 
 
 def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str | None:
@@ -402,5 +553,9 @@ def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str |
     for entry in written.split(os.pathsep):
         absolute = Path(entry).resolve() if os.path.isabs(entry) else None
         moved = absolute is not None and absolute.is_relative_to(other)
-        entries.append(str(side.root / absolute.relative_to(other)) if moved and absolute is not None else entry)
+        entries.append(
+            str(side.root / absolute.relative_to(other))
+            if moved and absolute is not None
+            else entry
+        )
     return os.pathsep.join(entries)

@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _real_gpu(request: pytest.FixtureRequest) -> None:
     # Asked for only here, so that without --gpumem the plugin's own skip comes first.
-    if "free_gpu" not in request.fixturenames and request.getfixturevalue("gpu_device").facts.simulated:
+    if (
+        "free_gpu" not in request.fixturenames
+        and request.getfixturevalue("gpu_device").facts.simulated
+    ):
         pytest.skip("needs a real GPU")
 
 
@@ -48,6 +51,10 @@ def free_gpu(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def scaled(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> Callable[[], Result]:
+def scaled(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> Callable[[], Result]:
     """Measures b = 2 c of the catalogue on 64 MiB arrays: what the same work by another library is compared with."""
-    return lambda: gpu_benchmark(gpu_kernels.mul, device_buffer(NBYTES), device_buffer(NBYTES), 2.0, label="catalogue")
+    return lambda: gpu_benchmark(
+        gpu_kernels.mul, device_buffer(NBYTES), device_buffer(NBYTES), 2.0, label="catalogue"
+    )

@@ -30,10 +30,14 @@ def test_1_leaves_another_gpu_current(own: int) -> None:
 
 
 def test_2_is_on_its_own_gpu(own: int, device_buffer: Any) -> None:
-    assert cupy.cuda.runtime.pointerGetAttributes(device_buffer("64 MiB", "f4").address).device == own
+    assert (
+        cupy.cuda.runtime.pointerGetAttributes(device_buffer("64 MiB", "f4").address).device == own
+    )
 
 
-def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_3_measures_its_own_gpu_and_says_so(
+    own: int, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     cupy.cuda.runtime.setDevice(1 - own)
     try:
         a, b = device_buffer("64 MiB", "f4"), device_buffer("64 MiB", "f4")
@@ -45,8 +49,12 @@ def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: GpuBenchmar
     assert any(f"made GPU {1 - own} current" in note for note in taken.notes)
 
 
-@pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # by pytest-benchmark, of a call that raises
-def test_4_a_function_that_switches_is_an_error(own: int, gpu_benchmark: GpuBenchmark, device_buffer: Any) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:Benchmark fixture was not used"
+)  # by pytest-benchmark, of a call that raises
+def test_4_a_function_that_switches_is_an_error(
+    own: int, gpu_benchmark: GpuBenchmark, device_buffer: Any
+) -> None:
     from pytest_gpumem.devices.protocol import DeviceError
 
     x = device_buffer("4 MiB", "f4", like=cupy)
@@ -65,7 +73,11 @@ def test_5_serves_calls_on_its_own_gpu(
 ) -> None:
     cupy.cuda.runtime.setDevice(1 - own)
     try:
-        a, b, pages = device_buffer("4 MiB", "f4"), device_buffer("4 MiB", "f4"), managed_buffer("4 MiB")
+        a, b, pages = (
+            device_buffer("4 MiB", "f4"),
+            device_buffer("4 MiB", "f4"),
+            managed_buffer("4 MiB"),
+        )
         gpu_kernels.copy(a, b)
         assert (a.read() == b.read()).all()
         assert cupy.cuda.runtime.pointerGetAttributes(pages.address).device == own

@@ -14,12 +14,27 @@ pytestmark = pytest.mark.usefixtures("free_gpu")
 def test_all_run(pytester: pytest.Pytester) -> None:
     for block in blocks("python"):
         if block.is_test and not block.marker.startswith("file: "):
-            (pytester.path / f"{block.module}.py").write_text("\n" * block.line + block.code, encoding="utf-8")
+            (pytester.path / f"{block.module}.py").write_text(
+                "\n" * block.line + block.code, encoding="utf-8"
+            )
         elif block.code.startswith("# "):
-            (pytester.path / block.code.partition("\n")[0].removeprefix("# ")).write_text(block.code, encoding="utf-8")
+            (pytester.path / block.code.partition("\n")[0].removeprefix("# ")).write_text(
+                block.code, encoding="utf-8"
+            )
     (pytester.path / "kernels.cu").write_text(SCALE)
-    options = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "0.1 s", "--benchmark-disable", "-p", "no:cacheprovider", "-rs")
-    working = () if hasattr(np, "row_stack") else ("-k", "not numba")  # numba-cuda 0.30 needs what NumPy 2.5 no longer has
+    options = (
+        "--gpumem",
+        "--gpumem-device",
+        "cuda",
+        "--gpumem-budget",
+        "0.1 s",
+        "--benchmark-disable",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+    )
+    # numba-cuda 0.30 needs what NumPy 2.5 no longer has
+    working = () if hasattr(np, "row_stack") else ("-k", "not numba")
     result = pytester.runpytest_subprocess(*options, *working, "-W", "default")
     assert result.ret == pytest.ExitCode.OK, result.stdout.str()
     assert result.parseoutcomes()["passed"] >= 30

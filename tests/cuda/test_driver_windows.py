@@ -19,7 +19,10 @@ def launched(gpu_device: Device, gpu_kernels: Kernels, device_buffer: Any) -> An
     if not gpu_device.facts.persisting_l2_max_bytes:
         pytest.skip("no persisting L2")
     out, table = device_buffer(8 * MiB), device_buffer(8 * MiB)
-    launch, stream = gpu_kernels.copy.launch({"c": out, "a": table}, {}), gpu_device.streams.create()
+    launch, stream = (
+        gpu_kernels.copy.launch({"c": out, "a": table}, {}),
+        gpu_device.streams.create(),
+    )
     gpu_device.kernels.launch(launch, stream)
     gpu_device.streams.synchronize(stream)
     return launch, stream, table
@@ -27,16 +30,22 @@ def launched(gpu_device: Device, gpu_kernels: Kernels, device_buffer: Any) -> An
 
 @pytest.mark.parametrize("miss", [AccessProperty.STREAMING, AccessProperty.NORMAL])
 @pytest.mark.parametrize("hit", AccessProperty)
-def test_the_driver_gives_windows_back(gpu_device: Device, launched: Any, hit: AccessProperty, miss: AccessProperty) -> None:
+def test_the_driver_gives_windows_back(
+    gpu_device: Device, launched: Any, hit: AccessProperty, miss: AccessProperty
+) -> None:
     launch, stream, table = launched
     window = WindowSpec(table.address, table.nbytes, 0.75, hit, miss)
     gpu_device.l2.set_window(stream, window)
     assert gpu_device.l2.window(stream) == window
     gpu_device.l2.set_window(stream, None)
     assert gpu_device.l2.window(stream) is None
-    on_nodes = gpu_device.graphs.capture(stream, lambda: gpu_device.kernels.launch(launch, stream), window=window)
+    on_nodes = gpu_device.graphs.capture(
+        stream, lambda: gpu_device.kernels.launch(launch, stream), window=window
+    )
     assert gpu_device.graphs.windows(on_nodes) == (window,)
-    on_launch = gpu_device.graphs.capture(stream, lambda: gpu_device.kernels.launch(launch, stream, window=window))
+    on_launch = gpu_device.graphs.capture(
+        stream, lambda: gpu_device.kernels.launch(launch, stream, window=window)
+    )
     assert gpu_device.graphs.windows(on_launch) == (window,)
     assert gpu_device.l2.window(stream) is None
 

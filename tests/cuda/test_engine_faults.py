@@ -92,15 +92,21 @@ def load(request: pytest.FixtureRequest, cupy: Any) -> Iterator[None]:
 def test_a_thread_that_keeps_the_gpu_busy_leaves_rows_undecided(
     gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, load: None
 ) -> None:
-    taken = gpu_benchmark(gpu_kernels.triad, *(device_buffer(32 * MiB) for _ in range(3))).measurement
+    taken = gpu_benchmark(
+        gpu_kernels.triad, *(device_buffer(32 * MiB) for _ in range(3))
+    ).measurement
     assert taken.busy is not UNSET
     assert any("other work kept the device busy" in doubt for doubt in unreliable(taken))
 
 
 @pytest.mark.gpumem(budget="0.3 s")
-def test_a_quiet_gpu_is_not_called_busy(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_a_quiet_gpu_is_not_called_busy(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     for nbytes in (2 * MiB, 32 * MiB, 256 * MiB):
-        taken = gpu_benchmark(gpu_kernels.triad, *(device_buffer(nbytes) for _ in range(3)), label=str(nbytes)).measurement
+        taken = gpu_benchmark(
+            gpu_kernels.triad, *(device_buffer(nbytes) for _ in range(3)), label=str(nbytes)
+        ).measurement
         assert taken.busy is UNSET or taken.busy < 0.2
         assert taken.ran_at_hz == pytest.approx(taken.conditions[1].sm_clock_hz, rel=0.02)
         assert taken.host_time is not UNSET
@@ -108,7 +114,9 @@ def test_a_quiet_gpu_is_not_called_busy(gpu_benchmark: GpuBenchmark, gpu_kernels
 
 
 @pytest.mark.gpumem(budget="0.3 s")
-def test_work_on_an_own_stream_that_is_waited_for_is_timed(gpu_benchmark: GpuBenchmark, cupy: Any, kernel: Callable[[str], Any]) -> None:
+def test_work_on_an_own_stream_that_is_waited_for_is_timed(
+    gpu_benchmark: GpuBenchmark, cupy: Any, kernel: Callable[[str], Any]
+) -> None:
     pytest.importorskip("cupti")
     import numpy as np
 
@@ -138,7 +146,9 @@ def test_work_on_an_own_stream_that_is_waited_for_is_timed(gpu_benchmark: GpuBen
     assert inside.latency == pytest.approx(222e-6, rel=0.05)
 
 
-def test_without_cupti_a_row_says_that_own_streams_are_not_checked(free_gpu: int, tmp_path: Path) -> None:
+def test_without_cupti_a_row_says_that_own_streams_are_not_checked(
+    free_gpu: int, tmp_path: Path
+) -> None:
     pytest.importorskip("cupy")
     adds = """
 import sys
@@ -155,7 +165,9 @@ def test_adds(gpu_benchmark):
 
 @pytest.mark.gpumem(budget="0.3 s")
 @pytest.mark.parametrize("count", [50, 150, 400])
-def test_hot_calls_of_many_kernels_keep_the_devices_clock(gpu_benchmark: GpuBenchmark, kernel: Callable[[str], Any], count: int) -> None:
+def test_hot_calls_of_many_kernels_keep_the_devices_clock(
+    gpu_benchmark: GpuBenchmark, kernel: Callable[[str], Any], count: int
+) -> None:
     nop = kernel("nop")
 
     def work() -> None:
@@ -176,20 +188,29 @@ def test_launches_in_a_graph_and_behind_a_hold_have_two_names(
     in_graph = gpu_benchmark(gpu_kernels.triad, *buffers, mode="hot", label="kernel").measurement
     cupy = pytest.importorskip("cupy")
     x, y = (device_buffer(2 * MiB, "f4", like=cupy) for _ in range(2))
-    behind_hold = gpu_benchmark(lambda: cupy.add(x, x, out=y), mode="hot", label="callable").measurement
+    behind_hold = gpu_benchmark(
+        lambda: cupy.add(x, x, out=y), mode="hot", label="callable"
+    ).measurement
     assert (in_graph.sampler, behind_hold.sampler) == ("graph", "batched")
     assert not comparable(in_graph, replace(in_graph, sampler="batched"))
 
 
 @pytest.mark.gpumem(budget="0.3 s")
-def test_a_keyword_that_the_kernel_has_goes_to_it(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_a_keyword_that_the_kernel_has_goes_to_it(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     a, b = device_buffer(16 * MiB), device_buffer(16 * MiB)
-    near, far = (gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=stride, label=str(stride)) for stride in (1, 7))
+    near, far = (
+        gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=stride, label=str(stride))
+        for stride in (1, 7)
+    )
     assert far.bandwidth < 0.5 * near.bandwidth
 
 
 @pytest.mark.gpumem(budget="0.3 s")
-@pytest.mark.parametrize(("mib", "share"), [(4, 0.92), (16, 0.91)])  # 0.87 and 0.907 without resets (H100)
+@pytest.mark.parametrize(
+    ("mib", "share"), [(4, 0.92), (16, 0.91)]
+)  # 0.87 and 0.907 without resets (H100)
 def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
     gpu_benchmark: GpuBenchmark, cupy: Any, kernel: Callable[[str], Any], mib: int, share: float
 ) -> None:
@@ -198,7 +219,10 @@ def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
     a, out = cupy.zeros(mib << 18, dtype="f4"), cupy.zeros(1, dtype="f4")
     n = np.int64(a.size // 4)
     plain, last = (
-        gpu_benchmark(lambda name=name: kernel(name)((1056,), (256,), (a, n, out)), label=name).latency for name in ("read", "read_last")
+        gpu_benchmark(
+            lambda name=name: kernel(name)((1056,), (256,), (a, n, out)), label=name
+        ).latency
+        for name in ("read", "read_last")
     )
     assert last > share * plain
 
@@ -220,7 +244,9 @@ def test_rows_after_much_power_read_as_before(
     ran, highest = after.measurement.ran_at_hz, gpu_device.facts.sm_clock_hz
     assert ran is not UNSET
     assert highest is not None
-    assert any("throttled" in doubt for doubt in unreliable(after.measurement)) is (ran < 0.99 * highest)
+    assert any("throttled" in doubt for doubt in unreliable(after.measurement)) is (
+        ran < 0.99 * highest
+    )
 
 
 @pytest.mark.gpumem(budget="0.5 s")
@@ -257,9 +283,28 @@ def test_work_of_the_per_thread_stream_is_named(gpu_benchmark: GpuBenchmark, cup
 def session(tmp_path: Path, source: str, *options: str, **environment: str) -> str:
     """What a session of its own prints."""
     (tmp_path / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device=cuda", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "--gpumem",
+        "--gpumem-device=cuda",
+        *options,
+    ]
     variables = {**os.environ, **environment}
-    ran = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ran.returncode in (0, 1), ran.stdout + ran.stderr
     return ran.stdout
 
@@ -270,9 +315,13 @@ def test_ours(gpu_benchmark, gpu_kernels, device_buffer):
 """
 
 
-def test_a_reset_of_the_device_is_no_crash_with_footprints_either(free_gpu: int, tmp_path: Path) -> None:
+def test_a_reset_of_the_device_is_no_crash_with_footprints_either(
+    free_gpu: int, tmp_path: Path
+) -> None:
     pytest.importorskip("cupy")
-    resets = "def test_resets():\n    from cuda.bindings import runtime\n    runtime.cudaDeviceReset()\n"
+    resets = (
+        "def test_resets():\n    from cuda.bindings import runtime\n    runtime.cudaDeviceReset()\n"
+    )
     for option in ("--gpumem-footprint=on", "--gpumem-footprint=auto"):
         out = session(tmp_path, OURS + resets + OURS.replace("test_ours", "test_after"), option)
         assert "reset the device (cudaDeviceReset)" in out
@@ -306,7 +355,9 @@ def test_profiler():
             (x + 1).sum().item()
         assert any("cuda" in str(event.device_type).lower() for event in found.events())
 """
-    out = session(tmp_path, OURS + profiled + OURS.replace("test_ours", "test_after"), "--gpumem-save")
+    out = session(
+        tmp_path, OURS + profiled + OURS.replace("test_ours", "test_after"), "--gpumem-save"
+    )
     assert "PASSED test_it.py::test_profiler" in out
     assert "PASSED test_it.py::test_after" in out
 
@@ -319,7 +370,9 @@ def test_subscribes():
     for _ in range(2):
         cupti.unsubscribe(cupti.subscribe(lambda *_: None, None))
 """
-    out = session(tmp_path, OURS + subscribes + OURS.replace("test_ours", "test_after"), "--gpumem-save")
+    out = session(
+        tmp_path, OURS + subscribes + OURS.replace("test_ours", "test_after"), "--gpumem-save"
+    )
     assert "PASSED test_it.py::test_subscribes" in out
     assert "PASSED test_it.py::test_after" in out
 

@@ -45,14 +45,26 @@ SPELLINGS = (
     Spelling("stream_synchronize", CUPY, "cupy.cuda.get_current_stream().synchronize()"),
     Spelling("event_synchronize", CUPY, "event.synchronize()"),
     Spelling("free", CUPY, "cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(64))"),
-    Spelling("pageable_copy", CUPY, "cupy.cuda.runtime.memcpy(host.ctypes.data, a.data.ptr, host.nbytes, 2)"),
+    Spelling(
+        "pageable_copy",
+        CUPY,
+        "cupy.cuda.runtime.memcpy(host.ctypes.data, a.data.ptr, host.nbytes, 2)",
+    ),
     Spelling("copy_to_host", NUMBA, "d.copy_to_host()"),
     Spelling("numba_synchronize", NUMBA, "cuda.synchronize()"),
     Spelling("bindings_synchronize", BINDINGS, "runtime.cudaDeviceSynchronize()"),
-    Spelling("bindings_memcpy", BINDINGS, "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)"),
+    Spelling(
+        "bindings_memcpy",
+        BINDINGS,
+        "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)",
+    ),
 )
 BEFORE = {
-    CUPY: ("a, host = cupy.ones(1024), numpy.ones(1024)", "event = cupy.cuda.Event()", "event.record()"),
+    CUPY: (
+        "a, host = cupy.ones(1024), numpy.ones(1024)",
+        "event = cupy.cuda.Event()",
+        "event.record()",
+    ),
     TORCH: ("t = torch.ones(1024, device='cuda')", "event = torch.cuda.Event()", "event.record()"),
     NUMBA: ("from numba import cuda", "d = cuda.to_device(numpy.ones(1024))"),
     BINDINGS: (
@@ -85,7 +97,12 @@ def rows(folder: Path) -> Mapping[str, Any]:
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(
-        "--gpumem", "--gpumem-device=cuda", "-p", "no:cacheprovider", "--benchmark-json=out.json", *options
+        "--gpumem",
+        "--gpumem-device=cuda",
+        "-p",
+        "no:cacheprovider",
+        "--benchmark-json=out.json",
+        *options,
     )
 
 
@@ -102,7 +119,11 @@ def test_each_spelling_of_a_wait_is_named_with_its_line(pytester: pytest.Pyteste
             continue
         waits = row["footprint"]["waits"]
         assert waits["not_read"] is None, waits
-        there = [wait for wait in waits["lines"] if wait["line"] == lines[f"test_{one.name}"] and wait["file"] == "test_waits.py"]
+        there = [
+            wait
+            for wait in waits["lines"]
+            if wait["line"] == lines[f"test_{one.name}"] and wait["file"] == "test_waits.py"
+        ]
         seen = [(wait["call"], wait["count"]) for wait in waits["lines"]]
         print(one.name, "named" if there else "MISSED", seen)
         if not there:
@@ -222,12 +243,19 @@ def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:
             benchmark(sorted, [2, 1])
         """
     )
-    result = run(pytester, "--gpumem-existing=adopt", "--benchmark-max-time=0.05", "--benchmark-min-rounds=3")
+    result = run(
+        pytester, "--gpumem-existing=adopt", "--benchmark-max-time=0.05", "--benchmark-min-rounds=3"
+    )
     result.assert_outcomes(passed=14)
     found = rows(pytester.path)
     for name, row in found.items():
         measured = row["measurement"]
-        print(name, f"{measured['latency'] * 1e6:.1f} us", measured["sampler"], f"host {row['extra']['host s'] * 1e6:.1f} us")
+        print(
+            name,
+            f"{measured['latency'] * 1e6:.1f} us",
+            measured["sampler"],
+            f"host {row['extra']['host s'] * 1e6:.1f} us",
+        )
     shapes = {
         "current_stream",
         "own_stream",

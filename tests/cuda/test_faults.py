@@ -61,17 +61,35 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
     def run(culprit: str, *arguments: str, times: int = 1) -> subprocess.Popen[str]:
-        (tmp_path / "test_it.py").write_text(MODULE.replace("CULPRIT", culprit).replace("TIMES", str(times)))
-        own = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "100 ms", "-rA", "-p", "no:cacheprovider", "--rootdir=.")
+        (tmp_path / "test_it.py").write_text(
+            MODULE.replace("CULPRIT", culprit).replace("TIMES", str(times))
+        )
+        own = (
+            "--gpumem",
+            "--gpumem-device",
+            "cuda",
+            "--gpumem-budget",
+            "100 ms",
+            "-rA",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir=.",
+        )
         command = [sys.executable, "-m", "pytest", *own, *arguments, "test_it.py"]
-        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     return run
 
 
 def verdicts(output: str) -> dict[str, str]:
     """The outcome of each test in pytest's short summary."""
-    lines = [line.split() for line in output.splitlines() if line.startswith(("PASSED test_it", "FAILED test_it", "ERROR test_it"))]
+    lines = [
+        line.split()
+        for line in output.splitlines()
+        if line.startswith(("PASSED test_it", "FAILED test_it", "ERROR test_it"))
+    ]
     return {words[1].partition("::")[2]: words[0] for words in lines}
 
 
@@ -79,25 +97,43 @@ def test_a_crash_after_the_last_wait_is_its_tests(start: Start) -> None:
     session = start("crash()")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2[0]": "FAILED", "test_3": "ERROR", "test_4": "PASSED"}
-    assert re.search(r"did not run: test_it\.py::test_2\[0\] lost the context \(\w[\w ]+, test_it\.py:\d+\)", output)
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        "test_2[0]": "FAILED",
+        "test_3": "ERROR",
+        "test_4": "PASSED",
+    }
+    assert re.search(
+        r"did not run: test_it\.py::test_2\[0\] lost the context \(\w[\w ]+, test_it\.py:\d+\)",
+        output,
+    )
     last = output.rstrip().splitlines()[-1]
     assert " in " in last
-    assert last.endswith("=")  # nothing follows the summary: no traceback of a library that frees its memory
+    assert last.endswith(
+        "="
+    )  # nothing follows the summary: no traceback of a library that frees its memory
 
 
 def test_a_worker_that_lost_the_context_is_replaced(start: Start) -> None:
     session = start("crash()", "--gpumem-isolate")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2[0]": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        "test_2[0]": "FAILED",
+        "test_3": "PASSED",
+        "test_4": "PASSED",
+    }
 
 
 def test_an_endless_kernel_ends_the_session(start: Start) -> None:
     session = start("gpu_benchmark(hang)")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert re.search(r"gpumem: test_it\.py::test_2\[0\]: a measurement did not end .*--gpumem-timeout.*--gpumem-isolate", output)
+    assert re.search(
+        r"gpumem: test_it\.py::test_2\[0\]: a measurement did not end .*--gpumem-timeout.*--gpumem-isolate",
+        output,
+    )
     assert "in test_2" in output  # the stack
     assert_the_gpu_is_free(start)
 
@@ -107,7 +143,12 @@ def test_six_endless_kernels_cost_their_tests_alone(start: Start) -> None:
     output, _ = session.communicate(timeout=400)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
     failed = {f"test_2[{number}]": "FAILED" for number in range(6)}
-    assert verdicts(output) == {"test_1": "PASSED", **failed, "test_3": "PASSED", "test_4": "PASSED"}
+    assert verdicts(output) == {
+        "test_1": "PASSED",
+        **failed,
+        "test_3": "PASSED",
+        "test_4": "PASSED",
+    }
     assert output.count(" in test_2\n") == 6  # the stacks
     assert_the_gpu_is_free(start)
 
@@ -117,7 +158,9 @@ def test_six_endless_kernels_cost_their_tests_alone(start: Start) -> None:
     [("about_to_hang(); time.sleep(600)", ()), ("gpu_benchmark(hang)", ("--gpumem-isolate",))],
     ids=["host code", "an endless kernel in a worker"],
 )
-def test_an_interrupt_keeps_what_was_measured(start: Start, culprit: str, arguments: tuple[str, ...]) -> None:
+def test_an_interrupt_keeps_what_was_measured(
+    start: Start, culprit: str, arguments: tuple[str, ...]
+) -> None:
     session = start(culprit, "-s", *arguments)
     assert session.stdout is not None
     before = next(line for line in session.stdout if "about to hang" in line)

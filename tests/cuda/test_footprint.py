@@ -397,7 +397,11 @@ def test_torch_keeps_graph(torch):
 
 FOUND: dict[str, dict[str, Any]] = {
     # name of the test: what its footprint has, and of one library's memory of one kind
-    "cupy_pattern": {"peak": 6 * MIB, "kept": 0, "CuPy device": {"allocations": 3, "largest": 4 * MIB}},
+    "cupy_pattern": {
+        "peak": 6 * MIB,
+        "kept": 0,
+        "CuPy device": {"allocations": 3, "largest": 4 * MIB},
+    },
     "cupy_keeps": {"kept": 4096, "CuPy device": {"kept": 4096, "allocations": 1}},
     "cupy_cycle": {"peak": 4 * MIB, "kept": 0},
     "cupy_fixture": {"peak": 3 * MIB, "kept": 0},
@@ -410,7 +414,12 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
     "cupy_async": {"peak": 4 * MIB, "kept": 0},
     "cupy_matmul": {"CuPy device": {"kept": 0}},  # the driver's are kept by a handle of cuBLAS
-    "torch_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 22 * MIB, "PyTorch device": {"allocations": 3, "largest": 4 * MIB}},
+    "torch_pattern": {
+        "peak": 6 * MIB,
+        "kept": 0,
+        "reserved": 22 * MIB,
+        "PyTorch device": {"allocations": 3, "largest": 4 * MIB},
+    },
     "torch_keeps": {"kept": 4096, "PyTorch device": {"kept": 4096, "allocations": 1}},
     "torch_cycle": {"peak": 4 * MIB, "kept": 0},
     "torch_fails": {"kept": 3 * MIB},
@@ -418,8 +427,15 @@ FOUND: dict[str, dict[str, Any]] = {
     "torch_keeps_pinned": {"kept": MIB},
     "torch_matmul": {"PyTorch device": {"kept": 0}},
     "torch_graph": {"kept": 0},
-    "torch_keeps_graph": {"kept": 20 * MIB + 16},  # its pool, and two numbers of its random generator
-    "driver_pattern": {"peak": 6 * MIB, "kept": 0, "driver_peak": 6 * MIB, "CUDA device": {"allocations": 3, "largest": 4 * MIB}},
+    "torch_keeps_graph": {
+        "kept": 20 * MIB + 16
+    },  # its pool, and two numbers of its random generator
+    "driver_pattern": {
+        "peak": 6 * MIB,
+        "kept": 0,
+        "driver_peak": 6 * MIB,
+        "CUDA device": {"allocations": 3, "largest": 4 * MIB},
+    },
     "driver_keeps": {"kept": 4096, "CUDA device": {"kept": 4096}},
     "driver_managed": {"kept": 0, "managed_peak": 2 * MIB},
     "driver_pinned": {"kept": 0, "pinned_peak": MIB},
@@ -430,7 +446,10 @@ FOUND: dict[str, dict[str, Any]] = {
     "driver_pages": {"peak": 8 * (MIB + 512), "driver_peak": 16 * MIB, "kept": 0},
     "driver_array": {"peak": 4 * MIB, "kept": 0},
     "driver_keeps_array": {"peak": 4 * MIB, "kept": 4 * MIB, "CUDA device": {"allocations": 1}},
-    "driver_captured": {"kept": 0, "peak": range(4 * MIB, 64 * MIB)},  # the driver gives graphs 32 MiB at once
+    "driver_captured": {
+        "kept": 0,
+        "peak": range(4 * MIB, 64 * MIB),
+    },  # the driver gives graphs 32 MiB at once
     "numba_pattern": {"peak": 6 * MIB, "kept": 0},
     "numba_keeps": {"kept": 4096},
     "fixture_of_a_pool": {"peak": 4 * MIB, "kept": 0, "reserved": 0},
@@ -463,7 +482,9 @@ def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
         "--benchmark-json=out.json",
     )
     command = [sys.executable, "-m", "pytest", *options, "test_patterns.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=400, check=False
+    )
     assert (folder / "out.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout[-6000:])
     print(done.stderr[-2000:])
@@ -471,7 +492,9 @@ def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
     by_name = {row["nodeid"].partition("::test_")[2]: row["footprint"] for row in found}
     for name, one in by_name.items():
         if one["kept"] or one["not_watched"]:
-            print(name, one["kept"], one["not_watched"], [use for use in one["uses"] if use["kept"]])
+            print(
+                name, one["kept"], one["not_watched"], [use for use in one["uses"] if use["kept"]]
+            )
     return by_name
 
 
@@ -494,15 +517,24 @@ def test_a_known_pattern_is_found(watched: dict[str, dict[str, Any]], name: str)
     of_uses = {key: value for key, value in FOUND[name].items() if isinstance(value, dict)}
     shown = {key: footprint[key] for key in wanted}
     # The statistics of RMM and JAX know the largest peak of the process alone.
-    unseen = [why for why in footprint["not_watched"] if not why.endswith("which is below an earlier one of this process")]
+    unseen = [
+        why
+        for why in footprint["not_watched"]
+        if not why.endswith("which is below an earlier one of this process")
+    ]
     # A range holds what an allocator adds: JAX keeps blocks of 256 B of its own.
-    wanted = {key: shown[key] if isinstance(value, range) and shown[key] in value else value for key, value in wanted.items()}
+    wanted = {
+        key: shown[key] if isinstance(value, range) and shown[key] in value else value
+        for key, value in wanted.items()
+    }
     assert (shown, unseen) == (wanted, []), footprint["uses"]
     for use, figures in of_uses.items():
         assert {key: uses(footprint)[use][key] for key in figures} == figures
 
 
-def test_a_peak_is_unknown_only_to_the_test_that_uses_its_library(watched: dict[str, dict[str, Any]]) -> None:
+def test_a_peak_is_unknown_only_to_the_test_that_uses_its_library(
+    watched: dict[str, dict[str, Any]],
+) -> None:
     for name, footprint in watched.items():
         if not name.startswith(("rmm", "jax", "clean")):
             assert footprint["not_watched"] == [], name
@@ -512,26 +544,47 @@ def test_two_hundred_clean_tests_keep_nothing(watched: dict[str, dict[str, Any]]
     clean = {name: footprint for name, footprint in watched.items() if name.startswith("clean[")}
     assert len(clean) >= 150
     assert {name: footprint["uses"] for name, footprint in clean.items() if footprint["kept"]} == {}
-    assert [name for name, footprint in clean.items() if not footprint["peak"] and not footprint["peak_bound"]] == []
+    assert [
+        name
+        for name, footprint in clean.items()
+        if not footprint["peak"] and not footprint["peak_bound"]
+    ] == []
 
 
 def test_nothing_counts_twice(watched: dict[str, dict[str, Any]]) -> None:
     for name, footprint in watched.items():
-        assert footprint["peak"] <= sum(use["peak"] for use in footprint["uses"] if use["kind"] == "device"), name
-        segments = [use for use in footprint["uses"] if use["library"] == "CUDA" and use["kind"] == "device" and "cupy_pattern" in name]
+        assert footprint["peak"] <= sum(
+            use["peak"] for use in footprint["uses"] if use["kind"] == "device"
+        ), name
+        segments = [
+            use
+            for use in footprint["uses"]
+            if use["library"] == "CUDA" and use["kind"] == "device" and "cupy_pattern" in name
+        ]
         assert segments == [], name
 
 
-def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = footprints(tmp_path_factory.mktemp("bound"), "import sys\nsys.modules['cupti'] = None\n")
-    assert all(any(why.startswith("CUPTI: cupti-python cannot be imported") for why in one["not_watched"]) for one in found.values())
+def test_without_cupti_the_rest_is_a_bound(
+    free_gpu: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = footprints(
+        tmp_path_factory.mktemp("bound"), "import sys\nsys.modules['cupti'] = None\n"
+    )
+    assert all(
+        any(why.startswith("CUPTI: cupti-python cannot be imported") for why in one["not_watched"])
+        for one in found.values()
+    )
     assert {one["driver_peak"] for one in found.values()} == {None}
     if "cupy_pattern" in found:
         assert (found["cupy_pattern"]["peak"], found["cupy_pattern"]["kept"]) == (6 * MIB, 0)
-    assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes
+    assert (
+        found["fixtures_measured"]["bound"] < 256 * MIB
+    )  # without the gigabytes that the harness takes
 
 
-def test_without_cupti_a_limit_on_the_peak_is_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+def test_without_cupti_a_limit_on_the_peak_is_undecided(
+    free_gpu: int, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile("""
         import sys
         import pytest
@@ -544,13 +597,17 @@ def test_without_cupti_a_limit_on_the_peak_is_undecided(free_gpu: int, pytester:
             failed, address = runtime.cudaMalloc(256 << 20)
             assert int(failed) == 0 and int(runtime.cudaFree(address)[0]) == 0
     """)
-    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+    )
     done.assert_outcomes(passed=1)
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert row["verdict"]["outcome"] == "UNDECIDED"
 
 
-def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(
+    free_gpu: int, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile("""
         from concurrent.futures import ThreadPoolExecutor
         import pytest
@@ -564,7 +621,9 @@ def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: i
             cupy.get_default_memory_pool().free_all_blocks()
             BEFORE.submit(lambda: cupy.empty(256 << 20, "u1").size).result()
     """)
-    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+    )
     done.assert_outcomes(passed=1)
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("UNDECIDED", 0)
@@ -592,14 +651,22 @@ def test_what_an_own_pool_holds_is_reserved(free_gpu: int, pytester: pytest.Pyte
             done(runtime.cudaFreeAsync(done(runtime.cudaMallocFromPoolAsync(4 << 20, pool, 0)), 0))
             done(runtime.cudaDeviceSynchronize())
     """)
-    pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+    )
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
-    assert (row["verdict"]["outcome"], row["footprint"]["kept"], row["footprint"]["peak"]) == ("PASS", 0, 4 * MIB)
+    assert (row["verdict"]["outcome"], row["footprint"]["kept"], row["footprint"]["peak"]) == (
+        "PASS",
+        0,
+        4 * MIB,
+    )
     assert row["footprint"]["reserved"] >= 4 * MIB
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
-def test_leaks_by_another_allocator_of_torch_fail(free_gpu: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaks_by_another_allocator_of_torch_fail(
+    free_gpu: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile("""
         import pytest
 
@@ -612,7 +679,9 @@ def test_leaks_by_another_allocator_of_torch_fail(free_gpu: int, pytester: pytes
     """)
     for backend in ("backend:cudaMallocAsync", "expandable_segments:True"):
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", backend)
-        pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+        pytester.runpytest_subprocess(
+            "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+        )
         (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
         assert row["verdict"]["outcome"] == "FAIL", backend
         assert row["footprint"]["kept"] >= 4 * MIB, backend
@@ -647,9 +716,14 @@ def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pyte
             KEPT["besides"] = plans.plan(), cupy.empty(1 << 20, "u1")
         """,
     )
-    pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+    )
     found = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
-    assert {row["nodeid"].partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"]) for row in found} == {
+    assert {
+        row["nodeid"].partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"])
+        for row in found
+    } == {
         "plans_first": ("PASS", 0),
         "plans_each_time": ("FAIL", 4 * MIB),
         "allowed": ("PASS", 0),
@@ -686,9 +760,19 @@ def test_a_history_that_a_test_records_is_its_own(free_gpu: int, pytester: pytes
         def test_after(gpu_memory):
             torch.empty(SIZE, dtype=torch.uint8, device="cuda")
     """)
-    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240
+    )
     done.assert_outcomes(passed=3)
-    rows = {row["key"].partition("::test_")[2]: row for row in json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]}
-    assert any("history of the test's own" in why for why in rows["records"]["footprint"]["not_watched"])
-    assert (rows["after"]["footprint"]["not_watched"], rows["after"]["verdict"]["outcome"]) == ([], "PASS")
+    rows = {
+        row["key"].partition("::test_")[2]: row
+        for row in json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    }
+    assert any(
+        "history of the test's own" in why for why in rows["records"]["footprint"]["not_watched"]
+    )
+    assert (rows["after"]["footprint"]["not_watched"], rows["after"]["verdict"]["outcome"]) == (
+        [],
+        "PASS",
+    )
     assert rows["after"]["footprint"]["peak"] == 4 * MIB

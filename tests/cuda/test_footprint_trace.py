@@ -225,7 +225,9 @@ def source(head: bool) -> str:
     for name, plant in PLANTS.items():
         limit = 'max_kept="0 B"' if plant.kept else 'max_peak_regression="0 B"'
         code = plant.head if head else plant.base
-        parts.append(code.replace(f"def test_{name}(", f"@pytest.mark.gpumem({limit})\ndef test_{name}("))
+        parts.append(
+            code.replace(f"def test_{name}(", f"@pytest.mark.gpumem({limit})\ndef test_{name}(")
+        )
     return "\n".join(parts)
 
 
@@ -239,9 +241,17 @@ def failures(junit: Any) -> dict[str, str]:
     return found
 
 
-@pytest.mark.skipif(not all(map(find_spec, ("cupy", "torch", "cupti"))), reason="needs CuPy, PyTorch and CUPTI")
+@pytest.mark.skipif(
+    not all(map(find_spec, ("cupy", "torch", "cupti"))), reason="needs CuPy, PyTorch and CUPTI"
+)
 def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester) -> None:
-    arguments = ("--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", "-p", "no:cacheprovider")
+    arguments = (
+        "--gpumem",
+        "--gpumem-device=cuda:0",
+        "--gpumem-footprint=trace",
+        "-p",
+        "no:cacheprovider",
+    )
     file = pytester.path / "test_planted.py"
     file.write_text(source(head=False))
     base = pytester.runpytest_subprocess(*arguments, "--gpumem-save", timeout=240)
@@ -254,11 +264,16 @@ def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester) ->
         text = found.get(f"test_{name}", "did not fail")
         begin = head.index(plant.head.strip().partition("\n")[0])
         line = head[: head.index("# here", begin)].count("\n") + 1
-        grown = re.search(r"since the baseline:\s+\+\S+ \S+\s+(\S+):(\d+) in", text[text.find("\nkept") if plant.kept else 0 :])
+        grown = re.search(
+            r"since the baseline:\s+\+\S+ \S+\s+(\S+):(\d+) in",
+            text[text.find("\nkept") if plant.kept else 0 :],
+        )
         named = grown is not None and grown.groups() == ("test_planted.py", str(line))
         if not named:
             wrong[name] = (line, text)
-    assert not wrong, "\n\n".join(f"{name}, line {line}:\n{text}" for name, (line, text) in wrong.items())
+    assert not wrong, "\n\n".join(
+        f"{name}, line {line}:\n{text}" for name, (line, text) in wrong.items()
+    )
 
 
 @pytest.mark.skipif(find_spec("cupy") is None, reason="needs CuPy")
@@ -273,6 +288,11 @@ def test_memory_of_a_failed_test_is_the_users_lines(pytester: pytest.Pytester) -
         def test_it():
             kept = [layer(size << 20) for size in (1, 2, 3, 4)]
     """)
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", timeout=240)
+    result = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", timeout=240
+    )
     result.assert_outcomes(failed=1)
-    assert any(re.search(r"40 MiB\s+test_\w+\.py:4 in layer: return cupy\.ones\(n, \"f4\"\)", line) for line in result.outlines)
+    assert any(
+        re.search(r"40 MiB\s+test_\w+\.py:4 in layer: return cupy\.ones\(n, \"f4\"\)", line)
+        for line in result.outlines
+    )

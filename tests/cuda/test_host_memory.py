@@ -43,16 +43,26 @@ def test_the_driver_keeps_the_flags_that_were_asked_for(pinned_buffer: Any) -> N
         flags = flags_of(pinned_buffer(MiB, **given).host_address)
         assert flags is not None
         assert flags & flag
-    assert flags_of(pinned_buffer(MiB, portable=True).host_address) == flags_of(pinned_buffer(MiB).host_address)
+    assert flags_of(pinned_buffer(MiB, portable=True).host_address) == flags_of(
+        pinned_buffer(MiB).host_address
+    )
 
 
-def test_pinned_memory_has_one_address_and_registered_memory_what_the_device_says(pinned_buffer: Any, registered_buffer: Any) -> None:
+def test_pinned_memory_has_one_address_and_registered_memory_what_the_device_says(
+    pinned_buffer: Any, registered_buffer: Any
+) -> None:
     """The text: the pointers of registered memory differ. Where `canUseHostPointerForRegisteredMem` is 1, the driver makes them equal."""
     pinned = pinned_buffer(MiB)
     assert pinned.address == pinned.host_address
     registered = registered_buffer(np.zeros(MiB, "u1"))
-    assert registered.address == int(runtime.pointerGetAttributes(registered.host_address).devicePointer) != 0
-    assert (registered.address == registered.host_address) == bool(attribute("cudaDevAttrCanUseHostPointerForRegisteredMem"))
+    assert (
+        registered.address
+        == int(runtime.pointerGetAttributes(registered.host_address).devicePointer)
+        != 0
+    )
+    assert (registered.address == registered.host_address) == bool(
+        attribute("cudaDevAttrCanUseHostPointerForRegisteredMem")
+    )
 
 
 def test_host_memory_is_compared_on_the_device_where_it_fits(
@@ -71,7 +81,9 @@ def test_host_memory_is_compared_on_the_device_where_it_fits(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kernel_writes_through_the_devices_address(request: pytest.FixtureRequest, kind: str) -> None:
+def test_a_kernel_writes_through_the_devices_address(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
     buffer = request.getfixturevalue(f"{kind}_buffer")(MiB)
     buffer.view()[:] = 3
     cupy.cuda.Device().synchronize()
@@ -79,7 +91,9 @@ def test_a_kernel_writes_through_the_devices_address(request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cupy_slice_is_of_its_arrays_kind(request: pytest.FixtureRequest, memory_kind: Any, kind: str) -> None:
+def test_a_cupy_slice_is_of_its_arrays_kind(
+    request: pytest.FixtureRequest, memory_kind: Any, kind: str
+) -> None:
     array = request.getfixturevalue(f"{kind}_buffer")(MiB).view()
     assert memory_kind(array[1000:]) == kind
     assert memory_kind(array[-1:]) == kind
@@ -99,13 +113,17 @@ def test_memory_of_others_is_told_too(memory_kind: Any) -> None:
     assert memory_kind(array) == "pageable"
 
 
-def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Device, pinned_buffer: Any) -> None:
+def test_pinned_memory_lies_on_the_node_that_was_asked_for(
+    gpu_device: Device, pinned_buffer: Any
+) -> None:
     before = os.sched_getaffinity(0)
     with gpu_device.memory.near_host(None) as node:
         inside = os.sched_getaffinity(0)
     assert os.sched_getaffinity(0) == before
     if node is None:
-        pytest.skip("the host does not say which NUMA node the GPU is attached to, or the process may not run there")
+        pytest.skip(
+            "the host does not say which NUMA node the GPU is attached to, or the process may not run there"
+        )
     assert inside <= before
     assert pinned_buffer(MiB, numa=node).nbytes == MiB
     assert os.sched_getaffinity(0) == before
@@ -113,7 +131,11 @@ def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Device, p
 
 def locked_bytes() -> int:
     """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin). A driver may lock pages without counting them there."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    fields = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":" in line
+    )
     return sum(int(fields[name].split()[0]) * 1024 for name in ("VmLck", "VmPin") if name in fields)
 
 
@@ -166,13 +188,17 @@ def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: D
     assert gpu_device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
 
 
-def test_peer_access_is_put_back(gpu_device: Device, device_buffer: Any, peer_buffer: Any, memory_kind: Any) -> None:
+def test_peer_access_is_put_back(
+    gpu_device: Device, device_buffer: Any, peer_buffer: Any, memory_kind: Any
+) -> None:
     here, there = device_buffer(MiB, "i4"), peer_buffer(MiB, "i4")
     assert (memory_kind(here), memory_kind(there)) == ("device", "peer")
     assert not (here.read() == there.read()).all()
     for allowed in (False, True, False):
         with gpu_device.peer_access(allowed):
-            gpu_device.content.copy(there.allocation, here.allocation, MiB, gpu_device.streams.create())
+            gpu_device.content.copy(
+                there.allocation, here.allocation, MiB, gpu_device.streams.create()
+            )
             gpu_device.streams.synchronize()
             assert (there.read() == here.read()).all()
         gpu_device.content.poison(there.allocation, gpu_device.streams.create())

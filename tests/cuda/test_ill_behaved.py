@@ -29,7 +29,9 @@ def arrays(device_buffer: Any) -> tuple[Any, Any]:
 def well(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any]) -> Callable[[], Any]:
     """Measures the well-behaved work."""
     x, y = arrays
-    return lambda: gpu_benchmark(lambda: cupy.multiply(x, np.float32(2), out=y), label="well-behaved")
+    return lambda: gpu_benchmark(
+        lambda: cupy.multiply(x, np.float32(2), out=y), label="well-behaved"
+    )
 
 
 def by_hand(work: Callable[[], Any]) -> float:
@@ -43,14 +45,18 @@ def by_hand(work: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def test_one_that_allocates_from_a_pool(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_allocates_from_a_pool(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, _ = arrays
     result = gpu_benchmark(lambda: cupy.multiply(x, np.float32(2)), label="allocates")
     assert result.sampler == "blocked"
     assert result.latency == pytest.approx(well().latency, rel=0.1)
 
 
-def test_one_that_allocates_from_the_driver(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_allocates_from_the_driver(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     """cudaFree waits for the device, so the host's clock is what is left."""
     x, y = arrays
 
@@ -65,7 +71,9 @@ def test_one_that_allocates_from_the_driver(gpu_benchmark: GpuBenchmark, arrays:
     assert "waited for the device" in result.sampler_reason
 
 
-def test_one_that_synchronises(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_synchronises(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, y = arrays
 
     def work() -> None:
@@ -78,7 +86,9 @@ def test_one_that_synchronises(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, A
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
-def test_one_that_launches_on_its_own_stream(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_launches_on_its_own_stream(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
 
@@ -92,7 +102,9 @@ def test_one_that_launches_on_its_own_stream(gpu_benchmark: GpuBenchmark, arrays
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
-def test_one_whose_own_stream_joins_ours(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_whose_own_stream_joins_ours(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
 
@@ -108,7 +120,9 @@ def test_one_whose_own_stream_joins_ours(gpu_benchmark: GpuBenchmark, arrays: tu
     assert result.latency == pytest.approx(well().latency, rel=0.15)
 
 
-def test_one_that_leaves_work_beside_ours(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any]) -> None:
+def test_one_that_leaves_work_beside_ours(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any]
+) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
     small = cupy.zeros(1024, "f4")
@@ -124,7 +138,9 @@ def test_one_that_leaves_work_beside_ours(gpu_benchmark: GpuBenchmark, arrays: t
     assert "goes on beside the timed stream" in result.sampler_reason
 
 
-def test_one_that_mutates_its_input(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_mutates_its_input(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, _ = arrays
 
     def work() -> None:
@@ -147,7 +163,9 @@ def test_one_that_mutates_its_input(gpu_benchmark: GpuBenchmark, arrays: tuple[A
     assert restored.checked
 
 
-def test_one_that_raises_at_its_fiftieth_call(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_raises_at_its_fiftieth_call(
+    gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]
+) -> None:
     x, y = arrays
     before = well()
     calls = 0

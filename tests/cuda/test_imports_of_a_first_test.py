@@ -48,7 +48,19 @@ def test_dot(gpu_benchmark, gpu_kernels, device_buffer):
 def test_a_check_imports_no_further_library(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-device", "cuda", "-s", "-q", "-p", "no:cacheprovider", "--rootdir=."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--gpumem",
+        "--gpumem-device",
+        "cuda",
+        "-s",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir=.",
+    ]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "WITH_CUPY False" in ran.stdout

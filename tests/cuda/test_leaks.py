@@ -48,13 +48,17 @@ def said(pytestconfig: pytest.Config) -> Iterator[list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def victim(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, gpu_device: Device, device_buffer: Any) -> Callable[[str], float]:
+def victim(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, gpu_device: Device, device_buffer: Any
+) -> Callable[[str], float]:
     """Measures a saturated stream of writes, which a large set-aside slows: what is set aside is missing for them."""
     reason = unsupported(gpu_device.facts, gpu_device.l2.set_aside)
     if reason is not None:
         pytest.skip(reason)
     out, table = device_buffer(1 * GiB, "i4"), device_buffer(1 * MiB, "i4")
-    return lambda label: float(gpu_benchmark(gpu_kernels.reset_data, out, table, label=label).latency)
+    return lambda label: float(
+        gpu_benchmark(gpu_kernels.reset_data, out, table, label=label).latency
+    )
 
 
 def limit() -> int:
@@ -75,12 +79,19 @@ def test_before_the_neighbour(victim: Callable[[str], float], said: list[tuple[s
 
 
 @pytest.mark.filterwarnings("default::pytest_gpumem.memory.l2.LeftoverWarning")
-def test_neighbour(victim: Callable[[str], float], device_buffer: Any, said: list[tuple[str, str]], request: pytest.FixtureRequest) -> None:
+def test_neighbour(
+    victim: Callable[[str], float],
+    device_buffer: Any,
+    said: list[tuple[str, str]],
+    request: pytest.FixtureRequest,
+) -> None:
     """By plain CUDA calls, as somebody's own code makes them: nothing is put back."""
     if "before" not in seen:
         pytest.skip("needs the test before it")
     table = device_buffer(8 * MiB, "f4", like=cupy)
-    error, most = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMaxPersistingL2CacheSize, cupy.cuda.Device().id)
+    error, most = R.cudaDeviceGetAttribute(
+        R.cudaDeviceAttr.cudaDevAttrMaxPersistingL2CacheSize, cupy.cuda.Device().id
+    )
     assert error == SUCCESS
     assert R.cudaDeviceSetLimit(LIMIT, most) == (SUCCESS,)
     seen["windowed"] = []
@@ -111,12 +122,18 @@ def test_after_the_neighbour(victim: Callable[[str], float], said: list[tuple[st
     assert limit() == seen["limit"]
     assert [window_bytes(handle) for handle in DEFAULT_STREAMS.values()] == seen["windows"]
     after = victim("after")
-    assert seen["beside"] > 1.1 * seen["before"]  # else the set-aside would be no harm that could be seen
+    assert (
+        seen["beside"] > 1.1 * seen["before"]
+    )  # else the set-aside would be no harm that could be seen
     assert after == pytest.approx(seen["before"], rel=0.03)
     ((nodeid, text),) = said
     assert nodeid == seen["nodeid"]
     assert text.startswith(f"{nodeid} left an L2 set-aside of ")
-    assert [name for name in DEFAULT_STREAMS if f"a window of 8 MiB at hit ratio 1 on {name} (found: none)" in text] == seen["windowed"]
+    assert [
+        name
+        for name in DEFAULT_STREAMS
+        if f"a window of 8 MiB at hit ratio 1 on {name} (found: none)" in text
+    ] == seen["windowed"]
     assert text.endswith("put back as found, and persisting lines reset")
 
 
@@ -136,11 +153,17 @@ def test_our_own_streams_leave_nothing(
 
     def measure() -> None:
         with persisting_stream(table, where=where) as stream:
-            gpu_benchmark(gpu_kernels.reset_data, device_buffer(64 * MiB, "i4"), table, stream=stream)
+            gpu_benchmark(
+                gpu_kernels.reset_data, device_buffer(64 * MiB, "i4"), table, stream=stream
+            )
             assert limit() != 0
             raise error
 
     with pytest.raises(error):
         measure()
     assert limit() == found
-    assert all(gpu_device.l2.window(stream) is None for stream in gpu_device.streams.visible() if stream.handle not in (0, 2))
+    assert all(
+        gpu_device.l2.window(stream) is None
+        for stream in gpu_device.streams.visible()
+        if stream.handle not in (0, 2)
+    )

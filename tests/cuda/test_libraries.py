@@ -31,7 +31,9 @@ def test_cupy(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None
     def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=cupy), memory.device(NBYTES, "f4", like=cupy)
         check = lambda: cupy.testing.assert_array_equal(y, 2 * x)  # noqa: E731
-        return Case(lambda: cupy.multiply(x, np.float32(2), out=y), check=check, reads=[x], writes=[y])
+        return Case(
+            lambda: cupy.multiply(x, np.float32(2), out=y), check=check, reads=[x], writes=[y]
+        )
 
     result = gpu_benchmark.case(case, label="cupy")
     assert agrees(result, scaled(), 3.0)
@@ -60,7 +62,12 @@ def test_triton(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> No
     def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
         check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
-        return Case(lambda: scale[(triton.cdiv(SIZE, 1024),)](x, y, SIZE, BLOCK=1024), check=check, reads=[x], writes=[y])
+        return Case(
+            lambda: scale[(triton.cdiv(SIZE, 1024),)](x, y, SIZE, BLOCK=1024),
+            check=check,
+            reads=[x],
+            writes=[y],
+        )
 
     result = gpu_benchmark.case(case, label="triton")
     assert agrees(result, scaled(), 1.3)
@@ -80,13 +87,18 @@ def numba_scale() -> Any:
     one = cuda.to_device(np.zeros(1, "f4"))
     try:
         scale[SIZE // 256, 256](one, one)
-    except (AttributeError, ImportError) as broken:  # numba-cuda 0.30 needs what NumPy 2.5 no longer has
+    except (
+        AttributeError,
+        ImportError,
+    ) as broken:  # numba-cuda 0.30 needs what NumPy 2.5 no longer has
         numba = pytest.importorskip("numba")
         pytest.skip(f"Numba {numba.__version__} fails with NumPy {np.__version__}: {broken}")
     return scale
 
 
-def test_numba_on_the_default_stream(gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]) -> None:
+def test_numba_on_the_default_stream(
+    gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]
+) -> None:
     """A launch without a stream goes to the default one: it is found and timed there."""
     cuda = pytest.importorskip("numba.cuda")
 
@@ -103,7 +115,9 @@ def test_numba_on_the_default_stream(gpu_benchmark: GpuBenchmark, numba_scale: A
     )
 
 
-def test_numba_on_our_stream(gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]) -> None:
+def test_numba_on_our_stream(
+    gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]
+) -> None:
     cuda = pytest.importorskip("numba.cuda")
 
     def case(memory: Memory) -> Case:
@@ -129,14 +143,21 @@ def test_cuda_core(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) ->
         x, y = memory.device(NBYTES, "f4"), memory.device(NBYTES, "f4")
         stream = device.create_stream(memory.stream)
         check = lambda: bool((y.read() == 2 * x.read()).all())  # noqa: E731
-        return Case(lambda: core.launch(stream, config, kernel, x.address, y.address), check=check, reads=[x], writes=[y])
+        return Case(
+            lambda: core.launch(stream, config, kernel, x.address, y.address),
+            check=check,
+            reads=[x],
+            writes=[y],
+        )
 
     result = gpu_benchmark.case(case, label="cuda.core")
     assert agrees(result, scaled(), 1.8)
     assert result.sampler == "blocked"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor imports what PyTorch itself calls deprecated
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Inductor imports what PyTorch itself calls deprecated
 def test_torch_compile(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     """The kernel that Inductor makes; it is compiled before anything is timed."""
     torch = pytest.importorskip("torch")
@@ -180,7 +201,9 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax = pytest.importorskip("jax")
     if jax.default_backend() not in ("gpu", "cuda"):
-        pytest.skip(f"JAX {jax.__version__} sees no GPU here: its backend is {jax.default_backend()}")
+        pytest.skip(
+            f"JAX {jax.__version__} sees no GPU here: its backend is {jax.default_backend()}"
+        )
     return jax
 
 
@@ -195,10 +218,14 @@ def test_jax(gpu_benchmark: GpuBenchmark, jax: Any, scaled: Callable[[], Result]
         def launch() -> None:
             results[0] = double(x).block_until_ready()
 
-        return Case(launch, check=lambda: bool((results[0] == 2 * x).all()), reads=[x], moved=2 * NBYTES)
+        return Case(
+            launch, check=lambda: bool((results[0] == 2 * x).all()), reads=[x], moved=2 * NBYTES
+        )
 
     result = gpu_benchmark.case(case, label="jax")
-    assert result.latency > 0.9 * scaled().latency  # how much longer depends on the host, which dispatches
+    assert (
+        result.latency > 0.9 * scaled().latency
+    )  # how much longer depends on the host, which dispatches
     assert result.measurement.checked
 
 
@@ -212,7 +239,12 @@ def test_warp(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None
     def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=warp), memory.device(NBYTES, "f4", like=warp)
         check = lambda: bool((y.numpy() == 2 * x.numpy()).all())  # noqa: E731
-        return Case(lambda: warp.launch(scale, dim=SIZE, inputs=[x, y], device=x.device), check=check, reads=[x], writes=[y])
+        return Case(
+            lambda: warp.launch(scale, dim=SIZE, inputs=[x, y], device=x.device),
+            check=check,
+            reads=[x],
+            writes=[y],
+        )
 
     result = gpu_benchmark.case(case, label="warp")
     assert agrees(result, scaled(), 1.8)
@@ -236,7 +268,11 @@ def test_cudf(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None
 
 
 def test_memory_of_pools(
-    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, pooled_buffer: Any, memory_kind: Any, scaled: Callable[[], Result]
+    gpu_benchmark: GpuBenchmark,
+    gpu_kernels: Kernels,
+    pooled_buffer: Any,
+    memory_kind: Any,
+    scaled: Callable[[], Result],
 ) -> None:
     """The driver's stream-ordered pool, CuPy's and RMM's: as fast as memory by cudaMalloc, and device memory to the driver."""
     cupy = pytest.importorskip("cupy")
@@ -248,12 +284,22 @@ def test_memory_of_pools(
         assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label=f"pool: {name}"), ours, 1.1)
 
 
-def test_rmms_pool(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, pooled_buffer: Any, scaled: Callable[[], Result]) -> None:
+def test_rmms_pool(
+    gpu_benchmark: GpuBenchmark,
+    gpu_kernels: Kernels,
+    pooled_buffer: Any,
+    scaled: Callable[[], Result],
+) -> None:
     rmm = pytest.importorskip("rmm")
     before = rmm.mr.get_current_device_resource()
-    rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * NBYTES))
+    rmm.mr.set_current_device_resource(
+        rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * NBYTES)
+    )
     try:
-        x, y = (pooled_buffer(NBYTES, pool=lambda nbytes: rmm.DeviceBuffer(size=nbytes)) for _ in range(2))
+        x, y = (
+            pooled_buffer(NBYTES, pool=lambda nbytes: rmm.DeviceBuffer(size=nbytes))
+            for _ in range(2)
+        )
         assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label="pool: RMM"), scaled(), 1.1)
     finally:
         rmm.mr.set_current_device_resource(before)

@@ -33,12 +33,16 @@ def counted(gpu_device: Device) -> Any:
     return count
 
 
-def test_faults_of_the_gpu_and_of_the_host_are_told_apart(counted: Any, gpu_kernels: Kernels, managed_buffer: Any) -> None:
+def test_faults_of_the_gpu_and_of_the_host_are_told_apart(
+    counted: Any, gpu_kernels: Kernels, managed_buffer: Any
+) -> None:
     buffer = managed_buffer(SIZE, "f4")
     faulting = counted(lambda: gpu_kernels.init(buffer))
     assert faulting.gpu_faults >= faulting.gpu_groups > 0
     assert faulting.to_device >= SIZE
-    assert {group.address & ~0xFFF for group in faulting.groups} <= set(range(buffer.address & ~0xFFF, buffer.address + SIZE, 4096))
+    assert {group.address & ~0xFFF for group in faulting.groups} <= set(
+        range(buffer.address & ~0xFFF, buffer.address + SIZE, 4096)
+    )
     view = buffer._arena.guest(buffer, np)
     read = counted(lambda: float(view.sum()))
     assert read.cpu_faults > 0
@@ -60,7 +64,9 @@ def test_a_host_that_reads_in_place_after_a_measurement_faults(
     assert counted(lambda: np.asarray(buffer)).cpu_faults == 0
 
 
-def test_a_second_launch_and_a_prefetched_one_fault_no_more(counted: Any, gpu_kernels: Kernels, managed_buffer: Any) -> None:
+def test_a_second_launch_and_a_prefetched_one_fault_no_more(
+    counted: Any, gpu_kernels: Kernels, managed_buffer: Any
+) -> None:
     buffer = managed_buffer(SIZE, "f4")
     counted(lambda: gpu_kernels.init(buffer))
     assert counted(lambda: gpu_kernels.init(buffer)).gpu_faults == 0
@@ -70,7 +76,9 @@ def test_a_second_launch_and_a_prefetched_one_fault_no_more(counted: Any, gpu_ke
     assert counted(lambda: gpu_kernels.init(buffer)).gpu_faults == 0
 
 
-def test_pages_that_prefer_the_host_are_mapped_once(counted: Any, gpu_kernels: Kernels, managed_buffer: Any) -> None:
+def test_pages_that_prefer_the_host_are_mapped_once(
+    counted: Any, gpu_kernels: Kernels, managed_buffer: Any
+) -> None:
     """The mapping stays when they are prefetched to where they are."""
     buffer = managed_buffer(SIZE, "f4", preferred_location="host")
     first = counted(lambda: gpu_kernels.init(buffer))
@@ -81,8 +89,14 @@ def test_pages_that_prefer_the_host_are_mapped_once(counted: Any, gpu_kernels: K
 
 
 def test_the_driver_takes_every_advice_and_its_opposite(managed_buffer: Any) -> None:
-    buffer = managed_buffer(SIZE, "f4", read_mostly=True, preferred_location="device", accessed_by=("device", "host"))
-    for advice in ({"preferred_location": "host"}, {"accessed_by": None}, {"read_mostly": False, "preferred_location": None}):
+    buffer = managed_buffer(
+        SIZE, "f4", read_mostly=True, preferred_location="device", accessed_by=("device", "host")
+    )
+    for advice in (
+        {"preferred_location": "host"},
+        {"accessed_by": None},
+        {"read_mostly": False, "preferred_location": None},
+    ):
         buffer.advise(**advice)
     assert np.isfinite(buffer.read()).all()
 
@@ -102,7 +116,11 @@ def test_two_gpus_share_managed_memory(gpu_benchmark: GpuBenchmark) -> None:
         def case(memory: Memory) -> Case:
             x, y = (memory.managed(SIZE, "f4", first_touch="none", like=cupy) for _ in range(2))
             x.fill(1)
-            theirs = cupy.ndarray(y.shape, y.dtype, cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(y.data.ptr, y.nbytes, y, gpu), 0))
+            theirs = cupy.ndarray(
+                y.shape,
+                y.dtype,
+                cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(y.data.ptr, y.nbytes, y, gpu), 0),
+            )
 
             def write() -> None:
                 with cupy.cuda.Device(gpu):
@@ -120,7 +138,9 @@ def test_two_gpus_share_managed_memory(gpu_benchmark: GpuBenchmark) -> None:
         return case
 
     alone = gpu_benchmark.case(writing_on(here), label="written here", count_pages=True)
-    shared = gpu_benchmark.case(writing_on(other), label="written on the other GPU", count_pages=True)
+    shared = gpu_benchmark.case(
+        writing_on(other), label="written on the other GPU", count_pages=True
+    )
     assert shared.latency > 2 * alone.latency
     if shared.counts and (counts := shared.counts.launch):
         assert counts.gpu_faults > 0

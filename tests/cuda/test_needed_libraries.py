@@ -34,10 +34,32 @@ sys.exit(code)
 """
 
 
-def test_the_memory_suite_runs_without_the_libraries_that_the_extras_leave_out(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, "--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "50 ms", "-q"]
-    command += ["-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    suite = [str(ROOT / "tests" / "memory" / f"test_{name}.py") for name in ("stream", "access_pattern", "managed", "l2_persistence")]
+def test_the_memory_suite_runs_without_the_libraries_that_the_extras_leave_out(
+    tmp_path: Path,
+) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "--gpumem",
+        "--gpumem-device",
+        "cuda",
+        "--gpumem-budget",
+        "50 ms",
+        "-q",
+    ]
+    command += [
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+    ]
+    suite = [
+        str(ROOT / "tests" / "memory" / f"test_{name}.py")
+        for name in ("stream", "access_pattern", "managed", "l2_persistence")
+    ]
     ran = subprocess.run([*command, *suite], cwd=tmp_path, capture_output=True, text=True)
     output = ran.stdout + ran.stderr
     assert ran.returncode in (0, 1), output  # with so short a budget a claim may fail
@@ -45,4 +67,12 @@ def test_the_memory_suite_runs_without_the_libraries_that_the_extras_leave_out(t
     assert "DynamicLibNotFoundError" not in output, output + asked
     loaded = set(re.findall(r"/lib([A-Za-z]+)\.so", (tmp_path / "maps.txt").read_text()))
     assert "nvrtc" in loaded
-    assert not loaded & {"cublas", "cublasLt", "cufft", "curand", "cusolver", "cusparse", "nvJitLink"}, asked
+    assert not loaded & {
+        "cublas",
+        "cublasLt",
+        "cufft",
+        "curand",
+        "cusolver",
+        "cusparse",
+        "nvJitLink",
+    }, asked

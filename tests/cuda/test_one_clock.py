@@ -82,7 +82,9 @@ def test_a_kernel_made_at_each_placement(gpu_benchmark: GpuBenchmark) -> None:
             if (i < n) b[i] = a[i];
         }}"""
         copy = cupy.RawKernel(source, f"copy_{built}")
-        return Case(lambda: copy((a.size // 256,), (256,), (a, b, np.int32(a.size))), reads=[a], writes=[b])
+        return Case(
+            lambda: copy((a.size // 256,), (256,), (a, b, np.int32(a.size))), reads=[a], writes=[b]
+        )
 
     taken = gpu_benchmark.case(build).measurement
     assert built > 1

@@ -42,11 +42,22 @@ TESTS = """
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, free_gpu: int, workers: int) -> None:
+def test_each_worker_measures_on_its_own_gpu(
+    pytester: pytest.Pytester, free_gpu: int, workers: int
+) -> None:
     if free_gpu < 2:
         pytest.skip("needs two GPUs")
     pytester.makepyfile(TESTS)
-    arguments = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-processes", "1", "-n", str(workers), "--benchmark-json=out.json")
+    arguments = (
+        "--gpumem",
+        "--gpumem-device",
+        "cuda",
+        "--gpumem-processes",
+        "1",
+        "-n",
+        str(workers),
+        "--benchmark-json=out.json",
+    )
     result = pytester.runpytest_subprocess(*arguments, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=7, skipped=1)
     assert "automatically disabled" not in result.stdout.str() + result.stderr.str()
@@ -58,7 +69,11 @@ def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, free_gpu
 
 def test_a_process_that_numbers_its_gpus_otherwise_is_refused(pytester: pytest.Pytester) -> None:
     """The facts and the lock are of the GPU that was device 0 when the session began."""
-    pytester.makepyfile("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\ndef test_it(gpu_device): pass")
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda", "-p", "no:cacheprovider")
+    pytester.makepyfile(
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\ndef test_it(gpu_device): pass"
+    )
+    result = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device", "cuda", "-p", "no:cacheprovider"
+    )
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*DeviceError: opening device 0: this process sees 0 GPUs*"])

@@ -19,7 +19,9 @@ SPIN = """extern "C" __global__ void spin(unsigned long long ns) {
 
 @pytest.mark.parametrize("case", [False, True])
 @pytest.mark.parametrize("mode", ["clean-cold", "hot"])
-def test_slow_work_is_launched_a_few_times(gpu_benchmark: GpuBenchmark, case: bool, mode: str) -> None:
+def test_slow_work_is_launched_a_few_times(
+    gpu_benchmark: GpuBenchmark, case: bool, mode: str
+) -> None:
     cupy, np = pytest.importorskip("cupy"), pytest.importorskip("numpy")
     spin, launches = cupy.RawKernel(SPIN, "spin"), list[int]()
 
@@ -33,10 +35,14 @@ def test_slow_work_is_launched_a_few_times(gpu_benchmark: GpuBenchmark, case: bo
     taken = gpu_benchmark.case(build, mode=mode) if case else gpu_benchmark(work, mode=mode)
     assert taken.latency == pytest.approx(0.5, rel=0.05)
     assert taken.sampler == ("batched" if mode == "hot" else "blocked")
-    assert len(launches) <= (6 if case else 4)  # the look for its stream is a sample; one launch is watched
+    assert len(launches) <= (
+        6 if case else 4
+    )  # the look for its stream is a sample; one launch is watched
 
 
-def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_hot_launches_of_milliseconds_are_one_a_sample(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     to, source = device_buffer("1 MiB", "f4"), device_buffer("1 MiB", "f4")
     captured, capture, launch = list[int](), to.device.graphs.capture, to.device.kernels.launch
     launched: list[int] = []

@@ -30,7 +30,12 @@ def loses(request, gpu_device, monkeypatch):
     elif "[streaming-streaming]" in name:
         monkeypatch.setattr(l2, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
 """
-RED = ["on_a_launch_gains_too[graph]", "on_a_launch_gains_too[launch]", "asked_for[persisting-normal]", "asked_for[streaming-streaming]"]
+RED = [
+    "on_a_launch_gains_too[graph]",
+    "on_a_launch_gains_too[launch]",
+    "asked_for[persisting-normal]",
+    "asked_for[streaming-streaming]",
+]
 
 
 def test_windows_that_are_lost_turn_the_suite_red(tmp_path: Path) -> None:
@@ -51,14 +56,26 @@ def test_windows_that_are_lost_turn_the_suite_red(tmp_path: Path) -> None:
     chosen = ["-k", "on_a_launch_gains_too or asked_for or sliding_window and not never_slower"]
     ran = subprocess.run(
         [*command, *chosen],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))
+            ),
+        },
         cwd=SUITE.parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
-    told = [line.split()[1].partition("::test_")[2] for line in ran.stdout.splitlines() if line.startswith("FAILED ")]
+    told = [
+        line.split()[1].partition("::test_")[2]
+        for line in ran.stdout.splitlines()
+        if line.startswith("FAILED ")
+    ]
     assert sorted(
-        one.removeprefix("a_window_on_a_graph_or_").removeprefix("the_driver_holds_the_window_that_was_") for one in told
+        one.removeprefix("a_window_on_a_graph_or_").removeprefix(
+            "the_driver_holds_the_window_that_was_"
+        )
+        for one in told
     ) == sorted(RED), ran.stdout
     assert "1 passed" in ran.stdout, ran.stdout

@@ -49,7 +49,9 @@ def module() -> Any:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_the_default_stream_waits_for_all_before_it_and_all_after_it_wait(gpu_benchmark: GpuBenchmark, module: Any, blocking: bool) -> None:
+def test_the_default_stream_waits_for_all_before_it_and_all_after_it_wait(
+    gpu_benchmark: GpuBenchmark, module: Any, blocking: bool
+) -> None:
     """Best Practices Guide, 9.1.2. It holds for streams made with `cudaStreamDefault`; those made non-blocking run beside it."""
     spin, at = module.get_function("spin"), cupy.zeros((3, 2), dtype="u8")
     first, last = (cupy.cuda.Stream(non_blocking=not blocking) for _ in range(2))
@@ -63,7 +65,9 @@ def test_the_default_stream_waits_for_all_before_it_and_all_after_it_wait(gpu_be
     three()  # loads the kernel
     three()
     (_, a_ended), (b_began, b_ended), (c_began, _) = at.get().astype("i8").tolist()
-    seconds = gpu_benchmark(three, label="waiting streams" if blocking else "non-blocking streams").latency
+    seconds = gpu_benchmark(
+        three, label="waiting streams" if blocking else "non-blocking streams"
+    ).latency
     if blocking:
         assert a_ended <= b_began < b_ended <= c_began
         assert seconds > 2.9e-3 * MILLISECONDS
@@ -73,9 +77,15 @@ def test_the_default_stream_waits_for_all_before_it_and_all_after_it_wait(gpu_be
         assert seconds < 2e-3 * MILLISECONDS
 
 
-@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")  # its successor is not in CuPy 13
+@pytest.mark.filterwarnings(
+    "ignore:ExternalStream is deprecated:DeprecationWarning"
+)  # its successor is not in CuPy 13
 def test_a_hit_ratio_keeps_that_share_of_the_lines(
-    gpu_benchmark: GpuBenchmark, gpu_device: Device, module: Any, device_buffer: Any, persisting_stream: Any
+    gpu_benchmark: GpuBenchmark,
+    gpu_device: Device,
+    module: Any,
+    device_buffer: Any,
+    persisting_stream: Any,
 ) -> None:
     """Programming Guide, `hitRatio`: of a window, lines chosen at random persist, as many as the ratio says.
 
@@ -87,7 +97,11 @@ def test_a_hit_ratio_keeps_that_share_of_the_lines(
         pytest.skip("needs a set-aside of its own")
     table = device_buffer(2 * facts.l2_step_bytes // 4096 * 4096, "i4", like=cupy)
     lines, plain = table.nbytes // LINE, cupy.cuda.Stream(non_blocking=True)
-    other, taken, out = cupy.zeros(facts.l2_bytes, dtype="i4"), cupy.zeros(lines, dtype="u2"), cupy.zeros(1, dtype="i4")
+    other, taken, out = (
+        cupy.zeros(facts.l2_bytes, dtype="i4"),
+        cupy.zeros(lines, dtype="u2"),
+        cupy.zeros(1, dtype="i4"),
+    )
     touch, cycles = module.get_function("touch"), module.get_function("cycles")
 
     def read(what: Any, stream: Any) -> None:
@@ -103,7 +117,9 @@ def test_a_hit_ratio_keeps_that_share_of_the_lines(
 
     def kept(ratio: float, limit: float) -> Any:
         """Whether each line is in L2 after a read under a window and reads of other lines."""
-        with persisting_stream(table, set_aside=4 * facts.l2_step_bytes, hit_ratio=ratio, miss="streaming") as stream:
+        with persisting_stream(
+            table, set_aside=4 * facts.l2_step_bytes, hit_ratio=ratio, miss="streaming"
+        ) as stream:
             read(table, cupy.cuda.ExternalStream(stream.handle))
             read(other, plain)
             return probed() < limit

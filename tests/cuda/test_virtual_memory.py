@@ -110,16 +110,39 @@ def test_cpu(): pass
 
 def session(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(text)
-    own = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=100 ms", "-rA", "-p", "no:cacheprovider", "--rootdir=.")
-    command = [sys.executable, "-m", "pytest", *own, *arguments, "--benchmark-json=out.json", "test_it.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    own = (
+        "--gpumem",
+        "--gpumem-device=cuda",
+        "--gpumem-budget=100 ms",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir=.",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *own,
+        *arguments,
+        "--benchmark-json=out.json",
+        "test_it.py",
+    ]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_virtual_memory_counts_until_nothing_holds_it(tmp_path: Path) -> None:
     done = session(tmp_path, TESTS, "--gpumem-footprint=on", "--gpumem-max-kept=0 B")
     rows: list[dict[str, Any]] = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
     found = {
-        row["nodeid"].partition("::")[2]: (row["footprint"]["peak"], row["footprint"]["kept"], row["verdict"]["outcome"]) for row in rows
+        row["nodeid"].partition("::")[2]: (
+            row["footprint"]["peak"],
+            row["footprint"]["kept"],
+            row["verdict"]["outcome"],
+        )
+        for row in rows
     }
     assert done.returncode == 1, done.stdout
     assert found["test_returned"][1:] == (0, "PASS")
@@ -141,7 +164,10 @@ def test_virtual_memory_from_before_the_watch_leaves_a_limit_undecided(tmp_path:
     done = session(tmp_path, MAKING + EARLIER)
     assert done.returncode == 0, done.stdout
     (row,) = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
-    assert (row["nodeid"].partition("::")[2], row["verdict"]["outcome"]) == ("test_maps", "UNDECIDED")
+    assert (row["nodeid"].partition("::")[2], row["verdict"]["outcome"]) == (
+        "test_maps",
+        "UNDECIDED",
+    )
     assert "created before the watch" in row["verdict"]["reason"]
 
 

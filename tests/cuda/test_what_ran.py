@@ -9,9 +9,7 @@ import pytest
 from pytest_gpumem import GpuBenchmark, Result
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 
-SOURCE = (
-    'extern "C" __global__ void work(const float* x, float* y) { int i = blockIdx.x * blockDim.x + threadIdx.x; y[i] = FACTOR * x[i]; }'
-)
+SOURCE = 'extern "C" __global__ void work(const float* x, float* y) { int i = blockIdx.x * blockDim.x + threadIdx.x; y[i] = FACTOR * x[i]; }'
 N = 2**20
 
 
@@ -39,28 +37,48 @@ def test_the_steps_of_a_launch(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
         cupy.asnumpy(y, out=host)
         cupy.cuda.get_current_stream().synchronize()
 
-    found = ran(gpu_benchmark(launch, max_kernels=1, max_copies=1, max_copied_bytes=4 * N, max_spill=0))
+    found = ran(
+        gpu_benchmark(launch, max_kernels=1, max_copies=1, max_copied_bytes=4 * N, max_spill=0)
+    )
     (kernel,), (copy,) = (list(found.of(kind)) for kind in (StepKind.KERNEL, StepKind.COPY))
-    assert (kernel.name, kernel.grid, kernel.block, kernel.cluster, kernel.window) == ("work", (N // 256, 1, 1), (256, 1, 1), None, None)
+    assert (kernel.name, kernel.grid, kernel.block, kernel.cluster, kernel.window) == (
+        "work",
+        (N // 256, 1, 1),
+        (256, 1, 1),
+        None,
+        None,
+    )
     assert kernel.code is not None
     assert (kernel.registers or 0) > 0
-    assert (copy.name, copy.source, copy.memory, copy.nbytes) == ("D2H", "device", "pageable", 4 * N)
+    assert (copy.name, copy.source, copy.memory, copy.nbytes) == (
+        "D2H",
+        "device",
+        "pageable",
+        4 * N,
+    )
     assert any(step.name == "stream" for step in found.of(StepKind.SYNCHRONISATION))
 
 
 def test_two_modules_with_a_kernel_of_one_name(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
     x, y = cupy.ones(N, "f4"), cupy.empty(N, "f4")
-    functions = [cupy.RawModule(code=SOURCE, options=(f"-DFACTOR={factor}.0f",)).get_function("work") for factor in (5, 7)]
+    functions = [
+        cupy.RawModule(code=SOURCE, options=(f"-DFACTOR={factor}.0f",)).get_function("work")
+        for factor in (5, 7)
+    ]
     for work in functions:
         work((N // 256,), (256,), (x, y))
     digests = [
-        ran(gpu_benchmark(lambda work=work: work((N // 256,), (256,), (x, y)), label=str(number))).digest
+        ran(
+            gpu_benchmark(lambda work=work: work((N // 256,), (256,), (x, y)), label=str(number))
+        ).digest
         for number, work in enumerate((*functions, functions[0]))
     ]
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_the_arguments_of_a_launch_and_of_a_graphs_node(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
+def test_the_arguments_of_a_launch_and_of_a_graphs_node(
+    gpu_benchmark: GpuBenchmark, cupy: Any
+) -> None:
     source = """
     struct pair { char tag; const float* at; };
     extern "C" __global__ void told(float* x, pair p, long long n, float factor, int shift) {
@@ -71,7 +89,12 @@ def test_the_arguments_of_a_launch_and_of_a_graphs_node(gpu_benchmark: GpuBenchm
 
     told = cupy.RawModule(code=source).get_function("told")
     x = cupy.ones(64, "f4")
-    pair = np.zeros((), np.dtype({"names": ["tag", "at"], "formats": ["i1", "u8"], "offsets": [0, 8], "itemsize": 16}))
+    pair = np.zeros(
+        (),
+        np.dtype(
+            {"names": ["tag", "at"], "formats": ["i1", "u8"], "offsets": [0, 8], "itemsize": 16}
+        ),
+    )
     pair["tag"], pair["at"] = 7, x.data.ptr + 4
 
     def launch() -> None:
@@ -84,5 +107,10 @@ def test_the_arguments_of_a_launch_and_of_a_graphs_node(gpu_benchmark: GpuBenchm
         graph = stream.end_capture()
     expected = ("p256", "7 p4", f"{N:x}", "3fc00000", "ffffffff")
     by_call = ran(gpu_benchmark(launch, label="call"))
-    by_graph = ran(gpu_benchmark(lambda: graph.launch(cupy.cuda.get_current_stream()), label="graph"))
-    assert [step.arguments for one in (by_call, by_graph) for step in one.of(StepKind.KERNEL)] == [expected, expected]
+    by_graph = ran(
+        gpu_benchmark(lambda: graph.launch(cupy.cuda.get_current_stream()), label="graph")
+    )
+    assert [step.arguments for one in (by_call, by_graph) for step in one.of(StepKind.KERNEL)] == [
+        expected,
+        expected,
+    ]

@@ -21,9 +21,32 @@ GROUP = 3  # processes of a run
 ARGUMENTS = 1000  # more than any kernel has
 PADDED = 0.1  # largest share of rows that runs may see with other arguments: padding holds what was on the stack
 SAME = ", same"  # end of the label of a row that must run the same as its base
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull)
-QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "-o", "gpumem_placements=1", "--gpumem-processes=1")
-pytestmark = [pytest.mark.usefixtures("free_gpu"), pytest.mark.skipif(find_spec("cupti") is None, reason="needs CUPTI")]
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore",
+    "-c",
+    os.devnull,
+)
+QUICKLY = (
+    "--gpumem",
+    "--gpumem-device=cuda",
+    "--gpumem-budget=10 ms",
+    "-o",
+    "gpumem_placements=1",
+    "--gpumem-processes=1",
+)
+pytestmark = [
+    pytest.mark.usefixtures("free_gpu"),
+    pytest.mark.skipif(find_spec("cupti") is None, reason="needs CUPTI"),
+]
 
 
 def test_following_modules_calls_no_cu_init() -> None:
@@ -35,7 +58,13 @@ def test_following_modules_calls_no_cu_init() -> None:
         "    os._exit(int(driver.cuInit(0)[0]))\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -45,15 +74,25 @@ def session(folder: Path, *, alone: bool = True) -> dict[str, Any]:
     Not `alone`: it waits for no other process on the GPU. What runs does not depend on them.
     """
     results = folder / "results.json"
-    command = [*PYTEST, *QUICKLY, f"--rootdir={ROWS.parent}", f"--benchmark-json={results}", str(ROWS)]
+    command = [
+        *PYTEST,
+        *QUICKLY,
+        f"--rootdir={ROWS.parent}",
+        f"--benchmark-json={results}",
+        str(ROWS),
+    ]
     environment = {}
     for name, value in os.environ.items():
         if not name.startswith(("GPUMEM", "PYTEST_")):
             environment[name] = value
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROWS.parent), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROWS.parent), environment.get("PYTHONPATH", "")]
+    )
     if not alone:
         environment["XDG_RUNTIME_DIR"] = str(folder)  # has the lock of the GPU
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {}
     for row in json.loads(results.read_text())["gpumem"]["rows"]:
@@ -82,7 +121,9 @@ def test_each_change_has_another_digest_and_a_rebuild_the_same(first: dict[str, 
     assert wrong == []
 
 
-def test_two_runs_of_three_processes_agree(first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_two_runs_of_three_processes_agree(
+    first: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Single processes differ in padding of arguments, and runs of three in few rows, never in more."""
     folders = [tmp_path_factory.mktemp("other") for _ in range(2 * GROUP - 1)]
     with ThreadPoolExecutor(len(folders)) as pool:  # what runs does not depend on other processes

@@ -31,9 +31,17 @@ extern "C" __global__ void work(const float* x, float* y, int n) {
 PLAIN = ("-DFACTOR=2.0f",)
 
 
-def launcher(cupy: Any, source: str = SOURCE, options: tuple[str, ...] = PLAIN, block: int = BLOCK, name: str = "work") -> Any:
+def launcher(
+    cupy: Any,
+    source: str = SOURCE,
+    options: tuple[str, ...] = PLAIN,
+    block: int = BLOCK,
+    name: str = "work",
+) -> Any:
     """A function that launches the kernel, compiled with these options, on the current stream."""
-    kernel = cupy.RawModule(code=source.replace("work(", f"{name}("), options=options).get_function(name)
+    kernel = cupy.RawModule(code=source.replace("work(", f"{name}("), options=options).get_function(
+        name
+    )
     x, y = cupy.ones(N, "f4"), cupy.empty(N, "f4")
 
     def launch() -> None:
@@ -97,20 +105,30 @@ def test_an_extra_synchronisation(gpu_benchmark: GpuBenchmark) -> None:
 
 
 def test_a_pageable_copy(
-    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, pinned_buffer: Any, pageable_buffer: Any
+    gpu_benchmark: GpuBenchmark,
+    gpu_kernels: Kernels,
+    device_buffer: Any,
+    pinned_buffer: Any,
+    pageable_buffer: Any,
 ) -> None:
     gpu_benchmark(gpu_kernels.memcpy, device_buffer(4 * N), pinned_buffer(4 * N), label="base")
-    gpu_benchmark(gpu_kernels.memcpy, device_buffer(4 * N), pageable_buffer(4 * N), label="a pageable copy")
+    gpu_benchmark(
+        gpu_kernels.memcpy, device_buffer(4 * N), pageable_buffer(4 * N), label="a pageable copy"
+    )
 
 
-def test_a_removed_window(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, persisting_stream: Any) -> None:
+def test_a_removed_window(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, persisting_stream: Any
+) -> None:
     x, y = device_buffer(4 * N, "f4"), device_buffer(4 * N, "f4")
     with persisting_stream(x) as stream:
         gpu_benchmark(gpu_kernels.copy, y, x, stream=stream, label="base")
     gpu_benchmark(gpu_kernels.copy, y, x, label="a removed window")
 
 
-def test_removed_advice(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, prefetched_buffer: Any) -> None:
+def test_removed_advice(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, prefetched_buffer: Any
+) -> None:
     x, y = prefetched_buffer(4 * N, "f4"), prefetched_buffer(4 * N, "f4")
     x.advise(read_mostly=True)
     gpu_benchmark(gpu_kernels.add, x, y, label="base")
@@ -128,7 +146,9 @@ def test_cupy(gpu_benchmark: GpuBenchmark) -> None:
     gpu_benchmark(lambda: cupy.sum(x.reshape(1024, -1), axis=0), label="sum of columns")
     gpu_benchmark(lambda: cupy.sort(x), label="sort")
     gpu_benchmark(lambda: cupy.matmul(x.reshape(1024, -1), y.reshape(-1, 1024)), label="matmul")
-    gpu_benchmark(lambda: x.reshape(1024, -1)[:, ::2] + y.reshape(1024, -1)[:1, ::2], label="broadcast")
+    gpu_benchmark(
+        lambda: x.reshape(1024, -1)[:, ::2] + y.reshape(1024, -1)[:1, ::2], label="broadcast"
+    )
     gpu_benchmark(launcher(cupy), label="raw kernel")
 
 
@@ -272,13 +292,21 @@ def test_cuda_core(gpu_benchmark: GpuBenchmark) -> None:
 
     def kernel(factor: str) -> Any:
         options = core.ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
-        return core.Program(source.replace("FACTOR", factor), "c++", options=options).compile("cubin").get_kernel("work")
+        return (
+            core.Program(source.replace("FACTOR", factor), "c++", options=options)
+            .compile("cubin")
+            .get_kernel("work")
+        )
 
     def build(kernel: Any) -> Any:
         def case(memory: Memory) -> Case:
             x, y = memory.device(4 * N, "f4"), memory.device(4 * N, "f4")
             stream = device.create_stream(memory.stream)
-            return Case(lambda: core.launch(stream, config, kernel, x.address, y.address), reads=[x], writes=[y])
+            return Case(
+                lambda: core.launch(stream, config, kernel, x.address, y.address),
+                reads=[x],
+                writes=[y],
+            )
 
         return case
 
@@ -305,4 +333,6 @@ def test_graph(gpu_benchmark: GpuBenchmark) -> None:
         launch()
         launch()
         graph = stream.end_capture()
-    gpu_benchmark(lambda: graph.launch(cupy.cuda.get_current_stream()), label="graph of two kernels")
+    gpu_benchmark(
+        lambda: graph.launch(cupy.cuda.get_current_stream()), label="graph of two kernels"
+    )

@@ -12,7 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
-STEP = re.compile(r"^<!-- step( on a GPU)?: ([^\n]+) -->\n```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STEP = re.compile(
+    r"^<!-- step( on a GPU)?: ([^\n]+) -->\n```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 CHANGE = re.compile(r"^<!-- change: ([^\n]+) -->\n```diff\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SHOWN = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -35,7 +37,11 @@ def steps() -> dict[str, Step]:
     return {
         step[2]: Step(
             tuple(step[3].splitlines()),
-            tuple(line for block in SHOWN.findall(text[step.end() : end]) for line in block.splitlines()),
+            tuple(
+                line
+                for block in SHOWN.findall(text[step.end() : end])
+                for line in block.splitlines()
+            ),
             needs_gpu=step[1] is not None,
         )
         for step, end in zip(found, ends, strict=True)
@@ -50,8 +56,15 @@ def change(name: str) -> str:
 def missing(shown: tuple[str, ...], output: str) -> list[str]:
     """The lines that the page shows and that were not printed."""
     printed = output.splitlines()
-    patterns = [re.compile(".*".join(re.escape(part) for part in line.split("...")).replace(r"\ .*", ".*")) for line in shown]
-    return [line for line, pattern in zip(shown, patterns, strict=True) if not any(pattern.match(one) for one in printed)]
+    patterns = [
+        re.compile(".*".join(re.escape(part) for part in line.split("...")).replace(r"\ .*", ".*"))
+        for line in shown
+    ]
+    return [
+        line
+        for line, pattern in zip(shown, patterns, strict=True)
+        if not any(pattern.match(one) for one in printed)
+    ]
 
 
 class Project:
@@ -59,21 +72,43 @@ class Project:
 
     def __init__(self, folder: Path, **variables: str) -> None:
         self.folder = folder / "pixelbox"
-        shutil.copytree(ROOT / "tests" / "examples" / "pixelbox", self.folder, ignore=shutil.ignore_patterns("__pycache__", ".benchmarks"))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST", "GITHUB", "CI", "GIT_"))}
+        shutil.copytree(
+            ROOT / "tests" / "examples" / "pixelbox",
+            self.folder,
+            ignore=shutil.ignore_patterns("__pycache__", ".benchmarks"),
+        )
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("GPUMEM", "PYTEST", "GITHUB", "CI", "GIT_"))
+        }
         author = {
-            f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "a"), ("EMAIL", "a@example.org"))
+            f"GIT_{who}_{what}": value
+            for who in ("AUTHOR", "COMMITTER")
+            for what, value in (("NAME", "a"), ("EMAIL", "a@example.org"))
         }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # Wide enough for the lines that the page shows.
-        self.environment = {**kept, **author, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1", **variables}
+        self.environment = {
+            **kept,
+            **author,
+            "PATH": path,
+            "COLUMNS": "120",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        }
         for command in ("git init -q -b main", "git add .", "git commit -q -m pixelbox"):
             assert self.run(command)[0] == 0
 
     def run(self, command: str) -> tuple[int, str]:
         """Exit code and all output of one command line."""
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         return done.returncode, done.stdout
 

@@ -13,7 +13,10 @@ from pytest_gpumem import GiB, MiB, Result
 @pytest.fixture
 def of_l2(gpu_device) -> Callable[..., int]:
     """Bytes of a share of L2, in whole MiB, not more than `most`: `of_l2(0.16, most=8 * MiB)` is 8 MiB on an H100, 1 MiB on an RTX 3090."""
-    return lambda share, most=None: min(max(1, round(share * gpu_device.facts.l2_bytes / MiB)) * MiB, most or gpu_device.facts.memory_bytes)
+    return lambda share, most=None: min(
+        max(1, round(share * gpu_device.facts.l2_bytes / MiB)) * MiB,
+        most or gpu_device.facts.memory_bytes,
+    )
 
 
 @pytest.fixture
@@ -42,7 +45,9 @@ def link_benchmark(gpu_benchmark) -> Callable[..., Result]:
     machines' guests use too copies at half the rate at times, also while the parts of a piece of work are measured alone. It may still not
     hold: assert it."""
 
-    def measured(*arguments, label: str, holds: Callable[[Result], bool] = lambda result: True, **keywords) -> Result:
+    def measured(
+        *arguments, label: str, holds: Callable[[Result], bool] = lambda result: True, **keywords
+    ) -> Result:
         agreeing = None
         for again in ("", ", again", ", a third time"):
             result = gpu_benchmark(*arguments, label=f"{label}{again}", **keywords)
@@ -52,7 +57,9 @@ def link_benchmark(gpu_benchmark) -> Callable[..., Result]:
                 if holds(result):
                     return result
         if agreeing is None:
-            pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
+            pytest.skip(
+                f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}"
+            )
         return agreeing
 
     return measured

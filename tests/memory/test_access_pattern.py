@@ -23,7 +23,9 @@ def copied(gpu_benchmark, device_buffer, streamed_bytes):
 
     def copy(kernel, *scalars, label):
         result = gpu_benchmark(kernel, out, source, *scalars, label=label)
-        return result.bandwidth, SECTORS_COALESCED / sectors_per_request(kernel.accesses(out, source, *scalars))
+        return result.bandwidth, SECTORS_COALESCED / sectors_per_request(
+            kernel.accesses(out, source, *scalars)
+        )
 
     return copy
 
@@ -33,8 +35,14 @@ def test_offset_copy(gpu_kernels, copied):
     """An offset of whole 32-byte sectors is nearly free. Any other costs a fifth sector, of which neighbouring warps share the most: the
     guide has 9/10 of the bandwidth on a V100, an H100 and an H200 have 96 %, and without sharing it would be 4/5."""
     aligned, _ = copied(gpu_kernels.offset_copy, 0, label="offset 0")
-    shifted = {offset: copied(gpu_kernels.offset_copy, offset, label=f"offset {offset}")[0] / aligned for offset in OFFSETS}
-    whole, split = ([share for offset, share in shifted.items() if (offset % WORDS_PER_SECTOR == 0) is wanted] for wanted in (True, False))
+    shifted = {
+        offset: copied(gpu_kernels.offset_copy, offset, label=f"offset {offset}")[0] / aligned
+        for offset in OFFSETS
+    }
+    whole, split = (
+        [share for offset, share in shifted.items() if (offset % WORDS_PER_SECTOR == 0) is wanted]
+        for wanted in (True, False)
+    )
     assert min(whole) > 0.95, shifted
     assert min(split) > 0.85, shifted
     assert max(split) < 0.99, shifted
@@ -54,11 +62,16 @@ def test_stride_copy(gpu_kernels, copied):
         assert least < strided / (predicted * unit) < 1.25, stride
 
 
-@pytest.mark.parametrize(("kernel", "scalar", "sectors"), [("offset_copy", 1, 5), ("stride_copy", 2, 8), ("stride_copy", 32, 32)])
+@pytest.mark.parametrize(
+    ("kernel", "scalar", "sectors"),
+    [("offset_copy", 1, 5), ("stride_copy", 2, 8), ("stride_copy", 32, 32)],
+)
 def test_a_request_touches_the_guides_sectors(gpu_kernels, device_buffer, kernel, scalar, sectors):
     """Five where the four of a coalesced warp begin between two, eight at stride 2, and one for each thread at stride 32."""
     out, source = device_buffer(MiB, "f4"), device_buffer(MiB, "f4")
-    assert sectors_per_request(getattr(gpu_kernels, kernel).accesses(out, source, scalar)) == sectors
+    assert (
+        sectors_per_request(getattr(gpu_kernels, kernel).accesses(out, source, scalar)) == sectors
+    )
 
 
 def test_permutation_within_aligned_segments_is_nearly_free(gpu_kernels, copied):

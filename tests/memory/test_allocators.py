@@ -14,7 +14,9 @@ SIZE = 16 * MiB
 @pytest.fixture
 def allocating(gpu_benchmark, gpu_work):
     """Measures one allocation and its free, synchronisation included."""
-    return lambda name, size=SIZE: gpu_benchmark(gpu_work.allocating(name, size), mode="hot", label=f"{name}, {size // MiB} MiB")
+    return lambda name, size=SIZE: gpu_benchmark(
+        gpu_work.allocating(name, size), mode="hot", label=f"{name}, {size // MiB} MiB"
+    )
 
 
 def test_a_pool_that_keeps_its_memory_beats_cudamalloc(allocating):
@@ -36,7 +38,11 @@ def test_page_locking_is_a_heavyweight_operation_and_grows_with_the_size(allocat
     assert large.latency > 3 * small.latency
 
 
-def test_locking_pages_costs_more_than_a_copy_saves(link_benchmark, gpu_kernels, allocating, device_buffer, pinned_buffer):
+def test_locking_pages_costs_more_than_a_copy_saves(
+    link_benchmark, gpu_kernels, allocating, device_buffer, pinned_buffer
+):
     """For one use of the memory, registering it takes longer than the copy itself: pin what is used again."""
-    copy = link_benchmark(gpu_kernels.memcpy, device_buffer(64 * MiB), pinned_buffer(64 * MiB), label="pinned copy")
+    copy = link_benchmark(
+        gpu_kernels.memcpy, device_buffer(64 * MiB), pinned_buffer(64 * MiB), label="pinned copy"
+    )
     assert allocating("cudaHostRegister", 64 * MiB).latency > copy.latency

@@ -23,8 +23,14 @@ def test_l2_read_bandwidth_has_a_knee(gpu_benchmark, gpu_device, gpu_kernels, de
     for share in SHARES:
         nbytes = int(share * l2) // TILE_BYTES * TILE_BYTES
         repeats = round(SERVED / share)
-        arguments = device_buffer(nbytes, "i4"), device_buffer((nbytes // TILE_BYTES * repeats,), "i4"), repeats
-        result = gpu_benchmark(gpu_kernels.l2_read, *arguments, mode="hot", label=f"{share:g} of L2")
+        arguments = (
+            device_buffer(nbytes, "i4"),
+            device_buffer((nbytes // TILE_BYTES * repeats,), "i4"),
+            repeats,
+        )
+        result = gpu_benchmark(
+            gpu_kernels.l2_read, *arguments, mode="hot", label=f"{share:g} of L2"
+        )
         footprints.append(nbytes)
         served.append(requested_bytes(gpu_kernels.l2_read.accesses(*arguments)) / result.latency)
     assert plateau(served) > 1.1 * served[-1]

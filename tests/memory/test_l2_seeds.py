@@ -54,7 +54,12 @@ Run = Callable[[str, Any], float]
 
 
 def three_ways(
-    run: Run, window: Any, persisting_stream: Callable[..., AbstractContextManager[Any]], set_aside: int, label: str, fitted: float | str
+    run: Run,
+    window: Any,
+    persisting_stream: Callable[..., AbstractContextManager[Any]],
+    set_aside: int,
+    label: str,
+    fitted: float | str,
 ) -> Times:
     """One size with no window, with hit ratio 1 and with the fitted one."""
     with persisting_stream(window, set_aside="off") as stream:
@@ -66,7 +71,9 @@ def three_ways(
 
 
 @pytest.fixture
-def reset_data(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream) -> Callable[..., Times]:
+def reset_data(
+    gpu_benchmark, gpu_kernels, device_buffer, persisting_stream
+) -> Callable[..., Times]:
     """Lei Mao's experiment with one table."""
 
     def measure(out: Any, nbytes: int, set_aside: int, label: str) -> Times:
@@ -77,20 +84,28 @@ def reset_data(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream) -> 
             return float(gpu_benchmark(kernel, out, table, stream=stream, label=said).latency)
 
         # The text fits the ratio to what it asked for, whatever the driver granted.
-        return three_ways(run, table, persisting_stream, set_aside, label, min(1.0, set_aside / nbytes))
+        return three_ways(
+            run, table, persisting_stream, set_aside, label, min(1.0, set_aside / nbytes)
+        )
 
     return measure
 
 
 @pytest.fixture
-def sliding_window(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream) -> Callable[..., Times]:
+def sliding_window(
+    gpu_benchmark, gpu_kernels, device_buffer, persisting_stream
+) -> Callable[..., Times]:
     """The Best Practices Guide's experiment with one region."""
 
     def measure(streaming: Any, nbytes: int, set_aside: int, window: int, label: str) -> Times:
         region = device_buffer(nbytes, "i4")
 
         def run(said: str, stream: Any) -> float:
-            return float(gpu_benchmark(gpu_kernels.sliding_window, region, streaming, stream=stream, label=said).latency)
+            return float(
+                gpu_benchmark(
+                    gpu_kernels.sliding_window, region, streaming, stream=stream, label=said
+                ).latency
+            )
 
         times = three_ways(run, region, persisting_stream, set_aside, label, "fit")
         tuned = {"window": min(window, nbytes), "hit_ratio": min(1.0, window / nbytes)}
@@ -100,7 +115,9 @@ def sliding_window(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream)
     return measure
 
 
-@pytest.mark.gpumem(placements=8, budget="0.1 s")  # 18 rows of milliseconds, whose placements differ by per cents
+@pytest.mark.gpumem(
+    placements=8, budget="0.1 s"
+)  # 18 rows of milliseconds, whose placements differ by per cents
 def test_reset_data_at_the_texts_sizes(reset_data, gpu_device, device_buffer, swept_bytes):
     """Where the table fits, both persisting variants are one, and one with room to spare costs nothing.
 
@@ -109,8 +126,13 @@ def test_reset_data_at_the_texts_sizes(reset_data, gpu_device, device_buffer, sw
     out = device_buffer(swept_bytes, "i4")
     times = {mib: reset_data(out, mib * MiB, 3 * MiB, f"{mib} MiB") for mib in TABLES}
     for mib in (1, 2, 3):
-        assert 1 / SAME_BUT_PLACED < times[mib].fitted / times[mib].ratio_one < SAME_BUT_PLACED, times[mib]
-    for mib in (1, 2):  # 3 MiB fill what is set aside, and lines that share a set of the cache evict each other
+        assert 1 / SAME_BUT_PLACED < times[mib].fitted / times[mib].ratio_one < SAME_BUT_PLACED, (
+            times[mib]
+        )
+    for mib in (
+        1,
+        2,
+    ):  # 3 MiB fill what is set aside, and lines that share a set of the cache evict each other
         assert times[mib].ratio_one < SAME_BUT_PLACED * times[mib].off, times[mib]
     if 4 * MiB <= gpu_device.facts.l2_bytes <= 8 * MiB:
         assert times[3].off > 1.1 * times[3].fitted, times[3]
@@ -120,12 +142,17 @@ def test_reset_data_at_the_texts_sizes(reset_data, gpu_device, device_buffer, sw
             assert times[mib].ratio_one > 1.03 * times[mib].fitted, times[mib]
 
 
-@pytest.mark.gpumem(placements=8, budget="0.1 s")  # 18 rows of milliseconds, whose placements differ by per cents
+@pytest.mark.gpumem(
+    placements=8, budget="0.1 s"
+)  # 18 rows of milliseconds, whose placements differ by per cents
 def test_reset_data_at_shares_of_l2(reset_data, gpu_device, device_buffer, streamed_bytes):
     """The text's sixths, with half of L2 set aside: a table that just fits gains, and a fitted ratio slows none that does not."""
     l2, out = gpu_device.facts.l2_bytes, device_buffer(streamed_bytes, "i4")
     step = gpu_device.facts.l2_step_bytes
-    times = {sixths: reset_data(out, l2 * sixths // 6 // 4096 * 4096, 8 * step, f"{sixths}/6 of L2") for sixths in TABLES}
+    times = {
+        sixths: reset_data(out, l2 * sixths // 6 // 4096 * 4096, 8 * step, f"{sixths}/6 of L2")
+        for sixths in TABLES
+    }
     assert 1 / SAME_BUT_PLACED < times[1].fitted / times[1].ratio_one < SAME_BUT_PLACED, times[1]
     assert times[3].off > 1.05 * times[3].ratio_one, times[3]
     assert times[3].off > 1.05 * times[3].fitted, times[3]
@@ -147,9 +174,14 @@ def test_sliding_window_at_the_texts_sizes(sliding_window, gpu_device, device_bu
     """A window far beyond the set-aside gains nothing at hit ratio 1; that one that fits gains is asserted for an L2 as large as A100's."""
     facts, set_aside = gpu_device.facts, 30 * MiB
     if facts.persisting_l2_max_bytes < set_aside:
-        pytest.skip(f"the text sets 30 MiB aside; {facts.name} has at most {facts.persisting_l2_max_bytes / MiB:.1f} MiB")
+        pytest.skip(
+            f"the text sets 30 MiB aside; {facts.name} has at most {facts.persisting_l2_max_bytes / MiB:.1f} MiB"
+        )
     streaming = device_buffer(swept_bytes, "i4")
-    times = {mib * MiB: sliding_window(streaming, mib * MiB, set_aside, 20 * MiB, f"{mib} MiB") for mib in REGIONS}
+    times = {
+        mib * MiB: sliding_window(streaming, mib * MiB, set_aside, 20 * MiB, f"{mib} MiB")
+        for mib in REGIONS
+    }
     assert beyond(times, set_aside)
     for one in beyond(times, set_aside):
         assert one.ratio_one > 0.95 * one.off, one
@@ -169,7 +201,10 @@ def test_sliding_window_at_shares_of_l2(sliding_window, gpu_device, device_buffe
     streaming = device_buffer(streamed_bytes, "i4")
     sizes = {fortieths: facts.l2_bytes * fortieths // 40 // 4096 * 4096 for fortieths in REGIONS}
     window = facts.l2_bytes // 2 // 4096 * 4096
-    times = {nbytes: sliding_window(streaming, nbytes, set_aside, window, f"{n / 40:g} of L2") for n, nbytes in sizes.items()}
+    times = {
+        nbytes: sliding_window(streaming, nbytes, set_aside, window, f"{n / 40:g} of L2")
+        for n, nbytes in sizes.items()
+    }
     assert beyond(times, set_aside)
     for one in beyond(times, set_aside):
         assert one.ratio_one > 0.95 * one.off, one
@@ -178,7 +213,14 @@ def test_sliding_window_at_shares_of_l2(sliding_window, gpu_device, device_buffe
 @few_samples
 @pytest.mark.parametrize("way", ["by the window", "by the context", "by closing", "by ageing"])
 def test_a_reset_gives_the_next_kernel_all_of_l2(
-    gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream, streamed_bytes, way
+    gpu_benchmark,
+    gpu_device,
+    gpu_kernels,
+    gpu_work,
+    device_buffer,
+    persisting_stream,
+    streamed_bytes,
+    way,
 ):
     """A uses its table ten times under a window, B follows, something resets; then C, which reads half of L2 eight times.
 
@@ -190,7 +232,10 @@ def test_a_reset_gives_the_next_kernel_all_of_l2(
     facts = gpu_device.facts
     if not facts.persists:
         pytest.skip(f"{facts.name} has no persisting L2")
-    data, out = device_buffer(facts.persisting_l2_max_bytes * 4 // 5 // 4096 * 4096, "i4"), device_buffer(streamed_bytes // 4, "i4")
+    data, out = (
+        device_buffer(facts.persisting_l2_max_bytes * 4 // 5 // 4096 * 4096, "i4"),
+        device_buffer(streamed_bytes // 4, "i4"),
+    )
     tiles, passes = facts.l2_bytes // 2 // TILE_BYTES, 8
     read, sums = device_buffer(tiles * TILE_BYTES, "i4"), device_buffer((tiles * passes,), "i4")
     c = gpu_work.kernel(gpu_kernels.l2_read, read, sums, passes)
@@ -214,7 +259,10 @@ def test_a_reset_gives_the_next_kernel_all_of_l2(
         with persisting_stream(data, set_aside="max", hit_ratio=1.0) as stream:
             work = partial(ten_times_and_b, stream)
             touch = partial(gpu_kernels.reset_data.with_stream(stream), out, data)
-            resets = {"by the window": (partial(stream.reset, "window"), touch), "by the context": (partial(stream.reset, "context"),)}
+            resets = {
+                "by the window": (partial(stream.reset, "window"), touch),
+                "by the context": (partial(stream.reset, "context"),),
+            }
             never = seconds("C, nothing has persisted", partial(stream.reset, "window"), work)
             persisting = seconds("C, without a reset", stream.renew, work)
             if way in resets:
@@ -229,45 +277,69 @@ def test_a_reset_gives_the_next_kernel_all_of_l2(
 
 
 @few_samples
-def test_persisting_data_serves_two_kernels(gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, streamed_bytes):
+def test_persisting_data_serves_two_kernels(
+    gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, streamed_bytes
+):
     """Kernel A benefits from its window, and so may another kernel B in the same stream on the same data."""
     data, out = device_buffer(of_l2(0.4, 24 * MiB), "i4"), device_buffer(streamed_bytes, "i4")
     kernel_a, kernel_b = gpu_kernels.reset_data.with_grid(LEAN_GRID), gpu_kernels.sliding_window
     seconds = {}
     for set_aside, name in (("off", "no set-aside"), ("max", "persisting")):
         with persisting_stream(data, set_aside=set_aside) as stream:
-            seconds[name] = gpu_benchmark(kernel_a, out, data, stream=stream, label=f"A, {name}").latency
+            seconds[name] = gpu_benchmark(
+                kernel_a, out, data, stream=stream, label=f"A, {name}"
+            ).latency
             gpu_benchmark(kernel_b, data, out, stream=stream, label=f"B, {name}")
     assert seconds["no set-aside"] > 1.05 * seconds["persisting"]
 
 
 @few_samples
-def test_two_windows_at_once(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream):
+def test_two_windows_at_once(
+    gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream
+):
     """Kernels of two streams at once, each with a window as large as what is set aside for both: hit ratio 1 against 0.5.
 
     The starts and ends of the kernels show that they run side by side.
     """
     half = 4 * gpu_device.facts.l2_step_bytes
-    tables, outs = ([device_buffer(nbytes, "i4") for _ in range(2)] for nbytes in (2 * half // MiB * MiB, 128 * MiB))
+    tables, outs = (
+        [device_buffer(nbytes, "i4") for _ in range(2)]
+        for nbytes in (2 * half // MiB * MiB, 128 * MiB)
+    )
     alone = gpu_work.kernel(gpu_kernels.reset_data.with_grid(LEAN_GRID), outs[0], tables[0])
     seconds, one_by_one = {}, gpu_work.in_turn(alone, alone)
     for ratio in (1.0, 0.5):
         share = {"set_aside": half, "hit_ratio": ratio, "allow_thrash": True}
-        with persisting_stream(tables[0], **share) as first, persisting_stream(tables[1], **share) as second:
-            kernels = [gpu_kernels.reset_data.with_grid(LEAN_GRID).with_stream(stream) for stream in (first, second)]
-            both = gpu_work.together(*(gpu_work.kernel(*launch) for launch in zip(kernels, outs, tables, strict=True)))
+        with (
+            persisting_stream(tables[0], **share) as first,
+            persisting_stream(tables[1], **share) as second,
+        ):
+            kernels = [
+                gpu_kernels.reset_data.with_grid(LEAN_GRID).with_stream(stream)
+                for stream in (first, second)
+            ]
+            both = gpu_work.together(
+                *(gpu_work.kernel(*launch) for launch in zip(kernels, outs, tables, strict=True))
+            )
             seconds[ratio] = gpu_benchmark(both, label=f"ratio {ratio:g}").latency
             try:
-                ran, in_turn = (gpu_device.counters.activity(partial(gpu_work.enqueue, work)) for work in (both, one_by_one))
+                ran, in_turn = (
+                    gpu_device.counters.activity(partial(gpu_work.enqueue, work))
+                    for work in (both, one_by_one)
+                )
             except NotCounted as reason:
                 pytest.skip(f"whether the kernels ran at once is not known: {reason}")
-            assert 0.25 < ran.at_once / sum(kernel.nanoseconds for kernel in ran.kernels) <= 0.5, ratio
+            assert 0.25 < ran.at_once / sum(kernel.nanoseconds for kernel in ran.kernels) <= 0.5, (
+                ratio
+            )
             assert in_turn.at_once < 0.05 * sum(kernel.nanoseconds for kernel in in_turn.kernels)
     assert seconds[0.5] < 0.99 * seconds[1.0], seconds
 
 
 @few_samples
-def test_a_table_in_shared_memory(gpu_benchmark, gpu_device, gpu_kernels, device_buffer, persisting_stream, swept_bytes):
+def test_a_table_in_shared_memory(
+    gpu_benchmark, gpu_device, gpu_kernels, device_buffer, persisting_stream, swept_bytes
+):
     """Persistent cache or shared memory? Where the table fits a block, on-chip memory answers no later than L2.
 
     Tables have an odd number of elements, so that every thread goes through all of one. A grid that saturates memory is measured too.
@@ -279,10 +351,15 @@ def test_a_table_in_shared_memory(gpu_benchmark, gpu_device, gpu_kernels, device
     for nbytes in (48 * 1024, most):
         table, size = device_buffer((nbytes // 4 - 1,), "i4"), f"{nbytes / 1024:g} KiB"
         for grid in (LEAN_GRID, None):
-            on_l2, shared = (k if grid is None else k.with_grid(grid) for k in (gpu_kernels.reset_data, gpu_kernels.reset_data_shared))
+            on_l2, shared = (
+                k if grid is None else k.with_grid(grid)
+                for k in (gpu_kernels.reset_data, gpu_kernels.reset_data_shared)
+            )
             blocks = "full grid" if grid is None else f"{grid} blocks"
             with persisting_stream(table) as stream:
-                persisting = gpu_benchmark(on_l2, out, table, stream=stream, label=f"{size}, {blocks}, persisting")
+                persisting = gpu_benchmark(
+                    on_l2, out, table, stream=stream, label=f"{size}, {blocks}, persisting"
+                )
             in_shared = gpu_benchmark(shared, out, table, label=f"{size}, {blocks}, shared memory")
             if grid is not None:
                 assert in_shared.latency < 1.25 * persisting.latency, size

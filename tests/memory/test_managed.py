@@ -12,7 +12,9 @@ import pytest
 
 from pytest_gpumem import KiB, MiB
 
-pytestmark = pytest.mark.gpumem(budget="0.3 s")  # rows that differ by tens of per cents, or by factors
+pytestmark = pytest.mark.gpumem(
+    budget="0.3 s"
+)  # rows that differ by tens of per cents, or by factors
 
 SIZE = 64 * MiB
 SMALL = 16 * MiB
@@ -24,20 +26,26 @@ TEXTS = 4 * MiB
 @pytest.fixture
 def add(gpu_benchmark, gpu_kernels):
     """Measures y = x + y and counts."""
-    return lambda label, x, y, **options: gpu_benchmark(gpu_kernels.add, x, y, label=label, count_pages=True, **options)
+    return lambda label, x, y, **options: gpu_benchmark(
+        gpu_kernels.add, x, y, label=label, count_pages=True, **options
+    )
 
 
 @pytest.fixture
 def plain(gpu_benchmark, gpu_kernels, device_buffer):
     """The same kernel on device memory: the best that managed memory can reach."""
-    return lambda: gpu_benchmark(gpu_kernels.add, device_buffer(SIZE, "f4"), device_buffer(SIZE, "f4"), label="device memory")
+    return lambda: gpu_benchmark(
+        gpu_kernels.add, device_buffer(SIZE, "f4"), device_buffer(SIZE, "f4"), label="device memory"
+    )
 
 
 @pytest.fixture
 def _pages_fault(gpu_device) -> None:
     """For tests that are about page faults."""
     if gpu_device.facts.host_page_tables:
-        pytest.skip(f"{gpu_device.facts.name} reads pages of the host through the host's page tables, without a fault")
+        pytest.skip(
+            f"{gpu_device.facts.name} reads pages of the host through the host's page tables, without a fault"
+        )
 
 
 faults = pytest.mark.usefixtures("_pages_fault")
@@ -51,7 +59,13 @@ def counted(result):
 @faults
 def test_prefetch_beats_faulting(add, managed_buffer, prefetched_buffer):
     faulting = add("faulting", managed_buffer(SIZE, "f4"), managed_buffer(SIZE, "f4"))
-    prefetched = add("prefetched", prefetched_buffer(SIZE, "f4"), prefetched_buffer(SIZE, "f4"), max_gpu_page_faults=0, max_migrated=0)
+    prefetched = add(
+        "prefetched",
+        prefetched_buffer(SIZE, "f4"),
+        prefetched_buffer(SIZE, "f4"),
+        max_gpu_page_faults=0,
+        max_migrated=0,
+    )
     assert faulting.latency > 30 * prefetched.latency
     if counts := counted(faulting):
         assert counts.gpu_faults > 0
@@ -67,7 +81,12 @@ def test_the_texts_own_size(add, gpu_kernels, managed_buffer, prefetched_buffer)
         gpu_kernels.init(array)
     initialised = add("4 MiB, GPU first", x, y, max_gpu_page_faults=0)
     faulting = add("4 MiB, faulting", managed_buffer(TEXTS, "f4"), managed_buffer(TEXTS, "f4"))
-    prefetched = add("4 MiB, prefetched", prefetched_buffer(TEXTS, "f4"), prefetched_buffer(TEXTS, "f4"), max_gpu_page_faults=0)
+    prefetched = add(
+        "4 MiB, prefetched",
+        prefetched_buffer(TEXTS, "f4"),
+        prefetched_buffer(TEXTS, "f4"),
+        max_gpu_page_faults=0,
+    )
     assert prefetched.bandwidth > 20 * faulting.bandwidth
     assert initialised.bandwidth > 20 * faulting.bandwidth
 
@@ -99,13 +118,23 @@ def test_the_link_bounds_migration_and_not_the_kernel(add, gpu_device, prefetche
 
 @faults
 @pytest.mark.parametrize("page", [4 * KiB, 64 * KiB, 2 * MiB])
-def test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages(gpu_benchmark, gpu_kernels, managed_buffer, page):
+def test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages(
+    gpu_benchmark, gpu_kernels, managed_buffer, page
+):
     """The initialising kernels of the text (2.7.2) on pages that are on the host. Nothing is asserted of their times.
 
     Under a grid-stride loop many warps fault on a page at once. A warp that goes through a page of its own faults once for it.
     """
-    strided = gpu_benchmark(gpu_kernels.init, managed_buffer(SIZE, "f4"), label="grid stride", count_pages=True)
-    paged = gpu_benchmark(gpu_kernels.init_warp_per_page, managed_buffer(SIZE, "f4"), page=page, label="a warp a page", count_pages=True)
+    strided = gpu_benchmark(
+        gpu_kernels.init, managed_buffer(SIZE, "f4"), label="grid stride", count_pages=True
+    )
+    paged = gpu_benchmark(
+        gpu_kernels.init_warp_per_page,
+        managed_buffer(SIZE, "f4"),
+        page=page,
+        label="a warp a page",
+        count_pages=True,
+    )
     if (of_all := counted(strided)) and (of_one := counted(paged)):
         assert min(of_all.to_device, of_one.to_device) >= SIZE
         assert 0 < of_one.gpu_faults < of_all.gpu_faults / 5
@@ -114,8 +143,15 @@ def test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages(gpu_benchm
 @faults
 def test_read_mostly_gives_a_reader_a_copy(add, managed_buffer, prefetched_buffer, plain):
     """The first reader still faults; a prefetch makes the copy beforehand."""
-    faulting = add("read mostly", managed_buffer(SIZE, "f4", read_mostly=True), prefetched_buffer(SIZE, "f4"))
-    ahead = add("prefetched", prefetched_buffer(SIZE, "f4", read_mostly=True), prefetched_buffer(SIZE, "f4"), max_gpu_page_faults=0)
+    faulting = add(
+        "read mostly", managed_buffer(SIZE, "f4", read_mostly=True), prefetched_buffer(SIZE, "f4")
+    )
+    ahead = add(
+        "prefetched",
+        prefetched_buffer(SIZE, "f4", read_mostly=True),
+        prefetched_buffer(SIZE, "f4"),
+        max_gpu_page_faults=0,
+    )
     assert ahead.latency < 3 * plain().latency
     assert faulting.latency > 10 * ahead.latency
     if counts := counted(faulting):
@@ -126,8 +162,12 @@ def test_read_mostly_gives_a_reader_a_copy(add, managed_buffer, prefetched_buffe
 @faults
 def test_writing_read_mostly_memory_drops_the_other_copies(add, prefetched_buffer):
     """Both arrays were prefetched; the one that is written faults all the same, because the host has a copy of it."""
-    read = add("read", prefetched_buffer(SMALL, "f4", read_mostly=True), prefetched_buffer(SMALL, "f4"))
-    written = add("written", prefetched_buffer(SMALL, "f4"), prefetched_buffer(SMALL, "f4", read_mostly=True))
+    read = add(
+        "read", prefetched_buffer(SMALL, "f4", read_mostly=True), prefetched_buffer(SMALL, "f4")
+    )
+    written = add(
+        "written", prefetched_buffer(SMALL, "f4"), prefetched_buffer(SMALL, "f4", read_mostly=True)
+    )
     assert written.latency > 2 * read.latency
     if counts := counted(written):
         assert counts.gpu_faults > 0
@@ -142,15 +182,26 @@ def test_pages_that_prefer_the_host_stay_there(add, managed_buffer, plain):
 
 @faults
 def test_pages_that_prefer_the_device_migrate_like_others(add, managed_buffer, prefetched_buffer):
-    faulting = add("device", *(managed_buffer(SIZE, "f4", preferred_location="device") for _ in range(2)))
-    prefetched = add("prefetched", *(prefetched_buffer(SIZE, "f4", preferred_location="device") for _ in range(2)), max_gpu_page_faults=0)
+    faulting = add(
+        "device", *(managed_buffer(SIZE, "f4", preferred_location="device") for _ in range(2))
+    )
+    prefetched = add(
+        "prefetched",
+        *(prefetched_buffer(SIZE, "f4", preferred_location="device") for _ in range(2)),
+        max_gpu_page_faults=0,
+    )
     assert faulting.latency > 10 * prefetched.latency
     if counts := counted(faulting):
         assert counts.to_device >= 2 * SIZE
 
 
 def test_pages_accessed_by_the_device_are_mapped_without_a_fault(add, managed_buffer, plain):
-    mapped = add("mapped", *(managed_buffer(SIZE, "f4", accessed_by="device") for _ in range(2)), max_gpu_page_faults=0, max_migrated=0)
+    mapped = add(
+        "mapped",
+        *(managed_buffer(SIZE, "f4", accessed_by="device") for _ in range(2)),
+        max_gpu_page_faults=0,
+        max_migrated=0,
+    )
     assert mapped.latency > 2 * plain().latency
 
 
@@ -169,7 +220,12 @@ def test_a_host_that_reads_results_in_place_gets_them(gpu_benchmark, gpu_kernels
 @pytest.mark.gpumem(placements=1)  # fresh memory would never have heard of the advice
 def test_advice_that_is_taken_back_leaves_no_trace(add, managed_buffer):
     """All three at once, and none of them: pages fault and migrate as if nobody had said a word."""
-    x, y = (managed_buffer(SIZE, "f4", read_mostly=True, preferred_location="host", accessed_by="device") for _ in range(2))
+    x, y = (
+        managed_buffer(
+            SIZE, "f4", read_mostly=True, preferred_location="host", accessed_by="device"
+        )
+        for _ in range(2)
+    )
     for buffer in (x, y):
         buffer.advise(read_mostly=False, preferred_location=None, accessed_by=None)
     result = add("taken back", x, y)

@@ -22,7 +22,9 @@ def test_an_array_and_its_slices_are_of_the_memory_behind_them(memory_kind, regi
     array = np.arange(MiB // 4, dtype="f4")
     assert memory_kind(array) == "pageable"
     registered_buffer(array)
-    assert [memory_kind(part) for part in (array, array[1:], array[1000:2000:3])] == ["registered"] * 3
+    assert [memory_kind(part) for part in (array, array[1:], array[1000:2000:3])] == [
+        "registered"
+    ] * 3
 
 
 def test_an_array_over_a_buffer_is_of_the_buffers_kind(real_gpu, memory_kind, pinned_buffer):

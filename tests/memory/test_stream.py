@@ -11,7 +11,9 @@ from pytest_gpumem.kernels.stream import tile_bytes
 def _known_peak(gpu_device) -> None:
     """The limits are shares of the peak."""
     if not gpu_device.facts.dram_peak:
-        pytest.skip(f"the peak of {gpu_device.facts.name} is unknown: the driver reports no memory clock or no bus width")
+        pytest.skip(
+            f"the peak of {gpu_device.facts.name} is unknown: the driver reports no memory clock or no bus width"
+        )
 
 
 @pytest.mark.gpumem(min_bandwidth="80% of peak")

@@ -11,7 +11,12 @@ WIDTH = 4096
 @pytest.fixture
 def matrices(device_buffer, streamed_bytes):
     """Target, source, width and height."""
-    return (device_buffer(streamed_bytes, "f4"), device_buffer(streamed_bytes, "f4"), WIDTH, streamed_bytes // 4 // WIDTH)
+    return (
+        device_buffer(streamed_bytes, "f4"),
+        device_buffer(streamed_bytes, "f4"),
+        WIDTH,
+        streamed_bytes // 4 // WIDTH,
+    )
 
 
 def test_a_tile_in_shared_memory_beats_strided_writes(gpu_benchmark, gpu_kernels, matrices):

@@ -24,7 +24,15 @@ def zero_copy(link_benchmark, gpu_kernels, device_buffer, pinned_buffer, nbytes)
     y, x = device_buffer(nbytes), pinned_buffer(nbytes, mapped=True)
 
     def measure(times, stride=1, **keywords):
-        return link_benchmark(gpu_kernels.reread, y, x, times, stride, label=f"mapped, {times} x, stride {stride}", **keywords)
+        return link_benchmark(
+            gpu_kernels.reread,
+            y,
+            x,
+            times,
+            stride,
+            label=f"mapped, {times} x, stride {stride}",
+            **keywords,
+        )
 
     return measure
 
@@ -35,7 +43,9 @@ def copied(link_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, 
     y, x, there = device_buffer(nbytes), pinned_buffer(nbytes), device_buffer(nbytes)
 
     def measure(times):
-        work = gpu_work.in_turn(gpu_work.copy(there, x), gpu_work.kernel(gpu_kernels.reread, y, there, times))
+        work = gpu_work.in_turn(
+            gpu_work.copy(there, x), gpu_work.kernel(gpu_kernels.reread, y, there, times)
+        )
         return link_benchmark(work, label=f"copied, {times} x")
 
     return measure
@@ -46,7 +56,9 @@ def test_reading_once_in_place_is_no_slower_than_copying_first(zero_copy, copied
     copying = copied(1)
 
     def is_no_slower(mapped):
-        return np.quantile(mapped.measurement.samples, 0.9) < 1.1 * np.quantile(copying.measurement.samples, 0.1)
+        return np.quantile(mapped.measurement.samples, 0.9) < 1.1 * np.quantile(
+            copying.measurement.samples, 0.1
+        )
 
     assert is_no_slower(zero_copy(1, holds=is_no_slower))
 

@@ -45,7 +45,9 @@ class Project:
         # In place of the step that makes a virtual environment: what is there.
         (folder / "bin").mkdir()
         (upstream / ".venv" / "bin").mkdir(parents=True)
-        (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{folder / "bin"}:{programs}:$PATH"\n')
+        (upstream / ".venv" / "bin" / "activate").write_text(
+            f'PATH="{folder / "bin"}:{programs}:$PATH"\n'
+        )
         (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
         (upstream / "pytest.ini").write_text(IN_ONE_PROCESS)
         (upstream / "test_it.py").write_text(TESTS)
@@ -75,10 +77,19 @@ class Project:
 
     def run(self, script: str, variables: dict[str, str], /, **more: str) -> Done[str]:
         """A script as a runner runs it, in a CI that has no GPU."""
-        own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.folder.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        own = {
+            "CI": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TMPDIR": str(self.folder.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         environment = {**os.environ, **own, **variables, **more}
         return subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True
+            ["bash", "-e", "-o", "pipefail", "-c", script],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
 
@@ -107,4 +118,6 @@ def make_three(baseline: Path) -> None:
     for number in range(2):
         stored = json.loads(baseline.read_text())
         stored["content"]["id"] += str(number)
-        baseline.with_name(f"again-{number}.json").write_text(json.dumps({**stored, "sha256": digest(stored["content"])}))
+        baseline.with_name(f"again-{number}.json").write_text(
+            json.dumps({**stored, "sha256": digest(stored["content"])})
+        )

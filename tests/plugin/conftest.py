@@ -18,7 +18,15 @@ from pytest_gpumem.devices.simulated import content
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
-for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "persisting"):
+for name in (
+    "session",
+    "terminal",
+    "repeating",
+    "outputs",
+    "profiling",
+    "gpu_benchmark",
+    "persisting",
+):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in (
     "devices.simulated.device",
@@ -41,7 +49,9 @@ quick_plugins.remember()
 def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a CI's variables nor a developer's decide what these tests see."""
     for name in [*os.environ]:
-        if name in ("CI", "PYTEST_ADDOPTS", "CODSPEED_ENV") or name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST")):
+        if name in ("CI", "PYTEST_ADDOPTS", "CODSPEED_ENV") or name.startswith(
+            ("GPUMEM", "_GPUMEM", "PYTEST_XDIST")
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "400")  # sentences in one line; tests of a width set it again
 
@@ -66,9 +76,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+def session(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., pytest.RunResult]:
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
-    for name in ("BACKED_BYTES", "PREFIX_BYTES"):  # what the simulated device computes decides no time
+    for name in (
+        "BACKED_BYTES",
+        "PREFIX_BYTES",
+    ):  # what the simulated device computes decides no time
         monkeypatch.setattr(content, name, 16 * KiB)
 
     def run(*arguments: str) -> pytest.RunResult:

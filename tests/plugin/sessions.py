@@ -38,7 +38,9 @@ def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
 
 def gate_result(text: str) -> str:
     """The result of a gate: the last line that begins with its name. What fails and what to do follows."""
-    return next((line for line in reversed(text.splitlines()) if line.startswith("gpumem gate: ")), "")
+    return next(
+        (line for line in reversed(text.splitlines()) if line.startswith("gpumem gate: ")), ""
+    )
 
 
 def results_in(folder: Path, name: str = "out.json") -> dict[str, Any]:
@@ -78,7 +80,15 @@ def _slower(request, monkeypatch):
 """
 
 
-PROCESSES = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "-o", "gpumem_placements=2", *QUICKLY)
+PROCESSES = (
+    "--gpumem-device",
+    "sim",
+    "--gpumem-budget",
+    "5 ms",
+    "-o",
+    "gpumem_placements=2",
+    *QUICKLY,
+)
 """For the processes of commands: measure on the simulated device, quickly."""
 
 
@@ -113,8 +123,12 @@ class Repository:
             for name, value in self.environment.items():
                 patched.setenv(name, value)
             result = CliRunner().invoke(main, arguments)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
+        return subprocess.CompletedProcess(
+            arguments, result.exit_code, result.stdout, result.stderr
+        )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """`gpumem` in an interpreter of its own, which like the processes that it starts is not forked: a signal may end it."""

@@ -55,7 +55,9 @@ def outcomes(row: dict[str, Any]) -> tuple[str, bool]:
     return row["verdict"]["outcome"], row["failed"]
 
 
-def test_a_saved_run_takes_a_slow_down_over_once(pytester: pytest.Pytester, measure: Measure) -> None:
+def test_a_saved_run_takes_a_slow_down_over_once(
+    pytester: pytest.Pytester, measure: Measure
+) -> None:
     assert outcomes(measure(80)) == ("FAIL", True)
     path = slow_down(pytester.path, "30%")
     row = measure(80)
@@ -67,7 +69,9 @@ def test_a_saved_run_takes_a_slow_down_over_once(pytester: pytest.Pytester, meas
     stored = len(stored_in(pytester.path))
     assert outcomes(measure(80, "--gpumem-save")) == ("ACCEPTED", False)
     assert len(stored_in(pytester.path)) == stored + 1
-    newest = json.loads(max(stored_in(pytester.path), key=lambda one: one.stat().st_mtime_ns).read_text())["content"]
+    newest = json.loads(
+        max(stored_in(pytester.path), key=lambda one: one.stat().st_mtime_ns).read_text()
+    )["content"]
     (reset,) = newest["epochs"]
     assert (reset["key"], reset["reason"], reset["who"]) == (TEST, "checks bounds", "ada")
     assert reset["accepted"] == [json.loads(path.read_text())["sha256"]]
@@ -80,7 +84,9 @@ def test_a_saved_run_takes_a_slow_down_over_once(pytester: pytest.Pytester, meas
     assert outcomes(measure(100)) == ("FAIL", True)
 
 
-def test_a_larger_slow_down_fails_and_is_not_saved(pytester: pytest.Pytester, measure: Measure) -> None:
+def test_a_larger_slow_down_fails_and_is_not_saved(
+    pytester: pytest.Pytester, measure: Measure
+) -> None:
     slow_down(pytester.path, "10%")
     stored = len(stored_in(pytester.path))
     assert outcomes(measure(80, "--gpumem-save")) == ("FAIL", True)
@@ -90,7 +96,9 @@ def test_a_larger_slow_down_fails_and_is_not_saved(pytester: pytest.Pytester, me
     assert len(stored_in(pytester.path)) == stored + 1
 
 
-def test_a_test_that_fails_by_itself_is_not_accepted(pytester: pytest.Pytester, measure: Measure) -> None:
+def test_a_test_that_fails_by_itself_is_not_accepted(
+    pytester: pytest.Pytester, measure: Measure
+) -> None:
     slow_down(pytester.path, "30%")
     pytester.makepyfile(test_it=COPY + "    assert False\n")
     stored = len(stored_in(pytester.path))
@@ -98,7 +106,9 @@ def test_a_test_that_fails_by_itself_is_not_accepted(pytester: pytest.Pytester, 
     assert len(stored_in(pytester.path)) == stored
 
 
-def test_accepted_copies_leave_the_limit_on_the_time(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepted_copies_leave_the_limit_on_the_time(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_it=COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy"))
     assert gpumem("--gpumem-save").ret == 0
     make_three(stored_in(pytester.path)[0])
@@ -110,7 +120,11 @@ def test_accepted_copies_leave_the_limit_on_the_time(pytester: pytest.Pytester, 
     accept(pytester.path, AcceptedChange(TEST, Scope.KERNELS, "80 MiB", "max_copied_bytes"))
     gpumem("--benchmark-json=out.json")
     verdict = row_in(pytester.path)["verdict"]
-    assert (verdict["outcome"], verdict["code"], verdict["accepted"]) == ("FAIL", "slower", ["max_copied_bytes"])
+    assert (verdict["outcome"], verdict["code"], verdict["accepted"]) == (
+        "FAIL",
+        "slower",
+        ["max_copied_bytes"],
+    )
     assert [one["limit"] for one in verdict["limits"]] == ["max_regression"]
 
 
@@ -158,7 +172,9 @@ def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effe
     refused = against_main()
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, refused.stderr.lines)
-    assert line.startswith(f"ERROR: gpumem: {FOLDER / 'renamed.json'}: its name does not fit its content; ")
+    assert line.startswith(
+        f"ERROR: gpumem: {FOLDER / 'renamed.json'}: its name does not fit its content; "
+    )
 
 
 def test_an_edited_file_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -168,7 +184,9 @@ def test_an_edited_file_ends_the_session(pytester: pytest.Pytester, gpumem: Run)
     result = gpumem()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, result.stderr.lines)
-    assert line.startswith(f"ERROR: gpumem: {FOLDER / path.name}: $.sha256: does not fit the content, which was edited")
+    assert line.startswith(
+        f"ERROR: gpumem: {FOLDER / path.name}: $.sha256: does not fit the content, which was edited"
+    )
 
 
 def test_workers_accept_too(pytester: pytest.Pytester, measure: Measure) -> None:

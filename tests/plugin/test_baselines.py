@@ -31,7 +31,9 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(COPY)
     monkeypatch.setenv("CI_MERGE_REQUEST_PROJECT_ID", "1")
     monkeypatch.setenv("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", "10")
@@ -40,7 +42,9 @@ def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(pytester: pytest.Pytest
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.OK
     lines = [line for line in result.stdout.lines if line.startswith("--gpumem-save")]
-    assert lines == ["--gpumem-save: nothing is stored of code that is not ours: a merge request from the fork guest/kernels"]
+    assert lines == [
+        "--gpumem-save: nothing is stored of code that is not ours: a merge request from the fork guest/kernels"
+    ]
     assert stored_in(pytester.path) == []
 
 
@@ -53,12 +57,16 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_anything_is_measure
     result = gpumem("--gpumem-save", "--gpumem-baseline=/proc/self/baseline", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, result.stderr.lines)
-    assert line.startswith("ERROR: gpumem: --gpumem-save: nothing can be stored in /proc/self/baseline/")
+    assert line.startswith(
+        "ERROR: gpumem: --gpumem-save: nothing can be stored in /proc/self/baseline/"
+    )
     assert not (pytester.path / "measured").exists()
 
 
 @pytest.mark.parametrize("below", ["", "/deeper"])
-def test_a_file_in_place_of_the_folder_ends_the_run_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run, below: str) -> None:
+def test_a_file_in_place_of_the_folder_ends_the_run_before_anything_is_measured(
+    pytester: pytest.Pytester, gpumem: Run, below: str
+) -> None:
     pytester.makepyfile(COPY)
     (pytester.path / "taken").write_text("mine")
     result = gpumem("--gpumem-save", f"--gpumem-baseline=taken{below}")
@@ -82,7 +90,9 @@ def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert row["verdict"]["reason"].endswith("; changed since the baseline: the test's source")
 
 
-def test_a_changed_kernel_is_said(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_kernel_is_said(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     monkeypatch.setattr(target_kernel, "fingerprint", lambda name: "0" * 64)
@@ -98,11 +108,16 @@ def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpume
     result = gpumem("-n", "1", "--gpumem-save")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
-    sources = [json.loads(path.read_text())["content"]["rows"][0]["test_source"] for path in stored_in(pytester.path)]
+    sources = [
+        json.loads(path.read_text())["content"]["rows"][0]["test_source"]
+        for path in stored_in(pytester.path)
+    ]
     assert len(set(sources)) == 2
 
 
-def test_accepting_a_change(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accepting_a_change(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the refusal advises does it, word for word."""
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
@@ -117,7 +132,9 @@ def test_accepting_a_change(pytester: pytest.Pytester, gpumem: Run, monkeypatch:
     assert accepted.exit_code == 0, accepted.output
     without = gpumem()
     without.assert_outcomes(passed=1)
-    without.stdout.fnmatch_lines(["ACCEPTED *: sixteen more MiB); +*", "1 row (simulated): 1 ACCEPTED"])
+    without.stdout.fnmatch_lines(
+        ["ACCEPTED *: sixteen more MiB); +*", "1 row (simulated): 1 ACCEPTED"]
+    )
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     again = gpumem("--benchmark-json=out.json")
     again.assert_outcomes(passed=1)
@@ -146,8 +163,14 @@ def test_a_wrong_clock_is_reported_and_the_next_acceptance_counts(
         gpumem("--gpumem-save").assert_outcomes(passed=1)
     accept("meant")
     result = gpumem("-q", "--gpumem-save")
-    result.stdout.fnmatch_lines(["baseline: 1 of 2 files is dated ahead of this machine's clock: *"])
-    result.stdout.fnmatch_lines(["--gpumem-save: a change of *::test_copy was accepted (*: meant): its baseline is reset, *"])
+    result.stdout.fnmatch_lines(
+        ["baseline: 1 of 2 files is dated ahead of this machine's clock: *"]
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: a change of *::test_copy was accepted (*: meant): its baseline is reset, *"
+        ]
+    )
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
     assert row_in(pytester.path)["verdict"]["comparison"]["processes"] == 1
 
@@ -183,7 +206,11 @@ def test_creep_fails_by_the_first_run(pytester: pytest.Pytester, gpumem: Run) ->
     saved_with(pytester, [0.8, 0.9, 0.98, 0.99, 1.0])
     gpumem("-o", "gpumem_baseline_window=3", "--benchmark-json=out.json").assert_outcomes(failed=1)
     verdict = row_in(pytester.path)["verdict"]
-    assert (verdict["outcome"], verdict["code"], verdict["comparison"]["runs"]) == ("FAIL", "crept", 3)
+    assert (verdict["outcome"], verdict["code"], verdict["comparison"]["runs"]) == (
+        "FAIL",
+        "crept",
+        3,
+    )
     assert abs(verdict["comparison"]["change"]) < 0.02
 
 
@@ -202,7 +229,9 @@ def repository(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_history_that_is_shared_counts(
+    repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     git(repository.path, "commit", "-q", "--allow-empty", "-m", "second")
@@ -211,13 +240,19 @@ def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpu
     monkeypatch.setenv(BASELINE_OF, "main")
     result = gpumem("--benchmark-json=out.json")
     merge_base = git(repository.path, "rev-parse", "main")[:12]
-    result.stdout.fnmatch_lines([f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"])
+    result.stdout.fnmatch_lines(
+        [
+            f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"
+        ]
+    )
     assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 1
     gpumem("--benchmark-json=out.json")
     assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 2
 
 
-def test_outside_a_repository(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_repository(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     pytester.makepyfile(COPY)
     monkeypatch.setenv(BASELINE_OF, "main")

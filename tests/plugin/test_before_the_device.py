@@ -42,13 +42,21 @@ def fake_cuda(pytester: pytest.Pytester, new_interpreters: None) -> None:
         }
     )
     # A module of the project's tests with a name of the standard library.
-    pytester.makepyfile(**{"lib/uuid": "raise AssertionError('this is not the uuid that was meant')"})
-    pytester.makeconftest("import os, sys\nsys.path.insert(0, 'lib')\nopen('pid.txt', 'w').write(str(os.getpid()))")
+    pytester.makepyfile(
+        **{"lib/uuid": "raise AssertionError('this is not the uuid that was meant')"}
+    )
+    pytester.makeconftest(
+        "import os, sys\nsys.path.insert(0, 'lib')\nopen('pid.txt', 'w').write(str(os.getpid()))"
+    )
 
 
-def test_a_session_without_our_fixtures_makes_no_cuda_call(pytester: pytest.Pytester, fake_cuda: None) -> None:
+def test_a_session_without_our_fixtures_makes_no_cuda_call(
+    pytester: pytest.Pytester, fake_cuda: None
+) -> None:
     pytester.makepyfile("def test_cpu(): pass")
-    result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda", "--benchmark-json=out.json", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(
+        "--gpumem", "--gpumem-device", "cuda", "--benchmark-json=out.json", "-p", "no:cacheprovider"
+    )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*Fake GPU*"])
     calls = [line.split() for line in (pytester.path / "calls.txt").read_text().splitlines()]
@@ -60,11 +68,19 @@ def test_a_session_without_our_fixtures_makes_no_cuda_call(pytester: pytest.Pyte
     ("init", "message"),
     [
         ("return (100,)", "no CUDA device 0: the driver sees no GPU"),
-        ("os._exit(7)", "no CUDA device 0: the process that asks the NVIDIA driver ended with 7: no message"),
-        ("raise SystemExit('broken')", "no CUDA device 0: the process that asks the NVIDIA driver ended with 1: broken"),
+        (
+            "os._exit(7)",
+            "no CUDA device 0: the process that asks the NVIDIA driver ended with 7: no message",
+        ),
+        (
+            "raise SystemExit('broken')",
+            "no CUDA device 0: the process that asks the NVIDIA driver ended with 1: broken",
+        ),
     ],
 )
-def test_a_driver_that_does_not_answer_is_one_line(pytester: pytest.Pytester, fake_cuda: None, init: str, message: str) -> None:
+def test_a_driver_that_does_not_answer_is_one_line(
+    pytester: pytest.Pytester, fake_cuda: None, init: str, message: str
+) -> None:
     with (pytester.path / "cuda" / "bindings" / "driver.py").open("a") as driver:
         driver.write(f"\ndef cuInit(flags):\n    {init}\n")
     result = pytester.runpytest_subprocess("--gpumem", "--gpumem-device", "cuda")

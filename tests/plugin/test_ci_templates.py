@@ -17,7 +17,9 @@ from ci_project import BRANCH, SIMULATED, TESTS, Project, make_three
 from sessions import gate_result
 
 ROOT = Path(__file__).parents[2]
-GITHUB, GITLAB = (yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab"))
+GITHUB, GITLAB = (
+    yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab")
+)
 
 
 def github(job: str) -> list[tuple[str, str, dict[str, str]]]:
@@ -26,8 +28,15 @@ def github(job: str) -> list[tuple[str, str, dict[str, str]]]:
     found = []
     for step in GITHUB["jobs"][job]["steps"]:
         if "run" in step:
-            variables = {**GITHUB["env"], **GITHUB["jobs"][job].get("env", {}), **step.get("env", {})}
-            filled = {name: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: given.get(m[1], "?"), value) for name, value in variables.items()}
+            variables = {
+                **GITHUB["env"],
+                **GITHUB["jobs"][job].get("env", {}),
+                **step.get("env", {}),
+            }
+            filled = {
+                name: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: given.get(m[1], "?"), value)
+                for name, value in variables.items()
+            }
             found.append((step["name"], step["run"], filled))
     return found
 
@@ -54,14 +63,22 @@ def test_who_may_do_what() -> None:
     assert {name for name, job in jobs.items() if "permissions" in job} == {"comment"}
     assert jobs["comment"]["permissions"] == {"pull-requests": "write"}
     assert not any("checkout" in step.get("uses", "") for step in jobs["comment"]["steps"])
-    checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    checkouts = [
+        step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")
+    ]
     assert len(checkouts) == 3
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
-    assert {name for name, job in jobs.items() if "self-hosted" in job["runs-on"]} == {"gate", "save"}
+    assert {name for name, job in jobs.items() if "self-hosted" in job["runs-on"]} == {
+        "gate",
+        "save",
+    }
     assert "head.repo.full_name == github.repository" in jobs["gate"]["if"]
     # `pull_request_target` would run a fork's code with this project's rights. YAML reads the key `on` as true.
     assert set(GITHUB[True]) == {"pull_request", "push", "schedule"}
-    assert "SOURCE_PROJECT_ID == $CI_MERGE_REQUEST_PROJECT_ID" in GITLAB["gpumem:gate"]["rules"][0]["if"]
+    assert (
+        "SOURCE_PROJECT_ID == $CI_MERGE_REQUEST_PROJECT_ID"
+        in GITLAB["gpumem:gate"]["rules"][0]["if"]
+    )
 
 
 def test_only_the_default_branch_writes_the_baseline() -> None:
@@ -75,11 +92,24 @@ def test_only_the_default_branch_writes_the_baseline() -> None:
     ]
     assert [name for name, _ in writes] == ["save"]
     # Of GitLab's cache every pipeline of the project may write what it may read: it holds no baseline.
-    parts = {name: part for name, part in GITLAB.items() if isinstance(part, dict) and name != "variables"}
-    assert {name: part["cache"]["paths"] for name, part in parts.items() if "cache" in part} == {"gpumem:simulated": [".cache/pip"]}
-    writers = [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part) or " push " in yaml.dump(part)]
+    parts = {
+        name: part
+        for name, part in GITLAB.items()
+        if isinstance(part, dict) and name != "variables"
+    }
+    assert {name: part["cache"]["paths"] for name, part in parts.items() if "cache" in part} == {
+        "gpumem:simulated": [".cache/pip"]
+    }
+    writers = [
+        name
+        for name, part in parts.items()
+        if "BASELINE_TOKEN" in yaml.dump(part) or " push " in yaml.dump(part)
+    ]
     assert writers == ["gpumem:save"]
-    assert '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"' in parts["gpumem:save"]["rules"][-1]["if"]
+    assert (
+        '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"'
+        in parts["gpumem:save"]["rules"][-1]["if"]
+    )
 
 
 OWN = {"full_name": "we/it"}
@@ -96,17 +126,34 @@ def jobs_of(event: str, **results: str) -> set[str]:
     """The jobs of GitHub's template that an event starts, if each ends as `results` says, and else well."""
     github = {"event_name": event.split()[0], "ref": EVENTS[event]["ref"], "repository": "we/it"}
     given: dict[str, Any] = {"github": github, "github.event.repository.default_branch": BRANCH}
-    given["github.event.pull_request.head.repo.full_name"] = EVENTS[event].get("head", {}).get("full_name", "")
+    given["github.event.pull_request.head.repo.full_name"] = (
+        EVENTS[event].get("head", {}).get("full_name", "")
+    )
     ended: dict[str, str] = {}
     for name, job in GITHUB["jobs"].items():
         condition = str(job.get("if", "success()")).removeprefix("${{").removesuffix("}}").strip()
         needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
         text = re.sub(r"needs\.(\w+)\.result", lambda m: repr(ended[m[1]]), condition)
-        text = re.sub(r"github(\.\w+)+", lambda m: repr(given.get(m[0], github.get(m[0].removeprefix("github."), ""))), text)
-        text = text.replace("&&", " and ").replace("||", " or ").replace("!cancelled()", "True").replace("always()", "True")
-        met = eval(text, {"format": lambda form, *values: form.format(*values), "success": lambda: True})
+        text = re.sub(
+            r"github(\.\w+)+",
+            lambda m: repr(given.get(m[0], github.get(m[0].removeprefix("github."), ""))),
+            text,
+        )
+        text = (
+            text.replace("&&", " and ")
+            .replace("||", " or ")
+            .replace("!cancelled()", "True")
+            .replace("always()", "True")
+        )
+        met = eval(
+            text, {"format": lambda form, *values: form.format(*values), "success": lambda: True}
+        )
         # Without a status function a job also asks that what it needs went well.
-        met = met and ("cancelled()" in condition or "always()" in condition or all(ended[need] == "success" for need in needs))
+        met = met and (
+            "cancelled()" in condition
+            or "always()" in condition
+            or all(ended[need] == "success" for need in needs)
+        )
         ended[name] = results.get(name, "success") if met else "skipped"
     return {name for name, result in ended.items() if result != "skipped"}
 
@@ -139,7 +186,9 @@ def test_each_event_starts_its_jobs(event: str, results: dict[str, str], jobs: s
         ("failure", "skipped", "false", 1, "fails on the simulated device"),
     ],
 )
-def test_the_required_check_says_why_it_is_red(project: Project, simulated: str, gates: str, own: str, code: int, why: str) -> None:
+def test_the_required_check_says_why_it_is_red(
+    project: Project, simulated: str, gates: str, own: str, code: int, why: str
+) -> None:
     """GitHub takes a skipped job for a success."""
     script, variables = step("verdict", "Every gate is green")
     done = project.run(script, {**variables, "SIMULATED": simulated, "GATES": gates, "OWN": own})
@@ -179,15 +228,23 @@ class Cache:
         self.entries: list[str] = []
 
     def _step(self, job: str, kind: str) -> dict[str, Any]:
-        (found,) = (step["with"] for step in GITHUB["jobs"][job]["steps"] if f"cache/{kind}@" in step.get("uses", ""))
+        (found,) = (
+            step["with"]
+            for step in GITHUB["jobs"][job]["steps"]
+            if f"cache/{kind}@" in step.get("uses", "")
+        )
         return dict(found)
 
     def restore(self, job: str, to: Path, **values: str) -> bool:
         inputs = self._step(job, "restore")
         key, prefix = rendered(inputs["key"], **values), rendered(inputs["restore-keys"], **values)
-        found = [entry for entry in self.entries if entry == key] or [entry for entry in self.entries if entry.startswith(prefix)]
+        found = [entry for entry in self.entries if entry == key] or [
+            entry for entry in self.entries if entry.startswith(prefix)
+        ]
         if found:
-            shutil.copytree(self.folder / digest_of(found[-1]), to / inputs["path"], dirs_exist_ok=True)
+            shutil.copytree(
+                self.folder / digest_of(found[-1]), to / inputs["path"], dirs_exist_ok=True
+            )
         return bool(found)
 
     def save(self, job: str, of: Path, **values: str) -> bool:
@@ -210,10 +267,14 @@ def test_names_tell_cards_and_re_runs_apart() -> None:
         job = GITHUB["jobs"][name]
         assert "matrix.card" in job["concurrency"]["group"]
         for step in job["steps"]:
-            kept = step.get("with", {}).get("key") or ("upload-artifact" in step.get("uses", "") and step["with"]["name"])
+            kept = step.get("with", {}).get("key") or (
+                "upload-artifact" in step.get("uses", "") and step["with"]["name"]
+            )
             assert not kept or "matrix.card" in kept
     gate = GITHUB["jobs"]["gate"]
-    uploaded = next(step["with"]["name"] for step in gate["steps"] if "upload-artifact" in step.get("uses", ""))
+    uploaded = next(
+        step["with"]["name"] for step in gate["steps"] if "upload-artifact" in step.get("uses", "")
+    )
     assert all("matrix.part" in name for name in (gate["concurrency"]["group"], uploaded))
     assert "cancel-in-progress" not in GITHUB["jobs"]["save"]["concurrency"]
     assert "$CARD" in GITLAB["gpumem:gate"]["artifacts"]["name"]
@@ -230,7 +291,10 @@ def test_no_name_is_installed_without_saying_from_where() -> None:
 def test_each_gitlab_job_has_an_image() -> None:
     jobs = {name: part for name, part in GITLAB.items() if name.startswith("gpumem:")}
     assert len(jobs) == 4
-    assert all("image" in (part, GITLAB[".gpumem:gpu"])[part.get("extends") == ".gpumem:gpu"] for part in jobs.values())
+    assert all(
+        "image" in (part, GITLAB[".gpumem:gpu"])[part.get("extends") == ".gpumem:gpu"]
+        for part in jobs.values()
+    )
 
 
 def test_no_step_of_a_gate_may_fail_unnoticed() -> None:
@@ -240,10 +304,25 @@ def test_no_step_of_a_gate_may_fail_unnoticed() -> None:
 
 def test_what_the_templates_call_is_there() -> None:
     whole = [script for job in GITHUB["jobs"] for _, script, _ in github(job)]
-    whole += [line for job in GITLAB.values() if isinstance(job, dict) for line in job.get("before_script", []) + job.get("script", [])]
+    whole += [
+        line
+        for job in GITLAB.values()
+        if isinstance(job, dict)
+        for line in job.get("before_script", []) + job.get("script", [])
+    ]
     options = set(re.findall(r"--gpumem[\w-]*", "\n".join(whole)))
-    assert options == {"--gpumem", "--gpumem-device", "--gpumem-budget", "--gpumem-isolate", "--gpumem-save", "--gpumem-report"}
-    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate"}
+    assert options == {
+        "--gpumem",
+        "--gpumem-device",
+        "--gpumem-budget",
+        "--gpumem-isolate",
+        "--gpumem-save",
+        "--gpumem-report",
+    }
+    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {
+        "doctor",
+        "gate",
+    }
 
 
 @pytest.fixture
@@ -255,7 +334,9 @@ def step(job: str, name: str) -> tuple[str, dict[str, str]]:
     return next((script, variables) for named, script, variables in github(job) if named == name)
 
 
-def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project, tmp_path: Path) -> None:
+def test_save_then_green_then_a_planted_regression_turns_it_red(
+    project: Project, tmp_path: Path
+) -> None:
     """GitHub's saves and turns red, GitLab's is green before; both gates are one command. The screen alone decides, because a duet takes
     some twenty processes."""
     saved = project.run(*step("save", "Save"), **SIMULATED)
@@ -268,29 +349,47 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
 
     project.change("72 << 20")
     summary = tmp_path / "summary"
-    actions = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(project.folder)}
+    actions = {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_WORKSPACE": str(project.folder),
+    }
     red = project.run(*step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only", **actions)
     assert red.returncode == 1, red.stdout + red.stderr
     assert gate_result(red.stdout) == "gpumem gate: red (simulated): 1 of 1 row fails"
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
-    assert error.startswith("::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: ")
-    assert summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"
+    assert error.startswith(
+        "::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: "
+    )
+    assert (
+        summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"
+    )
     assert "**1 row (simulated): 1 FAIL**" in summary.read_text()
 
 
-def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(project: Project) -> None:
+def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
+    project: Project,
+) -> None:
     assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
     make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
     project.change("72 << 20")
-    gates = [functools.partial(project.run, *step("gate", "Gate")), functools.partial(project.run, *gitlab("gpumem:gate"))]
+    gates = [
+        functools.partial(project.run, *step("gate", "Gate")),
+        functools.partial(project.run, *gitlab("gpumem:gate")),
+    ]
     assert gates[0](**SIMULATED, GATE_OPTIONS="--screen-only").returncode == 1
-    accept = ". .venv/bin/activate; gpumem accept test_it.py::test_copy --reason '$(touch planted) why'"
+    accept = (
+        ". .venv/bin/activate; gpumem accept test_it.py::test_copy --reason '$(touch planted) why'"
+    )
     assert project.run(accept, {}).returncode == 0
     assert not (project.folder / "planted").exists()
     for gate in gates:
         done = gate(**SIMULATED, GATE_OPTIONS="--screen-only")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert re.fullmatch(r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change", gate_result(done.stdout))
+        assert re.fullmatch(
+            r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change",
+            gate_result(done.stdout),
+        )
     saved = project.run(*step("save", "Save"), **SIMULATED)
     assert saved.returncode == 0, saved.stdout
     assert "--gpumem-save: a change of test_it.py::test_copy was accepted (" in saved.stdout
@@ -303,10 +402,17 @@ def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
     (fetch,) = (line for line in GITLAB[".gpumem:gpu"]["before_script"] if "ls-remote" in line)
     script, variables = gitlab("gpumem:save")
     upstream = str(project.folder.parent / "upstream")
-    own = {"CI_REPOSITORY_URL": upstream, "BASELINE_PUSH_URL": upstream, "CI_COMMIT_SHA": "abc", **SIMULATED}
+    own = {
+        "CI_REPOSITORY_URL": upstream,
+        "BASELINE_PUSH_URL": upstream,
+        "CI_COMMIT_SHA": "abc",
+        **SIMULATED,
+    }
     for number, code in ((1, 0), (2, 1)):
         if code:
-            (project.folder / "test_it.py").write_text(TESTS + TESTS.replace("test_copy", "test_wrong") + "    assert False\n")
+            (project.folder / "test_it.py").write_text(
+                TESTS + TESTS.replace("test_copy", "test_wrong") + "    assert False\n"
+            )
         done = project.run(f"{fetch}\n{script}", {**variables, **own})
         assert done.returncode == code, done.stdout + done.stderr
         shutil.rmtree(project.folder / ".gpumem-baseline")
@@ -315,7 +421,12 @@ def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
         assert len(list((project.folder / ".gpumem-baseline").glob("*/gpumem/*.json"))) == number
         shutil.rmtree(project.folder / ".gpumem-baseline")
     # A server that does not answer is no empty baseline.
-    assert project.run(fetch, {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}).returncode != 0
+    assert (
+        project.run(
+            fetch, {**variables, **own, "CI_REPOSITORY_URL": f"{upstream}/nowhere"}
+        ).returncode
+        != 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,7 +434,9 @@ def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
     [lambda: step("gate", "Gate"), lambda: step("save", "Save"), lambda: gitlab("gpumem:gate")],
     ids=["GitHub's gate", "GitHub's save", "GitLab's gate"],
 )
-def test_a_broken_driver_turns_nothing_green(project: Project, job: Callable[[], tuple[str, dict[str, str]]]) -> None:
+def test_a_broken_driver_turns_nothing_green(
+    project: Project, job: Callable[[], tuple[str, dict[str, str]]]
+) -> None:
     done = project.run(*job())
     assert done.returncode == 4, done.stdout + done.stderr
     assert "a broken driver must not turn a pipeline green" in done.stderr
@@ -344,17 +457,33 @@ NEEDS_A_GPU, FAILS, IS_BROKEN = (
 
 
 @pytest.mark.parametrize(
-    ("tests", "gitlabs", "code"), [(NEEDS_A_GPU, False, 0), (NEEDS_A_GPU, True, 0), (FAILS, True, 1), (IS_BROKEN, False, 2)]
+    ("tests", "gitlabs", "code"),
+    [(NEEDS_A_GPU, False, 0), (NEEDS_A_GPU, True, 0), (FAILS, True, 1), (IS_BROKEN, False, 2)],
 )
-def test_a_suite_that_needs_the_gpu_does_not_block_the_gate(project: Project, tests: str, gitlabs: bool, code: int) -> None:
+def test_a_suite_that_needs_the_gpu_does_not_block_the_gate(
+    project: Project, tests: str, gitlabs: bool, code: int
+) -> None:
     project.write("test_it.py", tests)
-    assert project.run(*(gitlab("gpumem:simulated") if gitlabs else step("simulated", "Run on the simulated device"))).returncode == code
+    assert (
+        project.run(
+            *(
+                gitlab("gpumem:simulated")
+                if gitlabs
+                else step("simulated", "Run on the simulated device")
+            )
+        ).returncode
+        == code
+    )
 
 
-def test_the_baseline_grows_in_re_runs_and_a_gate_without_one_is_not_green(project: Project, tmp_path: Path) -> None:
+def test_the_baseline_grows_in_re_runs_and_a_gate_without_one_is_not_green(
+    project: Project, tmp_path: Path
+) -> None:
     cache = Cache(tmp_path / "cache")
     baseline = project.folder / ".gpumem-baseline"
-    gate = functools.partial(project.run, *step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
+    gate = functools.partial(
+        project.run, *step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only"
+    )
 
     # Nobody saved one yet, or it was evicted: it could not tell a slow-down.
     assert not cache.restore("gate", project.folder, card="gpu", run_id="1", run_attempt="1")
@@ -362,7 +491,9 @@ def test_the_baseline_grows_in_re_runs_and_a_gate_without_one_is_not_green(proje
     assert first.returncode == 6, first.stdout + first.stderr
     for attempt in ("1", "2"):  # a run and its re-run
         shutil.rmtree(baseline, ignore_errors=True)
-        assert cache.restore("save", project.folder, card="gpu", run_id="2", run_attempt=attempt) == (attempt == "2")
+        assert cache.restore(
+            "save", project.folder, card="gpu", run_id="2", run_attempt=attempt
+        ) == (attempt == "2")
         assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
         assert cache.save("save", project.folder, card="gpu", run_id="2", run_attempt=attempt)
         assert len(list(baseline.rglob("*.json"))) == int(attempt)
@@ -391,13 +522,20 @@ if "--jq" in arguments:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_comment_replaces_its_own_earlier_one_only(project: Project, own: bool) -> None:
-    (project.folder.parent / "bin" / "gh").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$PWD/gh.py" "$@"\n')
+    (project.folder.parent / "bin" / "gh").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "$PWD/gh.py" "$@"\n'
+    )
     (project.folder.parent / "bin" / "gh").chmod(0o755)
     (project.folder / "gh.py").write_text(GH)
     for card in ("a", "b"):
         (project.folder / "results" / f"gpumem-results-{card}").mkdir(parents=True)
-        (project.folder / "results" / f"gpumem-results-{card}" / "summary.md").write_text(f"card {card}\n" + "x" * 70_000)
-    comments = [{"id": 1, "login": "github-actions[bot]", "body": "coverage"}, {"id": 2, "login": "mallory", "body": "<!-- gpumem -->"}]
+        (project.folder / "results" / f"gpumem-results-{card}" / "summary.md").write_text(
+            f"card {card}\n" + "x" * 70_000
+        )
+    comments = [
+        {"id": 1, "login": "github-actions[bot]", "body": "coverage"},
+        {"id": 2, "login": "mallory", "body": "<!-- gpumem -->"},
+    ]
     comments += [{"id": 3, "login": "github-actions[bot]", "body": "<!-- gpumem -->\nold"}] * own
     (project.folder / "comments.json").write_text(json.dumps(comments))
     script, variables = step("comment", "Comment")

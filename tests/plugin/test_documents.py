@@ -11,7 +11,11 @@ from document_blocks import Block, blocks
 EXAMPLES = list(blocks("python"))
 # Copied from a file that tests of its own hold them to.
 TESTS = [block for block in EXAMPLES if block.is_test and not block.marker.startswith("file: ")]
-MODULES = {block.code.partition("\n")[0].removeprefix("# "): block for block in EXAMPLES if block.code.startswith("# ")}
+MODULES = {
+    block.code.partition("\n")[0].removeprefix("# "): block
+    for block in EXAMPLES
+    if block.code.startswith("# ")
+}
 LIBRARIES = ("cupy", "numba", "torch", "triton")
 SKIPS = ("could not import", "one GPU is simulated", "the test needs 2 GPUs")
 """Why an example may skip here: libraries, which are not to be found in this session, and a second GPU."""
@@ -28,14 +32,26 @@ def test_it_compiles(block: Block) -> None:
 
 
 def test_all_run_on_the_simulated_device(
-    pytester: pytest.Pytester, gpumem: Callable[..., pytest.RunResult], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester,
+    gpumem: Callable[..., pytest.RunResult],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for block in TESTS:
         # With the page's own lines, so that a failure shows them.
-        (pytester.path / f"{block.module}.py").write_text("\n" * block.line + block.code, encoding="utf-8")
+        (pytester.path / f"{block.module}.py").write_text(
+            "\n" * block.line + block.code, encoding="utf-8"
+        )
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)
-    result = gpumem("--gpumem-device", "sim:h200", "--gpumem-budget", "10 ms", "--benchmark-disable", "-q", "-rs")
+    result = gpumem(
+        "--gpumem-device",
+        "sim:h200",
+        "--gpumem-budget",
+        "10 ms",
+        "--benchmark-disable",
+        "-q",
+        "-rs",
+    )
     outcomes = result.parseoutcomes()
     assert result.ret == pytest.ExitCode.OK, result.stdout.str()
     skipped = [line for line in result.outlines if line.startswith("SKIPPED")]

@@ -56,7 +56,9 @@ class Project(Repository):
         return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *PROCESSES)))
 
     def gate(self, *arguments: str) -> Done[str]:
-        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", "-n0", *PROCESSES)
+        return self.run(
+            "gate", "main", *arguments, "--max-regression", "5%", "--", "-q", "-n0", *PROCESSES
+        )
 
     def start_duet(self, *arguments: str) -> subprocess.Popen[str]:
         return self.start("duet", *arguments, "--", *PROCESSES)
@@ -93,7 +95,9 @@ def lines(journal: Path) -> int:
 
 
 def verdicts(path: Path) -> dict[str, Any]:
-    return {verdict["key"]: verdict["outcome"] for verdict in json.loads(path.read_text())["verdicts"]}
+    return {
+        verdict["key"]: verdict["outcome"] for verdict in json.loads(path.read_text())["verdicts"]
+    }
 
 
 def complaint(done: Done[str]) -> str:
@@ -106,10 +110,23 @@ def complaint(done: Done[str]) -> str:
 
 def run_of(project: Project) -> dict[str, Any]:
     """The results of a run that compared all tests with a baseline."""
-    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-processes=1", "--gpumem-max-regression=1%"]
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--gpumem",
+        "--gpumem-processes=1",
+        "--gpumem-max-regression=1%",
+    ]
     run += ["--benchmark-json=run.json", *PROCESSES]
     for _ in range(2):
-        done = subprocess.run([*run, "--gpumem-save"], cwd=project.folder, env=project.environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [*run, "--gpumem-save"],
+            cwd=project.folder,
+            env=project.environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout
     document: dict[str, Any] = json.loads((project.folder / "run.json").read_text())
     for row in document["gpumem"]["rows"]:
@@ -120,7 +137,11 @@ def run_of(project: Project) -> dict[str, Any]:
 def flagged(document: dict[str, Any], *tests: str) -> str:
     """The results as if the screen had flagged these tests."""
     for row in document["gpumem"]["rows"]:
-        row["verdict"] |= {"outcome": "UNDECIDED", "code": "looks slower"} if row["nodeid"] in tests else {"outcome": "PASS", "code": None}
+        row["verdict"] |= (
+            {"outcome": "UNDECIDED", "code": "looks slower"}
+            if row["nodeid"] in tests
+            else {"outcome": "PASS", "code": None}
+        )
     return json.dumps(document)
 
 
@@ -130,7 +151,10 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     document = run_of(project)
     project.write("run.json", flagged(document))
     nothing = project.duet("main", "--flagged", "run.json", "--json", "out.json")
-    assert (nothing.returncode, nothing.stdout.splitlines()[0]) == (0, "nothing is flagged in run.json: there is nothing to compare")
+    assert (nothing.returncode, nothing.stdout.splitlines()[0]) == (
+        0,
+        "nothing is flagged in run.json: there is nothing to compare",
+    )
     assert verdicts(project.folder / "out.json") == {}
     project.write("run.json", flagged(document, "test_it.py::test_mine", "test_it.py::test_same"))
 
@@ -141,7 +165,16 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     project.write("kern.py", "NBYTES = 120 << 20\n")
     project.write("test_it.py", TESTS + NEW)
     journal = project.temporary / "killed.jsonl"
-    asked = ("main", *ROUNDS, "--flagged", "run.json", "--journal", str(journal), "--json", "out.json")
+    asked = (
+        "main",
+        *ROUNDS,
+        "--flagged",
+        "run.json",
+        "--journal",
+        str(journal),
+        "--json",
+        "out.json",
+    )
     stages: list[Callable[[], bool]] = [
         lambda: project.worktrees == 2,
         *(lambda count=count: lines(journal) >= count for count in (2, 6)),
@@ -168,7 +201,10 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "its traffic has changed from 160 MiB to 240 MiB" in done.stdout.replace("\n  ", " ")
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
-    assert verdicts(project.folder / "out.json") == {"test_it.py::test_mine": "FAIL", "test_it.py::test_same": "PASS"}
+    assert verdicts(project.folder / "out.json") == {
+        "test_it.py::test_mine": "FAIL",
+        "test_it.py::test_same": "PASS",
+    }
     assert document["resumed"] >= 5
     processes = document["processes"]
     assert len({process["pid"] for process in processes}) == 24
@@ -176,8 +212,12 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     starts = [process["utc"] for process in processes]
     assert starts == sorted(starts)
     # A decided test is not measured again.
-    assert {process["round"] for process in processes if "test_it.py::test_same" in process["rows"]} == {*range(1, 13)}
-    assert {process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]} < {*range(1, 8)}
+    assert {
+        process["round"] for process in processes if "test_it.py::test_same" in process["rows"]
+    } == {*range(1, 13)}
+    assert {
+        process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]
+    } < {*range(1, 8)}
     assert project.worktrees == 1
     assert not [name for name in project.left() if name.startswith("gpumem-duet-")]
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
@@ -186,13 +226,18 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     again = project.duet(*asked)
     assert "24 of them from the journal" in again.stdout
     other = project.duet(*asked[:-2], "--max-regression", "3%")
-    assert f'journal {journal} is of other arguments: max_regression was missing and is now "3%"' in complaint(other)
+    assert (
+        f'journal {journal} is of other arguments: max_regression was missing and is now "3%"'
+        in complaint(other)
+    )
     project.write("kern.py", "NBYTES = 1 << 20\n")
     assert "of other arguments: head was" in complaint(project.duet(*asked))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_removes_everything_but_its_journal(project: Project, number: signal.Signals) -> None:
+def test_interrupted_it_removes_everything_but_its_journal(
+    project: Project, number: signal.Signals
+) -> None:
     process = project.start_duet("main", *ROUNDS)
     until(lambda: any(lines(path) >= 3 for path in project.temporary.glob("*.jsonl")), process)
     assert project.worktrees == 2
@@ -220,7 +265,13 @@ def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
 
     def times_named(stderr: int) -> list[int]:
         done = subprocess.run(
-            command, cwd=project.folder, env=project.environment, text=True, stdout=subprocess.PIPE, stderr=stderr, check=False
+            command,
+            cwd=project.folder,
+            env=project.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            check=False,
         )
         return [text.count("base: revision main (") for text in (done.stdout, done.stderr or "")]
 
@@ -231,9 +282,15 @@ def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
 def test_what_cannot_be_played_is_one_line(project: Project) -> None:
     refused = project.duet
     assert "BASE no-such is no revision" in complaint(refused("no-such"))
-    assert "'--rounds-max': 4 is not in the range" in complaint(refused("main", "--rounds-max", "4"))
-    assert "--max-regression: '1' is not understood" in complaint(refused("main", "--max-regression", "1"))
-    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(refused("main", "--", "-n4"))
+    assert "'--rounds-max': 4 is not in the range" in complaint(
+        refused("main", "--rounds-max", "4")
+    )
+    assert "--max-regression: '1' is not understood" in complaint(
+        refused("main", "--max-regression", "1")
+    )
+    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(
+        refused("main", "--", "-n4")
+    )
     assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
     assert "--json: none/x: there is no folder" in complaint(refused("main", "--json", "none/x"))
     assert "--flagged: none: No such file" in complaint(refused("main", "--flagged", "none"))
@@ -250,7 +307,9 @@ def test_base_and_head_with_other_measuring_settings_are_refused(project: Projec
 
 
 def test_a_base_whose_plugin_writes_other_results_is_one_line(project: Project) -> None:
-    hook = "def pytest_benchmark_update_json(output_json):\n    output_json['gpumem']['schema'] = 1\n"
+    hook = (
+        "def pytest_benchmark_update_json(output_json):\n    output_json['gpumem']['schema'] = 1\n"
+    )
     project.write("conftest.py", f"import pytest\n\n@pytest.hookimpl(trylast=True)\n{hook}")
     project.commit()
     project.write("conftest.py", "")
@@ -271,7 +330,10 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
 
 
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
-    sized = TESTS.replace("def test_mine(", "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ")
+    sized = TESTS.replace(
+        "def test_mine(",
+        "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ",
+    )
     project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))
     # Each process would write these.
     own = "--gpumem-save --gpumem-report=r.html --junitxml=mine.xml --benchmark-autosave"
@@ -279,21 +341,33 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     project.write("pytest.ini", f"[pytest]\naddopts = {own} -n 2\n")
     project.commit()
     journal = project.temporary / "journal.jsonl"
-    process = project.start_duet("main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized")
+    process = project.start_duet(
+        "main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized"
+    )
     until(lambda: lines(journal) >= 3, process)
     process.send_signal(signal.SIGINT)
     process.communicate()
     for line in journal.read_text().splitlines()[1:]:
-        assert [row["nodeid"] for row in json.loads(line)["rows"]] == ["test_it.py::test_sized[1]", "test_it.py::test_sized[2]"]
+        assert [row["nodeid"] for row in json.loads(line)["rows"]] == [
+            "test_it.py::test_sized[1]",
+            "test_it.py::test_sized[2]",
+        ]
     assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
 
 def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
-    project.write("test_it.py", TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<") + NEW)
+    project.write(
+        "test_it.py",
+        TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<")
+        + NEW,
+    )
     done = project.duet("main", *ROUNDS, "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
-    found = {one["key"].partition("::")[2]: one for one in json.loads((project.folder / "out.json").read_text())["verdicts"]}
+    found = {
+        one["key"].partition("::")[2]: one
+        for one in json.loads((project.folder / "out.json").read_text())["verdicts"]
+    }
     assert {name: (one["outcome"], one["new_in_head"]) for name, one in found.items()} == {
         "test_mine": ("FAIL", False),
         "test_same": ("FAIL", False),
@@ -303,12 +377,28 @@ def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
     assert found["test_same"]["paired"]["change"] > 0.9
 
 
-def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(project: Project) -> None:
+def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
+    project: Project,
+) -> None:
     """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
-    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", "--gpumem-processes=1", *PROCESSES, "-k", "test_same"]
-    subprocess.run(save, cwd=project.folder, env=project.environment, check=True, capture_output=True)
+    save = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--gpumem",
+        "--gpumem-save",
+        "--gpumem-processes=1",
+        *PROCESSES,
+        "-k",
+        "test_same",
+    ]
+    subprocess.run(
+        save, cwd=project.folder, env=project.environment, check=True, capture_output=True
+    )
     project.write("kern.py", "NBYTES = 128 << 20\n")
-    hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")
+    hidden = TESTS.replace(
+        "def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same"
+    ).replace("64 <<", "128 <<")
     project.write("test_it.py", "import pytest\n" + hidden + NEW)
     project.environment["GITHUB_ACTIONS"] = "true"
     done = project.gate(*ROUNDS)
@@ -323,31 +413,53 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     assert same.endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
     assert gate_result(done.stdout) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     source = (project.folder / "test_it.py").read_text().splitlines()
-    lines_of = {line.partition("(")[0].removeprefix("def "): number for number, line in enumerate(source, 1)}
-    errors = {line.partition(",title")[0] for line in done.stdout.splitlines() if line.startswith("::error ")}
+    lines_of = {
+        line.partition("(")[0].removeprefix("def "): number for number, line in enumerate(source, 1)
+    }
+    errors = {
+        line.partition(",title")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("::error ")
+    }
     decorated = lines_of["test_same"] - 1
-    assert errors == {f"::error file=test_it.py,line={line}" for line in (lines_of["test_mine"], decorated)}
+    assert errors == {
+        f"::error file=test_it.py,line={line}" for line in (lines_of["test_mine"], decorated)
+    }
     assert "--gpumem-save" not in done.stdout  # it would store what the duet has yet to judge
     # The duet has measured what differs: no further processes look for it.
     assert "one more pair of processes" not in done.stderr
-    whys = [line for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines() if line.startswith("why: ")]
+    whys = [
+        line
+        for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines()
+        if line.startswith("why: ")
+    ]
     assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
 
 
 def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Project) -> None:
     """The limit of a test is its own, whatever the option says; a looser one than base's holds only once it is accepted."""
-    limited = TESTS.replace("def test_same", "@pytest.mark.gpumem(max_regression='2%')\ndef test_same")
+    limited = TESTS.replace(
+        "def test_same", "@pytest.mark.gpumem(max_regression='2%')\ndef test_same"
+    )
     project.write("test_it.py", "import pytest  # another comment\n" + limited)
     done = project.gate(*ROUNDS)
     assert done.returncode == 0, done.stdout + done.stderr
     played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
     found = {one["key"].partition("::")[2]: one["paired"] for one in played["verdicts"]}
-    assert {name: (one["pairs"], one["same_code"]) for name, one in found.items()} == {"test_mine": (5, True), "test_same": (5, True)}
-    assert {name: one["delta"] for name, one in found.items()} == {"test_mine": 0.05, "test_same": 0.02}
+    assert {name: (one["pairs"], one["same_code"]) for name, one in found.items()} == {
+        "test_mine": (5, True),
+        "test_same": (5, True),
+    }
+    assert {name: one["delta"] for name, one in found.items()} == {
+        "test_mine": 0.05,
+        "test_same": 0.02,
+    }
     assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
 
 
-def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(project: Project, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(
+    project: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
     project.environment["GPUMEM_BASELINE"] = "basline"
     assert project.gate("--screen-only").returncode == 6
     first, *_ = capfd.readouterr().out.splitlines()  # of the pytest that it runs

@@ -31,10 +31,16 @@ def test_json_has_the_exact_samples(pytester: pytest.Pytester, gpumem: Run) -> N
     stored = {bench["fullname"].split("::")[1]: bench for bench in document["benchmarks"]}
     rows = {row["label"]: row for row in document["gpumem"]["rows"]}
     assert set(rows) == {"there", "back", ""}
-    assert set(stored) == {"test_pair[1048576][there]", "test_pair[1048576][back]", "test_pair[1048576]"}
+    assert set(stored) == {
+        "test_pair[1048576][there]",
+        "test_pair[1048576][back]",
+        "test_pair[1048576]",
+    }
     for name, bench in stored.items():
         row = rows[bench["extra_info"]["gpumem"].get("label", "")]
-        assert bench["stats"]["data"] == [s for placement in row["measurement"]["placements"] for s in placement], name
+        assert bench["stats"]["data"] == [
+            s for placement in row["measurement"]["placements"] for s in placement
+        ], name
         assert bench["extra_info"]["gpumem"]["simulated"] is True
         assert bench["params"] == {"nbytes": 1 << 20}
 
@@ -48,7 +54,11 @@ def test_the_same_seed_gives_the_same_document(pytester: pytest.Pytester, gpumem
         for row in documents[-1]["gpumem"]["rows"]:
             row["measurement"].pop("taken")  # when, and by which process
             if row.get("footprint"):  # its times are of the host's clock
-                row["footprint"] = {key: value for key, value in row["footprint"].items() if key not in ("seconds", "phases", "timeline")}
+                row["footprint"] = {
+                    key: value
+                    for key, value in row["footprint"].items()
+                    if key not in ("seconds", "phases", "timeline")
+                }
     one, two = documents
     assert one["gpumem"]["rows"] == two["gpumem"]["rows"]
     assert [(b["stats"]["data"], b["extra_info"]) for b in one["benchmarks"]] == [
@@ -72,7 +82,9 @@ def test_save_and_compare_work_unchanged(pytester: pytest.Pytester, gpumem: Run)
 def test_another_devices_run_is_not_compared_with(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     gpumem("--benchmark-save=first", "--benchmark-storage=file://./kept").assert_outcomes(passed=1)
-    other = gpumem("--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept")
+    other = gpumem(
+        "--gpumem-device", "sim:a100", "--benchmark-compare", "--benchmark-storage=file://./kept"
+    )
     assert other.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in other.stderr.lines if line.startswith("ERROR"))
     assert "--benchmark-compare" in line
@@ -94,19 +106,34 @@ def host():
 """
 
 
-@pytest.mark.parametrize("where", [(), ("--benchmark-storage=file://./.benchmarks",), ("--benchmark-storage=kept",)])
+@pytest.mark.parametrize(
+    "where", [(), ("--benchmark-storage=file://./.benchmarks",), ("--benchmark-storage=kept",)]
+)
 @pytest.mark.parametrize("saved_with", ["", "sim:a100"])
 def test_benchmarks_of_the_host_compare_as_without_the_plugin(
     pytester: pytest.Pytester, session: Run, gpumem: Run, where: tuple[str, ...], saved_with: str
 ) -> None:
     """Saved without the plugin or on another GPU, beside rows of that GPU: a slower function fails, an equal one does not."""
     pytester.syspathinsert()
-    pytester.makepyfile(kern=HOST.replace("SECONDS", "0.0001"), test_host="import kern\ndef test_host(benchmark): benchmark(kern.host)\n")
+    pytester.makepyfile(
+        kern=HOST.replace("SECONDS", "0.0001"),
+        test_host="import kern\ndef test_host(benchmark): benchmark(kern.host)\n",
+    )
     pytester.makepyfile(test_gpu=TRIAD)
-    options = (*where, "--benchmark-timer=kern.timer", "--benchmark-max-time=0.01", "--benchmark-min-rounds=3")
+    options = (
+        *where,
+        "--benchmark-timer=kern.timer",
+        "--benchmark-max-time=0.01",
+        "--benchmark-min-rounds=3",
+    )
     save = functools.partial(gpumem, "--gpumem-device", saved_with) if saved_with else session
     assert save("--benchmark-save=first", *options).ret == 0
-    compare = ("--benchmark-compare", "--benchmark-compare-fail=median:5%", *options, "test_host.py")
+    compare = (
+        "--benchmark-compare",
+        "--benchmark-compare-fail=median:5%",
+        *options,
+        "test_host.py",
+    )
     assert gpumem(*compare).ret == 0
     (pytester.path / "kern.py").write_text(HOST.replace("SECONDS", "0.00012"))
     with_plugin, without = gpumem(*compare), session("-p", "no:gpumem", *compare)
@@ -136,7 +163,9 @@ def test_users_benchmark_marker_is_kept(pytester: pytest.Pytester, gpumem: Run) 
 def test_host_benchmarks_keep_their_clock(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD + "\ndef test_host(benchmark): benchmark(sum, range(1000))\n")
     gpumem("--benchmark-json=out.json", "--benchmark-max-time=0.01").assert_outcomes(passed=2)
-    stored = {b["name"]: b for b in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    stored = {
+        b["name"]: b for b in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    }
     assert stored["test_host"]["options"]["timer"] == "perf_counter"
     assert stored["test_triad"]["options"]["timer"] == "gpumem_device_time"
 
@@ -169,8 +198,12 @@ def test_beside_codspeed(pytester: pytest.Pytester, gpumem: Run) -> None:
     gpumem("-p", "no:codspeed", "--codspeed").assert_outcomes(failed=1)
 
 
-def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(TRIAD.replace("(gpu_benchmark", "(benchmark, gpu_benchmark") + "    benchmark(lambda: 1)\n")
+def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(
+        TRIAD.replace("(gpu_benchmark", "(benchmark, gpu_benchmark") + "    benchmark(lambda: 1)\n"
+    )
     result = gpumem("--benchmark-json=out.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*.py:*: NotOurTimer: *move that call to a test of its own"])
@@ -179,7 +212,9 @@ def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(
     assert row["measurement"]["latency"] > 0
 
 
-def test_a_failed_subtest_fails_the_rows_of_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_failed_subtest_fails_the_rows_of_its_test(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     if not hasattr(pytest, "Subtests"):
         pytest.skip("subtests are of pytest 9")
     measured = TRIAD.replace("(gpu_benchmark", "(subtests, gpu_benchmark")
@@ -188,7 +223,9 @@ def test_a_failed_subtest_fails_the_rows_of_its_test(pytester: pytest.Pytester, 
     pytester.makepyfile(test_after=measured + failing, test_before=f"{head}:\n{failing}{body}")
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(failed=4)
     rows = rows_in(pytester.path)
-    assert [(row["failed"], row["measurement"]["latency"] > 0) for row in rows] == [(True, True)] * 2
+    assert [(row["failed"], row["measurement"]["latency"] > 0) for row in rows] == [
+        (True, True)
+    ] * 2
     assert not list(pytester.path.rglob(".benchmarks/*/gpumem/*.json"))
 
 
@@ -207,7 +244,9 @@ def test_early(gpu_benchmark):
     )
     result = gpumem("-n2", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines_random(["test_pair *3 *measured*", "FAILED *::test_slow - 3.* us is above max_latency*"])
+    result.stdout.fnmatch_lines_random(
+        ["test_pair *3 *measured*", "FAILED *::test_slow - 3.* us is above max_latency*"]
+    )
     document = json.loads((pytester.path / "out.json").read_text())
     assert len(document["gpumem"]["rows"]) == 6
     assert document["benchmarks"] == []
@@ -215,7 +254,9 @@ def test_early(gpu_benchmark):
     (saved,) = stored_in(pytester.path)
     assert "test_slow" not in saved.read_text()
     # The workers read what the controller stored.
-    gpumem("-n1", "--gpumem-max-regression=5%", "-k", "triad", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    gpumem(
+        "-n1", "--gpumem-max-regression=5%", "-k", "triad", "--benchmark-json=out.json"
+    ).assert_outcomes(passed=1)
     row = row_in(pytester.path)
     assert row["verdict"]["comparison"]["runs"] == 1
 
@@ -233,7 +274,9 @@ def test_ranges(pytester: pytest.Pytester, nvtx_trace: Trace) -> None:
     pytester.makepyfile(TRIAD + "\ndef test_other(): pass\n")
     environment = {**os.environ, **nvtx_trace.environment}
     program = [sys.executable, "-m", "pytest", *SIMULATED]
-    done = subprocess.run(program, cwd=pytester.path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        program, cwd=pytester.path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
     ranges = set(nvtx_trace.ranges())  # fails if one is not closed
     for part in ("setup", "check", "warm-up", "measure", "teardown"):
@@ -259,13 +302,19 @@ def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert "latency over 1 earlier run, in" in (pytester.path / "out.html").read_text()
     (pytester.path / "out.html").unlink()
     result = gpumem("--gpumem-report=out.html", "-k", "nothing")
-    result.stdout.fnmatch_lines(["--gpumem-report: nothing was measured, so *out.html is not written"])
+    result.stdout.fnmatch_lines(
+        ["--gpumem-report: nothing was measured, so *out.html is not written"]
+    )
     assert not (pytester.path / "out.html").exists()
 
 
-def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_report_that_cannot_be_written_is_noticed_before_anything_is_measured(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(TRIAD)
     result = gpumem("--gpumem-report=no/such/folder/out.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: gpumem: --gpumem-report: cannot write *out.html: there is no folder *"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: gpumem: --gpumem-report: cannot write *out.html: there is no folder *"]
+    )
     assert "test_triad" not in result.stdout.str()

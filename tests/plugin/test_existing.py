@@ -49,7 +49,9 @@ def _suite(pytester: pytest.Pytester) -> None:
 # Without the option
 
 
-def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_benchmark_that_returns_early_is_named_once_at_the_end(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -75,7 +77,10 @@ def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytes
     result.assert_outcomes(passed=5)
     said = [line for line in result.outlines if "return before the GPU is done" in line]
     assert len(said) == 1
-    assert "2 benchmarks return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt: " in said[0]
+    assert (
+        "2 benchmarks return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt: "
+        in said[0]
+    )
     assert "::test_early" in said[0]
     assert "::test_pedantic" in said[0]
 
@@ -83,7 +88,9 @@ def test_a_benchmark_that_returns_early_is_named_once_at_the_end(pytester: pytes
 # adopt
 
 
-def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_current_stream(benchmark, gpu):
@@ -123,25 +130,43 @@ def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(pytester: pyte
     result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json")
     result.assert_outcomes(passed=5)
     rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(pytester.path)}
-    assert set(rows) == {"test_current_stream", "test_own_stream", "test_waits", "test_setup_and_teardown"}
+    assert set(rows) == {
+        "test_current_stream",
+        "test_own_stream",
+        "test_waits",
+        "test_setup_and_teardown",
+    }
     for row in rows.values():
         assert row["measurement"]["mode"] == "hot"
         assert row["extra"]["host s"] > 0
     assert rows["test_current_stream"]["measurement"]["sampler"] in ("batched", "blocked")
     assert rows["test_own_stream"]["measurement"]["sampler"] == "host"
-    assert any("wall time" in note and "GPU time" in note for note in rows["test_waits"]["measurement"]["notes"])
-    assert rows["test_setup_and_teardown"]["measurement"]["latency"] > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
-    stored = {one["name"]: one for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    assert any(
+        "wall time" in note and "GPU time" in note
+        for note in rows["test_waits"]["measurement"]["notes"]
+    )
+    assert (
+        rows["test_setup_and_teardown"]["measurement"]["latency"]
+        > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
+    )
+    stored = {
+        one["name"]: one
+        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    }
     assert len(stored) == 5
     adopted = stored["renamed"]
     assert adopted["group"] == "mine, simulated"
     assert adopted["options"]["timer"] == "gpumem_device_time"
-    assert adopted["stats"]["median"] == pytest.approx(rows["test_current_stream"]["measurement"]["latency"], rel=0.01)
+    assert adopted["stats"]["median"] == pytest.approx(
+        rows["test_current_stream"]["measurement"]["latency"], rel=0.01
+    )
     assert stored["test_host"]["options"]["timer"] == "perf_counter"
     assert stored["test_host"]["extra_info"] == {}
 
 
-def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_grows(benchmark, gpu):
@@ -183,15 +208,23 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest
     result.assert_outcomes(passed=4)
     assert not rows_in(pytester.path)
     text = result.stdout.str()
-    assert "left to the host's clock: not repeatable: calls that follow each other run other work: " in text
+    assert (
+        "left to the host's clock: not repeatable: calls that follow each other run other work: "
+        in text
+    )
     assert "left to the host's clock: ValueError: too often: " in text
     assert "left to the host's clock: AssertionError: : " in text
     assert "left to the host's clock: RuntimeError: no more: " in text
-    clocks = {one["name"]: one["options"]["timer"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
+    clocks = {
+        one["name"]: one["options"]["timer"]
+        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    }
     assert set(clocks.values()) == {"perf_counter"}
 
 
-def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_exit_while_the_gpu_is_measured_ends_the_session(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -214,7 +247,9 @@ def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pyt
     result.assert_outcomes()
 
 
-def test_a_function_is_called_until_two_calls_run_the_same(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_function_is_called_until_two_calls_run_the_same(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """As a function of torch.compile, whose first calls try other kernels."""
     pytester.makepyfile(
         """
@@ -232,9 +267,14 @@ def test_a_function_is_called_until_two_calls_run_the_same(pytester: pytest.Pyte
     )
     result = gpumem(ADOPT, "--benchmark-json=out.json")
     result.assert_outcomes(passed=3)
-    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {"test_compiled[0]", "test_compiled[5]"}
+    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {
+        "test_compiled[0]",
+        "test_compiled[5]",
+    }
     result.stdout.fnmatch_lines(
-        ["1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"]
+        [
+            "1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"
+        ]
     )
 
 
@@ -257,10 +297,14 @@ def test_a_call_that_changes_its_arguments_says_so(pytester: pytest.Pytester, gp
     result = gpumem(ADOPT, "--benchmark-json=out.json")
     result.assert_outcomes(passed=1)
     assert any("not repeatable" in note for note in row_in(pytester.path)["measurement"]["notes"])
-    result.stdout.fnmatch_lines(["1 benchmark changes its own arguments*not repeatable*test_drifts*"])
+    result.stdout.fnmatch_lines(
+        ["1 benchmark changes its own arguments*not repeatable*test_drifts*"]
+    )
 
 
-def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import itertools
@@ -310,10 +354,18 @@ def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(pytester: p
     )
     gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=5)
     drifts = {
-        row["nodeid"].partition("::")[2]: any("not repeatable" in note for note in row["measurement"]["notes"])
+        row["nodeid"].partition("::")[2]: any(
+            "not repeatable" in note for note in row["measurement"]["notes"]
+        )
         for row in rows_in(pytester.path)
     }
-    assert drifts == {"test_object": True, "test_module": True, "test_closure": True, "test_setup": False, "test_unchanged": False}
+    assert drifts == {
+        "test_object": True,
+        "test_module": True,
+        "test_closure": True,
+        "test_setup": False,
+        "test_unchanged": False,
+    }
 
 
 def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -321,15 +373,23 @@ def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpume
     gpumem(*QUICK, "--benchmark-save=host").assert_outcomes(passed=1)
     result = gpumem(ADOPT, *QUICK, "--benchmark-compare", "--benchmark-compare-fail=mean:5%")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has times of the host for this benchmark (timer perf_counter), this run has times of the GPU: they do*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*has times of the host for this benchmark (timer perf_counter), this run has times of the GPU: they do*"
+        ]
+    )
     gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
     gpumem(ADOPT, *QUICK, "--benchmark-compare").assert_outcomes(passed=1)
     back = gpumem(*QUICK, "--benchmark-compare")
     back.assert_outcomes(failed=1)
-    back.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time)*"])
+    back.stdout.fnmatch_lines(
+        ["*has times of the GPU for this benchmark (timer gpumem_device_time)*"]
+    )
 
 
-def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import os
@@ -343,10 +403,16 @@ def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(pytester: p
         gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
     result = gpumem(ADOPT, *QUICK, "--benchmark-compare")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"
+        ]
+    )
 
 
-def test_an_adopted_benchmark_is_gated_by_the_baseline(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_adopted_benchmark_is_gated_by_the_baseline(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import os
@@ -394,8 +460,17 @@ def test_no_benchmark(gpu):
     ("options", "passed", "skipped", "rows", "said"),
     [
         pytest.param((), 3, 0, 2, "", id="unittest"),
-        pytest.param(("-n2",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="xdist"),
-        pytest.param(("--benchmark-disable",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="disable"),
+        pytest.param(
+            ("-n2",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="xdist"
+        ),
+        pytest.param(
+            ("--benchmark-disable",),
+            3,
+            0,
+            0,
+            "2 benchmarks NOT RUN: pytest-benchmark is disabled",
+            id="disable",
+        ),
         pytest.param(("--benchmark-only",), 2, 1, 2, "", id="only"),
         pytest.param(("--benchmark-skip",), 1, 2, 0, "", id="skip"),
         pytest.param(("--timeout=60",), 3, 0, 2, "", id="timeout"),
@@ -403,22 +478,36 @@ def test_no_benchmark(gpu):
         pytest.param(
             *(("--randomly-seed=7",), 3, 0, 2, "Using --randomly-seed=7"),
             id="randomly",
-            marks=pytest.mark.skipif(find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"),
+            marks=pytest.mark.skipif(
+                find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"
+            ),
         ),
     ],
 )
 def test_neighbours(
-    pytester: pytest.Pytester, gpumem: Run, options: tuple[str, ...], passed: int, skipped: int, rows: int, said: str
+    pytester: pytest.Pytester,
+    gpumem: Run,
+    options: tuple[str, ...],
+    passed: int,
+    skipped: int,
+    rows: int,
+    said: str,
 ) -> None:
     pytester.makepyfile(NEIGHBOURS)
     result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json", *options)
     result.assert_outcomes(passed=passed, skipped=skipped)
-    document = json.loads((pytester.path / "out.json").read_text()) if (pytester.path / "out.json").exists() else {}
+    document = (
+        json.loads((pytester.path / "out.json").read_text())
+        if (pytester.path / "out.json").exists()
+        else {}
+    )
     assert len(document.get("gpumem", {}).get("rows", [])) == rows
     assert said in result.stdout.str()
 
 
-def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(pytester: pytest.Pytester) -> None:
+def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         """
         import threading
@@ -440,7 +529,9 @@ def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(pytester: py
             benchmark(gpu.launch)
         """
     )
-    result = pytester.runpytest_subprocess(ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60)
+    result = pytester.runpytest_subprocess(
+        ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60
+    )
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*Timeout*", "measured"], consecutive=False)
     assert row_in(pytester.path)["nodeid"].endswith("::test_next")
@@ -466,7 +557,10 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
     assert outcomes["passed"] >= 2
     assert outcomes.get("failed") is None
     stored = json.loads((pytester.path / "out.json").read_text())
-    assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == ["test_flaky", "test_sub"]
+    assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == [
+        "test_flaky",
+        "test_sub",
+    ]
     assert {one["options"]["timer"] for one in stored["benchmarks"]} == {"gpumem_device_time"}
 
 
@@ -476,7 +570,9 @@ WAITS = "--gpumem-waits"
 NO_CALLS = "not read: the simulated device has no calls"
 
 
-def test_a_simulated_device_has_no_waits_and_says_so_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_simulated_device_has_no_waits_and_says_so_once(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_waits(gpu):
@@ -499,7 +595,9 @@ def test_a_simulated_device_has_no_waits_and_says_so_once(pytester: pytest.Pytes
 
 
 @pytest.mark.parametrize("option", [(), (WAITS,), ("--gpumem-footprint=off",)], ids=" ".join)
-def test_a_limit_on_waits_that_are_not_read_is_undecided(pytester: pytest.Pytester, gpumem: Run, option: tuple[str, ...]) -> None:
+def test_a_limit_on_waits_that_are_not_read_is_undecided(
+    pytester: pytest.Pytester, gpumem: Run, option: tuple[str, ...]
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -537,9 +635,19 @@ def test_a_measurement_has_the_waits_of_one_launch(pytester: pytest.Pytester, gp
 
 
 @pytest.mark.parametrize(
-    "limit", ["max_kernels=1", "max_copies=1", "max_copied_bytes='1 MiB'", "max_spill=0", "max_migrated=0", "max_gpu_page_faults=0"]
+    "limit",
+    [
+        "max_kernels=1",
+        "max_copies=1",
+        "max_copied_bytes='1 MiB'",
+        "max_spill=0",
+        "max_migrated=0",
+        "max_gpu_page_faults=0",
+    ],
 )
-def test_a_limit_on_one_launch_needs_a_measurement(pytester: pytest.Pytester, gpumem: Run, limit: str) -> None:
+def test_a_limit_on_one_launch_needs_a_measurement(
+    pytester: pytest.Pytester, gpumem: Run, limit: str
+) -> None:
     pytester.makepyfile(
         f"""
         import pytest
@@ -551,4 +659,8 @@ def test_a_limit_on_one_launch_needs_a_measurement(pytester: pytest.Pytester, gp
     )
     result = gpumem()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*test_quiet: marker: {limit.partition('=')[0]} * limits one launch of a measurement, and the test*"])
+    result.stderr.fnmatch_lines(
+        [
+            f"*test_quiet: marker: {limit.partition('=')[0]} * limits one launch of a measurement, and the test*"
+        ]
+    )

@@ -37,7 +37,10 @@ def run(pytester: pytest.Pytester, gpumem: Run) -> Found:
         text = path.read_text() if path.exists() else ""
         path.unlink(missing_ok=True)
         missing: list[dict[str, Any]] = json.loads(text)["gpumem"]["missing"] if text else []
-        return result, {f"{one['key']} {one['what']}": (one["status"], one["reason"], one["by_words"]) for one in missing}
+        return result, {
+            f"{one['key']} {one['what']}": (one["status"], one["reason"], one["by_words"])
+            for one in missing
+        }
 
     return session
 
@@ -62,14 +65,21 @@ def saved(pytester: pytest.Pytester, run: Found) -> None:
 def test_a_limit_on_a_test_that_measures_nothing_is_not_judged(
     pytester: pytest.Pytester, run: Found, limit: str, why: str, how: tuple[str, ...]
 ) -> None:
-    pytester.makepyfile(test_a=f"import pytest\n\n@pytest.mark.gpumem({limit})\ndef test_plain():\n    pass\n")
+    pytester.makepyfile(
+        test_a=f"import pytest\n\n@pytest.mark.gpumem({limit})\ndef test_plain():\n    pass\n"
+    )
     result, found = run(*how)
-    assert (result.ret, found) == (0, {f"test_a.py::test_plain {limit.partition('=')[0]}": ("undecided", why, False)})
+    assert (result.ret, found) == (
+        0,
+        {f"test_a.py::test_plain {limit.partition('=')[0]}": ("undecided", why, False)},
+    )
     assert f"not judged: test_a.py::test_plain, {limit.partition('=')[0]}: {why}" in result.outlines
     assert run("--gpumem-strict", *how)[0].ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_a_limit_that_one_measurement_has_or_lifts_is_judged(pytester: pytest.Pytester, run: Found) -> None:
+def test_a_limit_that_one_measurement_has_or_lifts_is_judged(
+    pytester: pytest.Pytester, run: Found
+) -> None:
     pytester.makepyfile(
         test_a="""
         import pytest
@@ -94,8 +104,12 @@ def test_a_limit_that_one_measurement_has_or_lifts_is_judged(pytester: pytest.Py
     assert run("--gpumem-strict")[1] == {}
 
 
-def test_a_limit_of_the_session_is_expected_of_tests_with_the_fixture(pytester: pytest.Pytester, run: Found) -> None:
-    pytester.makepyfile(test_a="def test_unused(gpu_benchmark):\n    pass\n\ndef test_plain():\n    pass\n")
+def test_a_limit_of_the_session_is_expected_of_tests_with_the_fixture(
+    pytester: pytest.Pytester, run: Found
+) -> None:
+    pytester.makepyfile(
+        test_a="def test_unused(gpu_benchmark):\n    pass\n\ndef test_plain():\n    pass\n"
+    )
     assert [*run("--gpumem-max-latency=1 s")[1]] == ["test_a.py::test_unused max_latency"]
 
 
@@ -151,5 +165,10 @@ def test_a_measurement_that_is_left_out_has_a_word(
         (pytester.path / name).write_text(text)
     result, found = run(*arguments, *how)
     assert result.ret in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
-    assert (found["test_a.py::test_copy row"][0], found["test_a.py::test_copy row"][2]) == (status, words)
-    assert run("--gpumem-strict", *arguments, *how)[0].ret == (result.ret if words else pytest.ExitCode.TESTS_FAILED)
+    assert (found["test_a.py::test_copy row"][0], found["test_a.py::test_copy row"][2]) == (
+        status,
+        words,
+    )
+    assert run("--gpumem-strict", *arguments, *how)[0].ret == (
+        result.ret if words else pytest.ExitCode.TESTS_FAILED
+    )

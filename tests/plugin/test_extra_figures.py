@@ -13,7 +13,9 @@ from sessions import Run
 from pytest_gpumem.cli import main
 
 
-def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -31,14 +33,22 @@ def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: py
     )
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=3)
     document = json.loads((pytester.path / "out.json").read_text())
-    assert [row["extra"] for row in document["gpumem"]["rows"]] == [{"elements": 262144.0}, {"elements": 2097152.0}, {}]
+    assert [row["extra"] for row in document["gpumem"]["rows"]] == [
+        {"elements": 262144.0},
+        {"elements": 2097152.0},
+        {},
+    ]
     assert [one["extra_info"]["gpumem"].get("extra") for one in document["benchmarks"]] == [
         {"elements": 262144.0},
         {"elements": 2097152.0},
         None,
     ]
     table = CliRunner().invoke(main, ["report", str(pytester.path / "out.json"), "--csv", "-"])
-    assert [line["elements"] for line in csv.DictReader(io.StringIO(table.output))] == ["262144.0", "2097152.0", ""]
+    assert [line["elements"] for line in csv.DictReader(io.StringIO(table.output))] == [
+        "262144.0",
+        "2097152.0",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,10 +56,16 @@ def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: py
     [
         ("'x'", "float('nan')", "BadCall: extra['x'] = nan; accepted is a finite number"),
         ("'x'", "'3 GB/s'", "BadCall: extra['x'] = '3 GB/s'; accepted is a finite number"),
-        ("''", "1", "BadCall: extra['']: the name of a figure is a short text, such as 'elements/s'"),
+        (
+            "''",
+            "1",
+            "BadCall: extra['']: the name of a figure is a short text, such as 'elements/s'",
+        ),
     ],
 )
-def test_what_is_no_figure_is_refused(pytester: pytest.Pytester, gpumem: Run, name: str, value: str, message: str) -> None:
+def test_what_is_no_figure_is_refused(
+    pytester: pytest.Pytester, gpumem: Run, name: str, value: str, message: str
+) -> None:
     pytester.makepyfile(
         f"""
         def test_it(gpu_benchmark, gpu_kernels, device_buffer):

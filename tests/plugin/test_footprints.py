@@ -36,7 +36,9 @@ def rows(path: Path) -> dict[str, Any]:
     return {row["key"]: row for row in rows_in(path)}
 
 
-def results(pytester: pytest.Pytester, gpumem: Run, test: str, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+def results(
+    pytester: pytest.Pytester, gpumem: Run, test: str, *arguments: str
+) -> tuple[pytest.RunResult, dict[str, Any]]:
     pytester.makepyfile(test_it=test)
     result = gpumem("--benchmark-json=out.json", *arguments)
     return result, rows(pytester.path)
@@ -46,14 +48,24 @@ def test_every_test_that_takes_memory_has_a_row(pytester: pytest.Pytester, gpume
     result, found = results(pytester, gpumem, BUFFERS, "--gpumem-footprint=on")
     assert result.ret == 0
     assert set(found) == {"test_it.py::test_two", "test_it.py::test_measured"}
-    of_two, of_measured = found["test_it.py::test_two"]["footprint"], found["test_it.py::test_measured"]["footprint"]
-    assert (of_two["peak"], of_two["pinned_peak"], of_two["kept"], of_two["allocations"]) == (4 * MIB, MIB, 0, 2)
+    of_two, of_measured = (
+        found["test_it.py::test_two"]["footprint"],
+        found["test_it.py::test_measured"]["footprint"],
+    )
+    assert (of_two["peak"], of_two["pinned_peak"], of_two["kept"], of_two["allocations"]) == (
+        4 * MIB,
+        MIB,
+        0,
+        2,
+    )
     assert [phase["name"] for phase in of_two["phases"]] == ["setup", "call", "teardown"]
     # Neither placements nor the flush nor references are the test's.
     assert (of_measured["peak"], of_measured["allocations"], of_measured["kept"]) == (3 * MIB, 3, 0)
 
 
-def test_measured_rows_have_it_without_the_option_and_others_no_row(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_measured_rows_have_it_without_the_option_and_others_no_row(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     _, found = results(pytester, gpumem, BUFFERS)
     assert set(found) == {"test_it.py::test_measured"}
     assert found["test_it.py::test_measured"]["footprint"]["peak"] == 3 * MIB
@@ -86,11 +98,15 @@ def test_a_limit_that_is_broken_fails_its_test(pytester: pytest.Pytester, gpumem
     assert "4.004 MiB, above max_peak 4 MiB (marker)" in verdicts["test_above"]["reason"]
 
 
-def test_limits_of_options_and_of_the_ini_file_hold_for_all_that_take_memory(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_limits_of_options_and_of_the_ini_file_hold_for_all_that_take_memory(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makeini("[pytest]\ngpumem_max_peak = 2 MiB\n")
     result, found = results(pytester, gpumem, BUFFERS)
     result.assert_outcomes(passed=1, failed=2)  # that of the host takes none
-    assert {row["limits"]["origin"]["max_peak"] for row in found.values()} == {"gpumem_max_peak in tox.ini"}
+    assert {row["limits"]["origin"]["max_peak"] for row in found.values()} == {
+        "gpumem_max_peak in tox.ini"
+    }
     result, _ = results(pytester, gpumem, BUFFERS, "--gpumem-max-peak", "1 GiB")
     result.assert_outcomes(passed=3)
 
@@ -131,7 +147,9 @@ def test_what_is_kept_is_judged_after_the_teardown(pytester: pytest.Pytester, gp
     assert result.ret == 1
 
 
-def test_figures_of_other_programs_are_those_of_the_tests_end(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_figures_of_other_programs_are_those_of_the_tests_end(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """Buffers in use at the end of the body are not kept, and `max_kept` is judged after the teardown."""
     measures = """
 @pytest.mark.gpumem(max_kept="4 KiB")
@@ -140,12 +158,19 @@ def test_measures(gpu_benchmark, gpu_kernels, device_buffer, leaking):
     gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
 """
     pytester.makepyfile(test_it=KEEPS + measures)
-    gpumem("--junitxml=junit.xml", "--benchmark-json=out.json", "-k", "test_keeps or measures").assert_outcomes(passed=2, errors=1)
+    gpumem(
+        "--junitxml=junit.xml", "--benchmark-json=out.json", "-k", "test_keeps or measures"
+    ).assert_outcomes(passed=2, errors=1)
     (benchmark,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
     assert benchmark["extra_info"]["gpumem"]["kept_bytes"] == 4096
     properties = ElementTree.parse(pytester.path / "junit.xml").iter("property")
-    found = [json.loads(one.attrib["value"]) for one in properties if one.attrib["name"] == "gpumem"]
-    assert [(one["kept_bytes"], one["verdict"], one["failed"]) for one in found] == [(4096, "FAIL", True), (4096, "PASS", False)]
+    found = [
+        json.loads(one.attrib["value"]) for one in properties if one.attrib["name"] == "gpumem"
+    ]
+    assert [(one["kept_bytes"], one["verdict"], one["failed"]) for one in found] == [
+        (4096, "FAIL", True),
+        (4096, "PASS", False),
+    ]
 
 
 def test_workers_of_xdist_report_what_was_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -175,7 +200,9 @@ def test_a_part_is_watched_by_its_label(pytester: pytest.Pytester, gpumem: Run) 
         """,
     )
     result.assert_outcomes(failed=1)
-    assert {key.removeprefix("test_it.py::"): row["verdict"]["outcome"] for key, row in found.items()} == {
+    assert {
+        key.removeprefix("test_it.py::"): row["verdict"]["outcome"] for key, row in found.items()
+    } == {
         "test_parts": "MEASURED",
         "test_parts[decode]": "PASS",
         "test_parts[nothing]": "PASS",
@@ -208,20 +235,27 @@ def blocks(pytester: pytest.Pytester, gpumem: Run) -> Callable[..., tuple[str, s
     return run
 
 
-def test_a_growth_against_the_baseline_fails_and_nothing_else_does(blocks: Callable[..., tuple[str, str]]) -> None:
+def test_a_growth_against_the_baseline_fails_and_nothing_else_does(
+    blocks: Callable[..., tuple[str, str]],
+) -> None:
     assert blocks(20)[0] == "NEW"
     assert blocks(20, "0 B", "--gpumem-save")[0] == "NEW"
     assert blocks(20)[0] == "PASS"
     assert blocks(19)[0] == "PASS"
     outcome, reason = blocks(21)
     assert outcome == "FAIL"
-    assert "a peak of 21 MiB against 20 MiB of 1 saved run (+1 MiB, +5.00 %), above max_peak_regression 0 B (marker)" in reason
+    assert (
+        "a peak of 21 MiB against 20 MiB of 1 saved run (+1 MiB, +5.00 %), above max_peak_regression 0 B (marker)"
+        in reason
+    )
     assert blocks(21, "5%")[0] == "PASS"
     assert blocks(22, "5%")[0] == "FAIL"
     assert blocks(22, "5% + 1 MiB")[0] == "PASS"
 
 
-def test_a_growth_in_several_processes_is_judged_by_the_least(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_growth_in_several_processes_is_judged_by_the_least(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """As with caches and autotuning, which a process has and another has not."""
     source = """
         import pytest
@@ -238,7 +272,9 @@ def test_a_growth_in_several_processes_is_judged_by_the_least(pytester: pytest.P
 
     def verdict(peaks: str, *arguments: str) -> tuple[int, str, list[int]]:
         (pytester.path / "peaks").write_text(peaks)
-        result, found = results(pytester, gpumem, source, f"--gpumem-processes={len(peaks.split())}", *arguments)
+        result, found = results(
+            pytester, gpumem, source, f"--gpumem-processes={len(peaks.split())}", *arguments
+        )
         row = found["test_it.py::test_it"]
         peaks_of = [row["footprint"]["peak"], *(one["peak"] for one in row["footprint"]["further"])]
         return int(result.ret), row["verdict"]["outcome"], [peak // MIB for peak in peaks_of]
@@ -251,7 +287,9 @@ def test_a_growth_in_several_processes_is_judged_by_the_least(pytester: pytest.P
     assert verdict("22 " * 7) == (1, "FAIL", [22] * 7)
 
 
-def test_the_report_has_the_memory_of_the_baseline(pytester: pytest.Pytester, blocks: Callable[..., tuple[str, str]]) -> None:
+def test_the_report_has_the_memory_of_the_baseline(
+    pytester: pytest.Pytester, blocks: Callable[..., tuple[str, str]]
+) -> None:
     blocks(20, "0 B", "--gpumem-save")
     blocks(21, "5%", "--gpumem-report=out.html")
     assert "peak memory 20 MiB -&gt; 21 MiB (+1 MiB)" in (pytester.path / "out.html").read_text()
@@ -273,7 +311,9 @@ def test_an_accepted_peak_starts_the_row_anew(blocks: Callable[..., tuple[str, s
     assert blocks(1, "0 B", "--gpumem-save")[0] == "NEW"
     assert blocks(2)[0] == "FAIL"
     size = ("--scope", "memory", "--size", "2 MiB")
-    done = CliRunner().invoke(main, ["accept", *size, "--reason", "larger batch", "test_it.py::test_it"])
+    done = CliRunner().invoke(
+        main, ["accept", *size, "--reason", "larger batch", "test_it.py::test_it"]
+    )
     assert done.exit_code == 0, done.output
     assert blocks(3, "0 B", "--gpumem-save")[0] == "FAIL"
     outcome, reason = blocks(2, "0 B", "--gpumem-save")
@@ -283,7 +323,9 @@ def test_an_accepted_peak_starts_the_row_anew(blocks: Callable[..., tuple[str, s
     assert blocks(3)[0] == "FAIL"
 
 
-def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     test = """
         import pytest
 
@@ -301,16 +343,33 @@ def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pyteste
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpumem-max-peak", "2 GHz"), r"--gpumem-max-peak: '2 GHz' is not understood; accepted is a size"),
+        (
+            ("--gpumem-max-peak", "2 GHz"),
+            r"--gpumem-max-peak: '2 GHz' is not understood; accepted is a size",
+        ),
         (("--gpumem-max-peak", "0 B"), r"--gpumem-max-peak: '0 B' cannot be met"),
         (("--gpumem-max-kept=-1 MiB",), r"--gpumem-max-kept: '-1 MiB'.*accepted is a size"),
-        (("--gpumem-max-peak-regression", "5 us"), r"--gpumem-max-peak-regression: '5 us'.*accepted is a growth"),
-        (("--gpumem-max-peak", "1 MiB", "--gpumem-max-kept", "2 MiB"), r"--gpumem-max-kept: max_kept 2 MiB contradicts max_peak 1 MiB"),
-        (("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"), r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off"),
-        (("--gpumem-footprint", "nowhere.py"), r"--gpumem-footprint: 'nowhere.py' is not one of auto, on, trace, off; where tests follow"),
+        (
+            ("--gpumem-max-peak-regression", "5 us"),
+            r"--gpumem-max-peak-regression: '5 us'.*accepted is a growth",
+        ),
+        (
+            ("--gpumem-max-peak", "1 MiB", "--gpumem-max-kept", "2 MiB"),
+            r"--gpumem-max-kept: max_kept 2 MiB contradicts max_peak 1 MiB",
+        ),
+        (
+            ("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"),
+            r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off",
+        ),
+        (
+            ("--gpumem-footprint", "nowhere.py"),
+            r"--gpumem-footprint: 'nowhere.py' is not one of auto, on, trace, off; where tests follow",
+        ),
     ],
 )
-def test_a_wrong_limit_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], message: str) -> None:
+def test_a_wrong_limit_is_one_line(
+    pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], message: str
+) -> None:
     pytester.makepyfile(test_it=BUFFERS)
     result = gpumem(*arguments)
     assert result.ret == 4
@@ -320,11 +379,19 @@ def test_a_wrong_limit_is_one_line(pytester: pytest.Pytester, gpumem: Run, argum
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('@pytest.mark.gpumem(max_kept="2 MiB", max_peak="1 MiB")', "*marker: max_kept 2 MiB contradicts max_peak 1 MiB (marker)*"),
-        ('@pytest.mark.gpumem(max_peek="1 MiB")', "*there is no keyword max_peek (did you mean max_peak?)*"),
+        (
+            '@pytest.mark.gpumem(max_kept="2 MiB", max_peak="1 MiB")',
+            "*marker: max_kept 2 MiB contradicts max_peak 1 MiB (marker)*",
+        ),
+        (
+            '@pytest.mark.gpumem(max_peek="1 MiB")',
+            "*there is no keyword max_peek (did you mean max_peak?)*",
+        ),
     ],
 )
-def test_a_wrong_marker_is_one_line(pytester: pytest.Pytester, gpumem: Run, line: str, message: str) -> None:
+def test_a_wrong_marker_is_one_line(
+    pytester: pytest.Pytester, gpumem: Run, line: str, message: str
+) -> None:
     pytester.makepyfile(test_it=f"import pytest\n{line}\ndef test_it(device_buffer): pass\n")
     result = gpumem()
     assert result.ret == 4
@@ -335,13 +402,27 @@ def test_a_wrong_marker_is_one_line(pytester: pytest.Pytester, gpumem: Run, line
     ("body", "message"),
     [
         ("with gpu_memory.watch(''): pass", "*watch(''): a label is a short text*"),
-        ("with gpu_memory.watch('a'): pass\n    with gpu_memory.watch('a'): pass", "*watch('a'): the label is used already*"),
-        ("with gpu_memory.watch('a', max_latency='1 us'): pass", "*has no keyword 'max_latency'; accepted are max_peak,*"),
-        ("with gpu_memory.watch('a', max_peak='1 lb'): pass", "*call: max_peak: '1 lb' is not understood*"),
-        ("gpu_benchmark(len, [], max_peak='1 MiB')", "*max_peak limits the memory of a test, not a measurement*"),
+        (
+            "with gpu_memory.watch('a'): pass\n    with gpu_memory.watch('a'): pass",
+            "*watch('a'): the label is used already*",
+        ),
+        (
+            "with gpu_memory.watch('a', max_latency='1 us'): pass",
+            "*has no keyword 'max_latency'; accepted are max_peak,*",
+        ),
+        (
+            "with gpu_memory.watch('a', max_peak='1 lb'): pass",
+            "*call: max_peak: '1 lb' is not understood*",
+        ),
+        (
+            "gpu_benchmark(len, [], max_peak='1 MiB')",
+            "*max_peak limits the memory of a test, not a measurement*",
+        ),
     ],
 )
-def test_a_wrong_call_is_one_line(pytester: pytest.Pytester, gpumem: Run, body: str, message: str) -> None:
+def test_a_wrong_call_is_one_line(
+    pytester: pytest.Pytester, gpumem: Run, body: str, message: str
+) -> None:
     pytester.makepyfile(test_it=f"def test_it(gpu_memory, gpu_benchmark):\n    {body}\n")
     result = gpumem()
     result.assert_outcomes(failed=1)
@@ -349,7 +430,9 @@ def test_a_wrong_call_is_one_line(pytester: pytest.Pytester, gpumem: Run, body: 
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_limits_of_this_run_that_a_test_lifts_are_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_limits_of_this_run_that_a_test_lifts_are_noted(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     test = """
         import pytest
 
@@ -359,7 +442,9 @@ def test_limits_of_this_run_that_a_test_lifts_are_noted(pytester: pytest.Pyteste
     """
     result, found = results(pytester, gpumem, test, "--gpumem-max-peak", "1 MiB")
     assert result.ret == 0
-    assert found["test_it.py::test_free"]["footprint"]["notes"] == ["max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"]
+    assert found["test_it.py::test_free"]["footprint"]["notes"] == [
+        "max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"
+    ]
 
 
 COLLECTIONS = """
@@ -443,12 +528,21 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
     )
     kept = {key.partition("::test_")[2]: row["footprint"]["kept"] for key, row in found.items()}
     # The variables of a failure are there for a debugger, as pytest leaves them.
-    assert kept == {"nothing": 0, "fixture": 0, "fails": 4096, "cycle": 0, "traceback": 4096, "list": 4096}
+    assert kept == {
+        "nothing": 0,
+        "fixture": 0,
+        "fails": 4096,
+        "cycle": 0,
+        "traceback": 4096,
+        "list": 4096,
+    }
     looked = json.loads((pytester.path / "collections.json").read_text())
     assert looked == {"fails": [1, 2], "cycle": [1], "traceback": [1, 2], "list": [1, 2]}
 
 
-def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_memory_of_wider_fixtures_belongs_to_no_test(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     _, found = results(
         pytester,
         gpumem,
@@ -473,10 +567,15 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, 
         def test_last(gpu_memory, wide, request): library_takes(request, 2, 1 << 10)
         """,
     )
-    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [(0, 0), (1024, 1024)]
+    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [
+        (0, 0),
+        (1024, 1024),
+    ]
 
 
-def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(test_it="def test_of_a_library(): pass")
     result = gpumem("--gpumem-max-kept", "0 B")
     assert result.ret == 0
@@ -487,7 +586,9 @@ def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.
     assert both in " ".join(result.stdout.str().split())
 
 
-def test_what_a_simulated_device_cannot_show_is_no_pass(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_what_a_simulated_device_cannot_show_is_no_pass(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """Buffers of fixtures end with them: the whole test keeps and reserves nothing, whatever it does. A part may keep something."""
     test = """
         import pytest
@@ -530,7 +631,9 @@ def _unreadable(request):
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["from the start", "when it is read"])
-def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(pytester: pytest.Pytester, gpumem: Run, at_once: bool) -> None:
+def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(
+    pytester: pytest.Pytester, gpumem: Run, at_once: bool
+) -> None:
     pytester.makeconftest(NOT_READ.format(at_once=at_once))
     test = """
         import pytest
@@ -559,7 +662,10 @@ def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(pyteste
     """
     result, found = results(pytester, gpumem, test, "--gpumem-save")
     result.assert_outcomes(passed=5)
-    said = {key.removeprefix("test_it.py::"): (row["verdict"]["outcome"], row["verdict"]["code"]) for key, row in found.items()}
+    said = {
+        key.removeprefix("test_it.py::"): (row["verdict"]["outcome"], row["verdict"]["code"])
+        for key, row in found.items()
+    }
     unread = ("UNDECIDED", "not read")
     assert said == {
         "test_of_a_library": unread,
@@ -567,10 +673,17 @@ def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(pyteste
         "test_part[limited]": unread,
         "test_free": ("MEASURED", None),
     }
-    assert all("the allocator has no snapshot" in row["verdict"]["reason"] for key, row in found.items() if "free" not in key)
+    assert all(
+        "the allocator has no snapshot" in row["verdict"]["reason"]
+        for key, row in found.items()
+        if "free" not in key
+    )
     (stored,) = stored_in(pytester.path)
     content = json.loads(stored.read_text())["content"]
-    assert {row["nodeid"].partition("::")[2] for row in content["rows"]} == {"test_measures", "test_free"}
+    assert {row["nodeid"].partition("::")[2] for row in content["rows"]} == {
+        "test_measures",
+        "test_free",
+    }
     assert not content.get("footprints")
     result, _ = results(pytester, gpumem, test, "--gpumem-strict")
     assert result.ret == 1
@@ -602,14 +715,22 @@ def test_what_lines_keep_on_purpose_is_left_out(pytester: pytest.Pytester, gpume
     result, found = results(pytester, gpumem, PLANS)
     result.assert_outcomes(passed=1, failed=2)
     outcomes = {
-        key.partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"]) for key, row in found.items() if row["label"]
+        key.partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"])
+        for key, row in found.items()
+        if row["label"]
     }
-    assert outcomes == {"plans[plan]": ("PASS", 0), "leaks_besides[plan]": ("FAIL", MIB), "without[plan]": ("FAIL", 4 * MIB)}
+    assert outcomes == {
+        "plans[plan]": ("PASS", 0),
+        "leaks_besides[plan]": ("FAIL", MIB),
+        "without[plan]": ("FAIL", 4 * MIB),
+    }
     (use,) = found["test_it.py::test_plans[plan]"]["footprint"]["uses"]
     assert (use["kept"], use["allowed"]) == (0, 4 * MIB)
     result = gpumem("-o", "gpumem_allow_kept=plans.py:2", "-k", "test_without")
     result.assert_outcomes(passed=1)
-    gpumem("-o", "gpumem_allow_kept=plans.py:1", "-k", "test_without").assert_outcomes(failed=1)  # another line
+    gpumem("-o", "gpumem_allow_kept=plans.py:1", "-k", "test_without").assert_outcomes(
+        failed=1
+    )  # another line
 
 
 WARMS_UP = """
@@ -643,12 +764,18 @@ def test_calls():
 """
 
 
-def test_a_function_is_called_before_its_memory_counts(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_function_is_called_before_its_memory_counts(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     result, found = results(pytester, gpumem, WARMS_UP)
     result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(["E *assert 2 < 2"])
     assert "warmed_up" not in result.stdout.str()
-    assert {key.partition("::")[2] for key in found} >= {"test_function", "test_function[part]", "TestMethod::test_method[7]"}
+    assert {key.partition("::")[2] for key in found} >= {
+        "test_function",
+        "test_function[part]",
+        "TestMethod::test_method[7]",
+    }
     assert found["test_it.py::test_function"]["verdict"]["outcome"] == "PASS"
 
 
@@ -656,10 +783,15 @@ def test_a_function_is_called_before_its_memory_counts(pytester: pytest.Pytester
     ("code", "why"),
     [
         ("def test_it(gpu_benchmark): ...", "marker: warmups 2: a benchmark warms up by itself"),
-        ("async def test_it(gpu_memory): ...", "marker: warmups 2: only a plain function or method can be called again"),
+        (
+            "async def test_it(gpu_memory): ...",
+            "marker: warmups 2: only a plain function or method can be called again",
+        ),
     ],
 )
-def test_what_cannot_be_called_again_is_refused(pytester: pytest.Pytester, gpumem: Run, code: str, why: str) -> None:
+def test_what_cannot_be_called_again_is_refused(
+    pytester: pytest.Pytester, gpumem: Run, code: str, why: str
+) -> None:
     pytester.makepyfile(test_it=f"import pytest\n@pytest.mark.gpumem(warmups=2)\n{code}\n")
     result = gpumem()
     result.assert_outcomes(failed=1)
@@ -677,9 +809,15 @@ def test_a_session_says_once_that_the_driver_is_not_watched(
         return watch(self)
 
     monkeypatch.setattr(SourceFootprints, "watch", without_cupti)
-    result, found = results(pytester, gpumem, BUFFERS, "--gpumem-footprint=on", "--gpumem-max-peak=64 MiB")
+    result, found = results(
+        pytester, gpumem, BUFFERS, "--gpumem-footprint=on", "--gpumem-max-peak=64 MiB"
+    )
     assert {row["verdict"]["outcome"] for row in found.values()} == {"UNDECIDED"}
-    said = [line for line in result.outlines if "footprint: not all is watched from test_it.py::test_two on: " in line]
+    said = [
+        line
+        for line in result.outlines
+        if "footprint: not all is watched from test_it.py::test_two on: " in line
+    ]
     assert len(said) == 1
     assert reason in said[0]
     assert "not all is watched" not in gpumem().stdout.str()  # nobody asked

@@ -35,7 +35,10 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Rows of a JSON document by test name and label."""
     rows = rows_in(folder)
-    return {row["nodeid"].split("::")[1] + (f"[{row['label']}]" if row["label"] else ""): row for row in rows}
+    return {
+        row["nodeid"].split("::")[1] + (f"[{row['label']}]" if row["label"] else ""): row
+        for row in rows
+    }
 
 
 def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -44,7 +47,14 @@ def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
-    for figure in ("FAIL (simulated), ", "max_latency 1.000 ns (marker)", "latency ", " placements", "clean-cold", "conditions "):
+    for figure in (
+        "FAIL (simulated), ",
+        "max_latency 1.000 ns (marker)",
+        "latency ",
+        " placements",
+        "clean-cold",
+        "conditions ",
+    ):
         assert figure in text
 
     suite = ET.parse(pytester.path / "junit.xml").getroot().find("testsuite")
@@ -54,8 +64,13 @@ def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -
     failure = cases["test_slow"].find("failure")
     assert failure is not None
     assert "max_latency" in (failure.get("message") or "")
-    properties = {p.get("name"): p.get("value") or "" for p in cases["test_fine"].findall("properties/property")}
-    assert float(properties["gpumem_latency_s"]) == json.loads(properties["gpumem"])["latency_s"] > 0
+    properties = {
+        p.get("name"): p.get("value") or ""
+        for p in cases["test_fine"].findall("properties/property")
+    }
+    assert (
+        float(properties["gpumem_latency_s"]) == json.loads(properties["gpumem"])["latency_s"] > 0
+    )
     assert properties["gpumem_simulated"] == "True"
     assert properties["gpumem_verdict"] == "PASS"
 
@@ -125,7 +140,9 @@ def test_a_failing_teardown_fails_the_rows(pytester: pytest.Pytester, gpumem: Ru
     assert not stored_in(pytester.path)
 
 
-def test_a_slower_run_fails_and_so_does_the_next(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_run_fails_and_so_does_the_next(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(SIZED)
     for runs in (1, 2, 3):
         gpumem("--gpumem-save").assert_outcomes(passed=1)
@@ -134,23 +151,33 @@ def test_a_slower_run_fails_and_so_does_the_next(pytester: pytest.Pytester, gpum
     for _ in range(2):
         slower = gpumem("--gpumem-save", "--benchmark-autosave")
         slower.assert_outcomes(failed=1)
-        slower.stdout.fnmatch_lines(["+* against *max_regression 2% (call)*", "  verdict *FAIL (simulated), *::test_copy"])
+        slower.stdout.fnmatch_lines(
+            ["+* against *max_regression 2% (call)*", "  verdict *FAIL (simulated), *::test_copy"]
+        )
     assert len(stored_in(pytester.path)) == 3
     # Nor does pytest-benchmark's own storage take the regressed row.
     for saved in pytester.path.glob(".benchmarks/*/0*.json"):
         assert json.loads(saved.read_text()).get("benchmarks", []) == []
 
 
-def test_a_session_ends_with_what_fails_why_and_what_to_do(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_ends_with_what_fails_why_and_what_to_do(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below pytest's own summary, and not for a test that fails by an assertion."""
     pytester.makepyfile(f"{SIZED}\n\ndef test_wrong(gpu_benchmark):\n    assert False\n")
     gpumem("--gpumem-save", "-k", "not wrong").assert_outcomes(passed=1)
     make_three(stored_in(pytester.path)[0])
     monkeypatch.setenv("NBYTES", str(96 << 20))
     monkeypatch.setenv("COLUMNS", "160")
-    result = gpumem("--gpumem-save", "test_a_session_ends_with_what_fails_why_and_what_to_do.py", "--tb=no")
+    result = gpumem(
+        "--gpumem-save", "test_a_session_ends_with_what_fails_why_and_what_to_do.py", "--tb=no"
+    )
     result.assert_outcomes(failed=2)
-    begins = next(number for number, line in enumerate(result.outlines) if line.startswith("FAIL (simulated) "))
+    begins = next(
+        number
+        for number, line in enumerate(result.outlines)
+        if line.startswith("FAIL (simulated) ")
+    )
     test = "test_a_session_ends_with_what_fails_why_and_what_to_do.py::test_copy"
     text = " ".join(line.strip().removesuffix(" \\") for line in result.outlines[begins:-1])
     assert re.fullmatch(
@@ -163,11 +190,15 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(pytester: pytest.Pyte
     assert any(line.startswith("FAILED ") for line in result.outlines[:begins])
 
 
-def test_no_baseline_is_a_warning_and_fails_when_strict(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_no_baseline_is_a_warning_and_fails_when_strict(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(SIZED)
     relaxed = gpumem()
     relaxed.assert_outcomes(passed=1)
-    relaxed.stdout.fnmatch_lines(["NEW: 1 row has nothing to compare with: *", "1 row (simulated): 1 NEW"])
+    relaxed.stdout.fnmatch_lines(
+        ["NEW: 1 row has nothing to compare with: *", "1 row (simulated): 1 NEW"]
+    )
     strict = gpumem("--gpumem-strict")
     strict.assert_outcomes(failed=1)
     strict.stdout.fnmatch_lines(["  verdict *NEW (simulated), *"])
@@ -193,7 +224,9 @@ def test_a_foreign_baseline_is_refused(pytester: pytest.Pytester, gpumem: Run) -
 
 
 def test_an_expected_failure_stays_one(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(LIMITED.replace("@pytest.mark.gpumem", "@pytest.mark.xfail\n@pytest.mark.gpumem"))
+    pytester.makepyfile(
+        LIMITED.replace("@pytest.mark.gpumem", "@pytest.mark.xfail\n@pytest.mark.gpumem")
+    )
     gpumem("--gpumem-strict").assert_outcomes(passed=1, xfailed=1)
 
 
@@ -222,11 +255,17 @@ def test_call(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def test_claims_between_two_measurements(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_between_two_measurements(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(TWO)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=3)
     rows = rows_of(pytester.path)
-    for test, origin in (("test_result", "result"), ("test_marker", "marker"), ("test_call", "call")):
+    for test, origin in (
+        ("test_result", "result"),
+        ("test_marker", "marker"),
+        ("test_call", "call"),
+    ):
         reason = rows[f"{test}[small]"]["verdict"]["reason"]
         assert "times as fast, between " in reason
         assert f"2 x large ({origin}) holds" in reason
@@ -234,21 +273,34 @@ def test_claims_between_two_measurements(pytester: pytest.Pytester, gpumem: Run,
     result = gpumem("-k", "test_result")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["* of large is *faster_than 100 x large (result) does not hold*", "  verdict *FAIL (simulated), *::test_result[[]small]"]
+        [
+            "* of large is *faster_than 100 x large (result) does not hold*",
+            "  verdict *FAIL (simulated), *::test_result[[]small]",
+        ]
     )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ('faster_than("lagre")', "*BadCall: faster_than('lagre'): no other measurement of this test has that label; others are 'large'*"),
+        (
+            'faster_than("lagre")',
+            "*BadCall: faster_than('lagre'): no other measurement of this test has that label; others are 'large'*",
+        ),
         ('faster_than("small")', "*BadCall: faster_than('small'): no other measurement*"),
-        ('faster_than("large", by=0.5)', "*BadCall: faster_than(..., by=0.5); accepted is a factor of 1 or more*"),
+        (
+            'faster_than("large", by=0.5)',
+            "*BadCall: faster_than(..., by=0.5); accepted is a factor of 1 or more*",
+        ),
         ('faster_than("large", by="2")', "*BadCall: faster_than(..., by='2'); accepted is*"),
     ],
 )
-def test_a_claim_that_cannot_be_judged(pytester: pytest.Pytester, gpumem: Run, call: str, message: str) -> None:
-    pytester.makepyfile(TWO.replace('faster_than("large", by=float(os.environ.get("BY", 2)))', call))
+def test_a_claim_that_cannot_be_judged(
+    pytester: pytest.Pytester, gpumem: Run, call: str, message: str
+) -> None:
+    pytester.makepyfile(
+        TWO.replace('faster_than("large", by=float(os.environ.get("BY", 2)))', call)
+    )
     result = gpumem("-k", "test_result")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([message])
@@ -276,7 +328,9 @@ def test_a_parameter_set_has_limits_of_its_own(pytester: pytest.Pytester, gpumem
     assert rows["test_copy[64]"]["failed"]
 
 
-def test_a_limit_that_asks_less_than_the_command_line_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_limit_that_asks_less_than_the_command_line_is_said(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(SIZED)
     said = "*max_regression 2% (call) is looser than 1% (--gpumem-max-regression)*"
     gpumem("--gpumem-max-regression", "1%", "-v").stdout.fnmatch_lines([said])

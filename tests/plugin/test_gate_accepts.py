@@ -44,7 +44,11 @@ class Gates:
 
     def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
-        for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", "COLUMNS": "400", **SIMULATED}.items():
+        for name, value in {
+            "GPUMEM_BASELINE": ".gpumem-baseline",
+            "COLUMNS": "400",
+            **SIMULATED,
+        }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(project.folder)
 
@@ -52,7 +56,9 @@ class Gates:
         for name, text in files.items():
             self.project.write(name, text)
 
-    def gate(self, words: str = TIME, options: Iterable[str] = ("--screen-only", "--accept-from-change")) -> tuple[int, str, str]:
+    def gate(
+        self, words: str = TIME, options: Iterable[str] = ("--screen-only", "--accept-from-change")
+    ) -> tuple[int, str, str]:
         """Exit code, result and all lines."""
         done = CliRunner().invoke(main, ["gate", *options, *words.split()])
         return (
@@ -77,7 +83,11 @@ class Gates:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     ignored = ".gpumem-baseline\n__pycache__\n.venv\ngpumem-results\n"
-    return saved_project(tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "kern.py": KERN, ".gitignore": ignored})
+    return saved_project(
+        tmp_path_factory.mktemp("saved"),
+        programs,
+        {"test_it.py": TESTS, "kern.py": KERN, ".gitignore": ignored},
+    )
 
 
 @pytest.fixture
@@ -111,7 +121,10 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     code, last, text = gates.gate(options=["--screen-only"])
     assert code == 1, text
     (path,) = gates.project.folder.glob(".gpumem/accepted/*.json")
-    assert f"gpumem gate: {FOLDER / path.name} does not count: the gate has no --accept-from-change" in text
+    assert (
+        f"gpumem gate: {FOLDER / path.name} does not count: the gate has no --accept-from-change"
+        in text
+    )
 
 
 def test_a_larger_slow_down_than_the_accepted_one_is_red(gates: Gates) -> None:
@@ -172,13 +185,19 @@ def test_memory_and_copies_are_accepted_and_the_time_is_not(gates: Gates, words:
 
 
 def gates_rows(gates: Gates) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((gates.project.folder / "gpumem-results" / "results.json").read_text())["gpumem"]["rows"]
+    rows: list[dict[str, Any]] = json.loads(
+        (gates.project.folder / "gpumem-results" / "results.json").read_text()
+    )["gpumem"]["rows"]
     return rows
 
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_removed_test(gates: Gates, renamed: bool) -> None:
-    without = TESTS.replace("def test_copy", "def test_renamed") if renamed else TESTS.replace(LIMITED, "def left_out")
+    without = (
+        TESTS.replace("def test_copy", "def test_renamed")
+        if renamed
+        else TESTS.replace(LIMITED, "def left_out")
+    )
     gates.change({"test_it.py": without})
     words = f"{ALL} -- test_it.py"
     code, _, text = gates.gate(words)
@@ -199,11 +218,24 @@ def test_a_removed_test(gates: Gates, renamed: bool) -> None:
     assert code == (6 if renamed else 0)  # the renamed one has no saved run
 
 
-@pytest.mark.parametrize("how", ["    assert False\n", "    import os; os._exit(1)\n", "    raise MemoryError\n"])
+@pytest.mark.parametrize(
+    "how", ["    assert False\n", "    import os; os._exit(1)\n", "    raise MemoryError\n"]
+)
 def test_a_test_that_fails_by_itself_is_red_whatever_is_accepted(gates: Gates, how: str) -> None:
     body = "gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))\n"
     gates.change({**SLOWER, "test_it.py": TESTS.replace(body, body + how, 1)})
-    sizes = ("--scope", "time", "--size", "900%", "--scope", "memory", "--size", "1 TiB", "--scope", "removed")
+    sizes = (
+        "--scope",
+        "time",
+        "--size",
+        "900%",
+        "--scope",
+        "memory",
+        "--size",
+        "1 TiB",
+        "--scope",
+        "removed",
+    )
     gates.accept("test_it.py::test_copy", *sizes)
     code, last, text = gates.gate()
     assert code == 1, text
@@ -211,30 +243,50 @@ def test_a_test_that_fails_by_itself_is_red_whatever_is_accepted(gates: Gates, h
 
 
 def test_a_loosened_limit(gates: Gates) -> None:
-    gates.change({**SLOWER, "test_it.py": TESTS.replace('max_regression="2%"', 'max_regression="50%"', 1)})
+    gates.change(
+        {**SLOWER, "test_it.py": TESTS.replace('max_regression="2%"', 'max_regression="50%"', 1)}
+    )
     code, _, text = gates.gate()
     assert code == 1, text
     gates.accept("test_it.py::test_copy", "--scope", "limit", "--size", "max_regression=40%")
     assert gates.gate()[0] == 1
-    accepted = gates.accept("test_it.py::test_copy", "--scope", "limit", "--size", "max_regression=50%")
+    accepted = gates.accept(
+        "test_it.py::test_copy", "--scope", "limit", "--size", "max_regression=50%"
+    )
     assert "  in place of " in accepted.stdout
     code, last, text = gates.gate()
     assert (code, last) == (0, "ACCEPTED: 1 test max_regression 2% -> 50% by this change"), text
-    assert "limit of test_it.py::test_copy: max_regression 2% -> 50% in this change (accepted, " in text
+    assert (
+        "limit of test_it.py::test_copy: max_regression 2% -> 50% in this change (accepted, "
+        in text
+    )
 
 
 def test_a_loosened_limit_of_a_call(gates: Gates) -> None:
     call = "gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES), max_latency={!r})"
-    body = TESTS.replace("gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))", call.format("45 us"))
+    body = TESTS.replace(
+        "gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))",
+        call.format("45 us"),
+    )
     gates.change({"test_it.py": body})
     gates.merge()
-    gates.change({**SLOWER, "test_it.py": body.replace("45 us", "1 ms").replace('max_regression="2%"', 'max_regression="50%"', 1)})
+    gates.change(
+        {
+            **SLOWER,
+            "test_it.py": body.replace("45 us", "1 ms").replace(
+                'max_regression="2%"', 'max_regression="50%"', 1
+            ),
+        }
+    )
     sizes = ("--scope", "time", "--size", "30%", "--scope", "limit", "--size", "max_regression=50%")
     gates.accept("test_it.py::test_copy", *sizes)
     assert gates.gate()[0] == 1
     gates.accept("test_it.py::test_copy", *sizes, "--scope", "limit", "--size", "max_latency=1 ms")
     code, last, text = gates.gate()
-    assert (code, last) == (0, "ACCEPTED: 1 test max_regression 2% -> 50%, max_latency 45 us -> 1 ms by this change"), text
+    assert (code, last) == (
+        0,
+        "ACCEPTED: 1 test max_regression 2% -> 50%, max_latency 45 us -> 1 ms by this change",
+    ), text
 
 
 def test_two_files_of_one_change_do_not_add_up(gates: Gates) -> None:
@@ -255,7 +307,10 @@ def test_a_file_that_accepts_nothing_is_named(gates: Gates) -> None:
     gates.accept("test_it.py::test_copy", "--scope", "time", "--size", "30%")
     code, last, text = gates.gate()
     assert (code, last) == (0, "green: 1 row"), text
-    assert "accepts what does not fail here; the next saved run begins a new baseline all the same" in text
+    assert (
+        "accepts what does not fail here; the next saved run begins a new baseline all the same"
+        in text
+    )
     gates.change(SLOWER)
     assert "accepts what does not fail" not in gates.gate()[2]
 

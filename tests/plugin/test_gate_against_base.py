@@ -88,7 +88,9 @@ def publish(project: Project, branch: str, *new: str) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
-    return saved_project(tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "pytest.ini": INI})
+    return saved_project(
+        tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "pytest.ini": INI}
+    )
 
 
 @pytest.fixture
@@ -106,7 +108,9 @@ def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
         for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(project.folder)
-        done = CliRunner().invoke(main, [*command.split(), *shlex.split(words.replace("{folder}", str(project.folder)))])
+        done = CliRunner().invoke(
+            main, [*command.split(), *shlex.split(words.replace("{folder}", str(project.folder)))]
+        )
         return done.exit_code, done.output
 
     return run
@@ -144,7 +148,9 @@ def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate)
         "import", "skipped", "xfail",
     ],
 )  # fmt: skip
-def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, change: Change, lost: str, why: str) -> None:
+def test_what_base_selects_and_the_change_does_not_run_is_lost(
+    gate: Gate, change: Change, lost: str, why: str
+) -> None:
     code, text = gate(change)
     assert code == 1, text
     assert f"gpumem gate: lost: test_it.py::test_{lost}: {why}" in text
@@ -161,7 +167,9 @@ def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, chang
     ],
     ids=["nobody relies on it", "left out by the words", "of another runner", "whole paths"],
 )
-def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Change, words: str) -> None:
+def test_what_the_words_leave_out_or_allow_is_not_lost(
+    gate: Gate, change: Change, words: str
+) -> None:
     code, text = gate(change, words)
     assert " lost: " not in text, text
     assert "gate: red" not in text
@@ -170,7 +178,9 @@ def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Chang
         assert code == 0, text
 
 
-def test_a_change_to_a_test_that_base_leaves_out_by_its_own_files_is_no_loss(gate: Gate, project: Project) -> None:
+def test_a_change_to_a_test_that_base_leaves_out_by_its_own_files_is_no_loss(
+    gate: Gate, project: Project
+) -> None:
     """The baseline may hold measurements of a nightly run."""
     project.write("pytest.ini", INI.replace("addopts =", 'addopts = -k "not sizes"'))
     publish(project, "quick")
@@ -181,11 +191,16 @@ def test_a_change_to_a_test_that_base_leaves_out_by_its_own_files_is_no_loss(gat
 
 def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
     words = "--screen-only origin/main -- -k skips_with_a_limit"
-    code, text = gate({}, words.replace("-k skips_with_a_limit", '-k "skips_with_a_limit or memory"'))
+    code, text = gate(
+        {}, words.replace("-k skips_with_a_limit", '-k "skips_with_a_limit or memory"')
+    )
     assert code == 0, text
     assert "one process of origin/main, for the exact figures and limits of 1 test" in text
     assert "not run: 1 test (1 origin/main skips it too)" in text
-    skips = replaced("def test_memory(device_buffer):", 'def test_memory(device_buffer):\n    pytest.skip("not today")')
+    skips = replaced(
+        "def test_memory(device_buffer):",
+        'def test_memory(device_buffer):\n    pytest.skip("not today")',
+    )
     code, text = gate(skips, "--screen-only origin/main -- -k memory")
     assert code == 1, text
     assert "lost: test_it.py::test_memory: its test skipped (not today)" in text
@@ -216,13 +231,26 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     assert code == 1, text
     assert gate_result(text) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     summary = Path("gpumem-results", "results.json").read_text()
-    assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
-    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above max_copied_bytes base" in summary
+    assert (
+        "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B"
+        in summary
+    )
+    assert (
+        "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above max_copied_bytes base"
+        in summary
+    )
     # The causes: one more pair of processes, with the lines that allocate and with what a launch runs.
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
-    assert "why: +16 MiB at test_it.py:7 in test_peak: device_buffer(NBYTES) (64 MiB before)" in shown
-    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above" in shown
-    assert "why: +16 MiB at test_it.py:7 in test_peak" in Path("gpumem-results", "summary.md").read_text()
+    assert (
+        "why: +16 MiB at test_it.py:7 in test_peak: device_buffer(NBYTES) (64 MiB before)" in shown
+    )
+    assert (
+        "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above" in shown
+    )
+    assert (
+        "why: +16 MiB at test_it.py:7 in test_peak"
+        in Path("gpumem-results", "summary.md").read_text()
+    )
 
 
 def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project) -> None:
@@ -239,7 +267,10 @@ def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project
     exact.write("peaks", "80 80 80 80 80 64")  # the last but one for its cause
     code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
     assert (code, exact.folder.joinpath("peaks").read_text()) == (1, "64"), text
-    said = [text.count(f"gpumem gate: {which} of the change, for the memory of 1 test") for which in ("one process", "one more process")]
+    said = [
+        text.count(f"gpumem gate: {which} of the change, for the memory of 1 test")
+        for which in ("one process", "one more process")
+    ]
     assert said == [1, 2]
 
 
@@ -251,8 +282,14 @@ def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Pro
     publish(exact, "grown")
     code, text = gate({"README.md": "words\n"}, "origin/grown")
     assert code == 0, text
-    assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
-    assert "gpumem gate: origin/grown has it too: test_it.py::test_copied: 80 MiB copied in one launch, " in text
+    assert (
+        "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB"
+        in text
+    )
+    assert (
+        "gpumem gate: origin/grown has it too: test_it.py::test_copied: 80 MiB copied in one launch, "
+        in text
+    )
     # It grows further.
     code, text = gate({"kern.py": "NBYTES = 96 << 20\n"}, "origin/grown")
     assert code == 1, text
@@ -261,7 +298,10 @@ def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Pro
 
 @pytest.mark.usefixtures("exact")
 def test_exact_figures_that_base_does_not_have_are_new(gate: Gate) -> None:
-    new = EXACT + "\n@pytest.mark.gpumem(max_peak_regression='0 B')\ndef test_new(device_buffer):\n    device_buffer(1 << 20)\n"
+    new = (
+        EXACT
+        + "\n@pytest.mark.gpumem(max_peak_regression='0 B')\ndef test_new(device_buffer):\n    device_buffer(1 << 20)\n"
+    )
     code, text = gate({"test_it.py": new}, "--screen-only origin/exact")
     assert code == 0, text
     assert "gpumem gate: new, base does not have it: test_it.py::test_new" in text
@@ -273,7 +313,9 @@ def test_exact_figures_of_a_base_that_crashes_are_no_verdict(gate: Gate, exact: 
     code, text = gate({"conftest.py": ""}, "--screen-only origin/crash -- -k peak")
     assert code == 6, text
     assert "no figures of origin/crash: base (merge base with origin/crash " in text
-    assert "no verdict (simulated): 1 of 1 row not judged, and there was no duet to judge them" in text
+    assert (
+        "no verdict (simulated): 1 of 1 row not judged, and there was no duet to judge them" in text
+    )
 
 
 def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, project: Project) -> None:
@@ -281,7 +323,9 @@ def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, projec
     publish(project, "broken", "conftest.py")
     code, text = gate({"conftest.py": ""}, "--screen-only origin/broken")
     assert code == 6, text
-    assert text.splitlines()[-1].startswith("gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken ")
+    assert text.splitlines()[-1].startswith(
+        "gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken "
+    )
 
 
 TOLD = """
@@ -297,7 +341,9 @@ def pytest_collection_finish(session):
 
 
 @pytest.mark.parametrize("more", ["", " -n1"])
-def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_before(gate: Gate, project: Project, more: str) -> None:
+def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_before(
+    gate: Gate, project: Project, more: str
+) -> None:
     folder = str(project.folder.parent)
     project.write("conftest.py", TOLD.format(folder, True, "base"))
     publish(project, "late", "conftest.py")
@@ -315,15 +361,23 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
         ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
     ],
 )
-def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(gate: Gate, words: str, named: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(
+    gate: Gate, words: str, named: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     code, text = gate({}, f"{GPU} {words}")
     assert code == 4, text
-    assert text.splitlines()[-1] == "gpumem gate: no verdict: pytest did not accept its arguments, its settings or the device"
+    assert (
+        text.splitlines()[-1]
+        == "gpumem gate: no verdict: pytest did not accept its arguments, its settings or the device"
+    )
     assert named in capfd.readouterr().err  # of pytest
 
 
 def test_an_option_of_the_change_that_base_lacks_is_no_mistake_of_the_user(gate: Gate) -> None:
-    code, text = gate({"conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--added')\n"}, f"{GPU} --added=1")
+    code, text = gate(
+        {"conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--added')\n"},
+        f"{GPU} --added=1",
+    )
     assert code == 6, text
     assert "BASE: its tests cannot be collected: base (merge base with origin/main " in text
     assert "unrecognized arguments: --added=1" in text
@@ -362,7 +416,13 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
 @pytest.mark.parametrize(
     ("old", "new", "line", "options", "code"),
     [
-        ("max_regression='5%'", "max_regression='900%'", "test_time: max_regression 5% -> 900% in this change (5% holds)", "", 1),
+        (
+            "max_regression='5%'",
+            "max_regression='900%'",
+            "test_time: max_regression 5% -> 900% in this change (5% holds)",
+            "",
+            1,
+        ),
         (
             "max_regression='5%'",
             "max_regression=None",
@@ -370,10 +430,34 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
             "--screen-only",
             6,
         ),
-        ('"45 us"', '"1 s"', "test_latency[x]: max_latency 45 us -> 1 s in this change (45 us holds)", "--screen-only", 1),
-        ("max_latency=LONGEST, ", "", "test_latency[x]: max_latency 45 us -> none in this change (45 us holds)", "--screen-only", 1),
-        ('"70 MiB"', '"1 GiB"', "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)", "--screen-only", 1),
-        (", max_copied_bytes='base'", "", "test_counts: max_copied_bytes base -> none in this change (base holds)", "--screen-only", 1),
+        (
+            '"45 us"',
+            '"1 s"',
+            "test_latency[x]: max_latency 45 us -> 1 s in this change (45 us holds)",
+            "--screen-only",
+            1,
+        ),
+        (
+            "max_latency=LONGEST, ",
+            "",
+            "test_latency[x]: max_latency 45 us -> none in this change (45 us holds)",
+            "--screen-only",
+            1,
+        ),
+        (
+            '"70 MiB"',
+            '"1 GiB"',
+            "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)",
+            "--screen-only",
+            1,
+        ),
+        (
+            ", max_copied_bytes='base'",
+            "",
+            "test_counts: max_copied_bytes base -> none in this change (base holds)",
+            "--screen-only",
+            1,
+        ),
         ("from kern", "# words\nfrom kern", None, "--screen-only", 1),
     ],
     ids=["time", "lifted", "latency", "latency removed", "memory", "kernels", "words alone"],
@@ -398,12 +482,17 @@ def test_a_change_is_held_to_the_limits_of_the_calls_of_base(
 # The simulated device
 
 
-def test_a_simulated_device_takes_the_place_of_a_gpu_by_the_words_alone(gate: Gate, project: Project) -> None:
+def test_a_simulated_device_takes_the_place_of_a_gpu_by_the_words_alone(
+    gate: Gate, project: Project
+) -> None:
     (simulated,) = (project.folder / ".gpumem-baseline").iterdir()
     shutil.copytree(simulated, simulated.with_name("NVIDIA-H100"))
     code, text = gate({})
     assert code == 6, text
-    assert "no verdict (simulated): the device is simulated, and the baseline is of NVIDIA-H100; " in gate_result(text)
+    assert (
+        "no verdict (simulated): the device is simulated, and the baseline is of NVIDIA-H100; "
+        in gate_result(text)
+    )
     code, text = gate({}, f"{GPU} --gpumem-device sim")
     assert (code, gate_result(text)) == (0, "gpumem gate: green (simulated): 4 rows")
 
@@ -414,29 +503,46 @@ SLOW = {"kern.py": "NBYTES = 96 << 20\n"}
 @pytest.mark.parametrize(
     ("change", "line", "code"),
     [
-        (SLOW | replaced('"5%"', '"900%"'), "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)", 1),
+        (
+            SLOW | replaced('"5%"', '"900%"'),
+            "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)",
+            1,
+        ),
         (
             SLOW | replaced('@pytest.mark.gpumem(max_regression="5%")\n', ""),
             "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)",
             1,
         ),
-        (SLOW | replaced('"5%"', "None"), "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)", 1),
         (
-            {"kern.py": "NBYTES = 257 << 20\n"} | replaced('@pytest.mark.gpumem(max_peak="256 MiB")\n', ""),
+            SLOW | replaced('"5%"', "None"),
+            "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)",
+            1,
+        ),
+        (
+            {"kern.py": "NBYTES = 257 << 20\n"}
+            | replaced('@pytest.mark.gpumem(max_peak="256 MiB")\n', ""),
             "limit of test_it.py::test_memory: max_peak 256 MiB -> none in this change (256 MiB holds)",
             1,
         ),
-        (replaced('"5%"', '"900%"'), "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)", 0),
+        (
+            replaced('"5%"', '"900%"'),
+            "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)",
+            0,
+        ),
     ],
     ids=["looser", "removed", "lifted", "of memory", "looser and kept"],
 )
-def test_a_change_is_held_to_the_limits_of_base(gate: Gate, change: Change, line: str, code: int) -> None:
+def test_a_change_is_held_to_the_limits_of_base(
+    gate: Gate, change: Change, line: str, code: int
+) -> None:
     ended, text = gate(change)
     assert ended == code, text
     assert f"gpumem gate: {line}" in text
 
 
-def test_the_origin_of_a_limit_of_base_is_said(gate: Gate, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_origin_of_a_limit_of_base_is_said(
+    gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
     gate(SLOW | replaced('@pytest.mark.gpumem(max_regression="5%")\n', ""))
     assert "slower than max_regression 5% (marker of origin/main) allows" in capfd.readouterr().out
 
@@ -449,14 +555,20 @@ def test_a_stricter_limit_of_the_change_holds(gate: Gate) -> None:
 
 def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Project) -> None:
     shutil.rmtree(project.folder / ".gpumem-baseline")
-    code, text = gate(SLOW | replaced('"5%"', '"900%"'), "origin/main --rounds-max 12 -- -k test_copy")
+    code, text = gate(
+        SLOW | replaced('"5%"', '"900%"'), "origin/main --rounds-max 12 -- -k test_copy"
+    )
     assert code == 1, text
     assert "red (simulated): 1 of 1 row fails" in text
 
 
-@pytest.mark.parametrize(("mib", "option", "code"), [(128, "900%", 1), (65, "0.1%", 0)], ids=["looser", "stricter"])
+@pytest.mark.parametrize(
+    ("mib", "option", "code"), [(128, "900%", 1), (65, "0.1%", 0)], ids=["looser", "stricter"]
+)
 @pytest.mark.parametrize("judge", ["session", "compare", "gate", "duet"])
-def test_the_limit_of_a_test_wins_over_an_option(gate: Gate, project: Project, judge: str, mib: int, option: str, code: int) -> None:
+def test_the_limit_of_a_test_wins_over_an_option(
+    gate: Gate, project: Project, judge: str, mib: int, option: str, code: int
+) -> None:
     """The test allows 5 %; the change takes 1.5 % longer, or twice as long."""
     change = {"kern.py": f"NBYTES = {mib} << 20\n"}
     limit = f"--max-regression {option}"
@@ -467,7 +579,11 @@ def test_the_limit_of_a_test_wins_over_an_option(gate: Gate, project: Project, j
         ended, text = gate(change, words, "duet")
     else:
         project.write("kern.py", change["kern.py"])
-        words = f"--gpumem-max-regression={option}" if judge == "session" else "--benchmark-json=head.json"
+        words = (
+            f"--gpumem-max-regression={option}"
+            if judge == "session"
+            else "--benchmark-json=head.json"
+        )
         done = project.run(
             f". .venv/bin/activate; python -m pytest --gpumem --gpumem-processes 3 {words}",
             {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED},
@@ -482,10 +598,15 @@ def test_the_limit_of_a_test_wins_over_an_option(gate: Gate, project: Project, j
 def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: Project) -> None:
     project.write("pytest.ini", INI + "gpumem_max_regression = 5%\n")
     publish(project, "limited")
-    code, text = gate({"pytest.ini": INI + "gpumem_max_regression = 50%\n"}, "--screen-only origin/limited -- -m gpu")
+    code, text = gate(
+        {"pytest.ini": INI + "gpumem_max_regression = 50%\n"},
+        "--screen-only origin/limited -- -m gpu",
+    )
     assert code == 0, text
     assert "limit of 2 tests: max_regression 5% -> 50% in this change (5% holds)" in text
-    rows = json.loads((project.folder / "gpumem-results" / "results.json").read_text())["gpumem"]["rows"]
+    rows = json.loads((project.folder / "gpumem-results" / "results.json").read_text())["gpumem"][
+        "rows"
+    ]
     assert {row["limits"]["max_regression"] for row in rows if row["measurement"]} == {"5%"}
 
 

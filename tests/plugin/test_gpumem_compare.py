@@ -36,7 +36,9 @@ BASE = {"memory": 80, "copied": 256, "kernel": "gpu_kernels.copy", "label": "cop
     [({}, 0), ({"memory": 87}, 1), ({"memory": 79}, 0), ({"copied": 512}, 1), ({"copied": 257}, 0)],
     ids=["nothing", "more memory", "less memory", "slower", "within the limit"],
 )
-def test_files_get_what_the_session_gives(pytester: pytest.Pytester, gpumem: Run, change: dict[str, Any], code: int) -> None:
+def test_files_get_what_the_session_gives(
+    pytester: pytest.Pytester, gpumem: Run, change: dict[str, Any], code: int
+) -> None:
     pytester.makepyfile(test_it=SUITE.format(**BASE))
     for _ in range(3):
         assert gpumem("--gpumem-save").ret == 0
@@ -45,9 +47,17 @@ def test_files_get_what_the_session_gives(pytester: pytest.Pytester, gpumem: Run
     assert gpumem("--benchmark-json=head.json").ret == code
     (folder,) = pytester.path.glob(".benchmarks/*/gpumem")
     done = CliRunner().invoke(main, ["compare", str(folder), "head.json", "--json", "-"])
-    found = {row["test"]: (row["outcome"], row["reason"]) for row in json.loads(done.stdout)["rows"]}
-    said = {row["key"]: (row["verdict"]["outcome"], row["verdict"]["reason"]) for row in rows_in(pytester.path, "head.json")}
-    assert found == {key: (outcome, reason.partition("; changed since")[0]) for key, (outcome, reason) in said.items()}
+    found = {
+        row["test"]: (row["outcome"], row["reason"]) for row in json.loads(done.stdout)["rows"]
+    }
+    said = {
+        row["key"]: (row["verdict"]["outcome"], row["verdict"]["reason"])
+        for row in rows_in(pytester.path, "head.json")
+    }
+    assert found == {
+        key: (outcome, reason.partition("; changed since")[0])
+        for key, (outcome, reason) in said.items()
+    }
     assert done.exit_code == code
     assert CliRunner().invoke(main, ["compare", "base.json", "head.json"]).exit_code == code
 
@@ -59,7 +69,11 @@ def test_a_row_that_the_session_finds_lost_is_lost(pytester: pytest.Pytester, gp
     gpumem("--benchmark-json=head.json")
     done = CliRunner().invoke(main, ["compare", "base.json", "head.json", "--json", "-"])
     assert done.exit_code == 1
-    lost = [(one["key"], one["status"]) for one in results_in(pytester.path, "head.json")["missing"]]
+    lost = [
+        (one["key"], one["status"]) for one in results_in(pytester.path, "head.json")["missing"]
+    ]
     assert (
-        [(one["test"], one["status"]) for one in json.loads(done.stdout)["missing"]] == lost == [("test_it.py::test_kernels[copy]", "lost")]
+        [(one["test"], one["status"]) for one in json.loads(done.stdout)["missing"]]
+        == lost
+        == [("test_it.py::test_kernels[copy]", "lost")]
     )

@@ -33,37 +33,68 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def gpumem_command(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path) -> Run:
+def gpumem_command(
+    pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path
+) -> Run:
     """Runs `gpumem` on the suite with the stand-in as both tools."""
     pytester.makepyfile(test_suite=SUITE)
     tool = tmp_path / "bin" / "tool"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_profiler.py"} "$@"\n')
+    tool.write_text(
+        f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_profiler.py"} "$@"\n'
+    )
     tool.chmod(0o755)
     nvtx = nvtx_trace.environment
     told = {"nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"]}
-    environment = {**os.environ, "GPUMEM_NSYS": str(tool), "GPUMEM_NCU": str(tool), "FAKE_PROFILER": json.dumps(told)}
+    environment = {
+        **os.environ,
+        "GPUMEM_NSYS": str(tool),
+        "GPUMEM_NCU": str(tool),
+        "FAKE_PROFILER": json.dumps(told),
+    }
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", COMMAND, *arguments]
-        return subprocess.run(command, cwd=pytester.path, env={**environment, **variables}, capture_output=True, text=True)
+        return subprocess.run(
+            command,
+            cwd=pytester.path,
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+        )
 
     return run
 
 
-def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run, pytester: pytest.Pytester) -> None:
+def test_one_test_is_recorded_by_its_range_and_no_other_runs(
+    gpumem_command: Run, pytester: pytest.Pytester
+) -> None:
     # A strict project whose tests run in three processes: none of that applies under a profiler.
     done = gpumem_command(
-        "profile", "nsys", "--test", "test_suite.py::test_copy[2]", "--", "test_suite.py", GPUMEM_STRICT="1", GPUMEM_PROCESSES="3"
+        "profile",
+        "nsys",
+        "--test",
+        "test_suite.py::test_copy[2]",
+        "--",
+        "test_suite.py",
+        GPUMEM_STRICT="1",
+        GPUMEM_PROCESSES="3",
     )
     assert done.returncode == 0, done.stderr
     file = pytester.path / "test_copy_2.nsys-rep"
     report: dict[str, Any] = json.loads(file.read_text())
     options = report["options"]
     assert options[0] == "profile"
-    assert {"--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"} < set(options)
+    assert {
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--cuda-graph-trace=node",
+    } < set(options)
     assert {"--capture-range=nvtx", "--capture-range-end=stop"} < set(options)
-    (captured,) = (option.partition("=")[2] for option in options if option.startswith("--nvtx-capture="))
+    (captured,) = (
+        option.partition("=")[2] for option in options if option.startswith("--nvtx-capture=")
+    )
     name, _, domain = captured.partition("@")
     assert domain == "gpumem"
     # The range that is to be recorded is there, once, and holds everything that ran.
@@ -78,7 +109,9 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run
     assert "1 passed, 2 deselected" in done.stderr
 
 
-def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: Run, pytester: pytest.Pytester) -> None:
+def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(
+    gpumem_command: Run, pytester: pytest.Pytester
+) -> None:
     done = gpumem_command(
         "profile",
         "ncu",
@@ -97,7 +130,9 @@ def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: 
     assert options[options.index("--clock-control") + 1] == "none"
     assert options[options.index("--set") + 1] == "full"
     included = [value for option, value in pairwise(options) if option == "--nvtx-include"]
-    assert included == [f"gpumem@{name}.measure/" for name in ("test_copy_1", "test_copy_2", "test_other")]
+    assert included == [
+        f"gpumem@{name}.measure/" for name in ("test_copy_1", "test_copy_2", "test_other")
+    ]
     opened = {path.split("/")[-1] for path in report["ranges"]}
     assert {one.removeprefix("gpumem@").rstrip("/") for one in included} < opened
     assert "some.ncu-rep: 3 tests" in done.stdout

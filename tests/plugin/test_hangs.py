@@ -38,7 +38,10 @@ def test_{name}(gpu_device, gpu_benchmark, device_buffer, gpu_kernels, monkeypat
     test_triad(gpu_benchmark, device_buffer, gpu_kernels)
 """
 HINT = "*gpumem: test_it.py::test_culprit: a measurement did not end within 0.505 s (--gpumem-timeout)*--gpumem-isolate*"
-STACK = ['  File "*/test_it.py", line * in wait_for_itself', '  File "*/test_it.py", line * in test_culprit*']
+STACK = [
+    '  File "*/test_it.py", line * in wait_for_itself',
+    '  File "*/test_it.py", line * in test_culprit*',
+]
 
 
 def culprit(during: str, name: str = "culprit", timeout: str = "0.5 s") -> str:
@@ -80,28 +83,43 @@ def test_a_hang_ends_the_process_with_its_stack(start: Run, how: str) -> None:
 
 
 def test_six_hangs_cost_their_tests_alone(start: Run) -> None:
-    result = start("".join(culprit("released()", f"culprit_{number}") for number in range(6)), "--gpumem-isolate")
+    result = start(
+        "".join(culprit("released()", f"culprit_{number}") for number in range(6)),
+        "--gpumem-isolate",
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=6)
-    result.stdout.fnmatch_lines(["gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended", *STACK])
+    result.stdout.fnmatch_lines(
+        [
+            "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended",
+            *STACK,
+        ]
+    )
     texts = "\n".join(failures())
     assert [texts.count(f"in test_culprit_{number}") for number in range(6)] == [1] * 6
     assert "_pytest" not in texts
     assert measured() == ["test_triad", "test_last"]
 
 
-@pytest.mark.parametrize("during", ["held()", "os.kill(os.getpid(), signal.SIGSEGV)", "ctypes.CDLL(None)._exit(0)"])
+@pytest.mark.parametrize(
+    "during", ["held()", "os.kill(os.getpid(), signal.SIGSEGV)", "ctypes.CDLL(None)._exit(0)"]
+)
 def test_no_scheduler_repeats_a_test_that_ended_its_worker(start: Run, during: str) -> None:
     result = start(culprit(during), "-n1", "--dist=loadfile")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2, failed=1)
     (text,) = failures()
-    assert ("in test_culprit" if during == "held()" else "the process crashed while it ran this test") in text
+    assert (
+        "in test_culprit" if during == "held()" else "the process crashed while it ran this test"
+    ) in text
     assert measured() == ["test_triad", "test_last"]
 
 
 def test_the_timer_of_pytest_comes_back(start: Run) -> None:
-    sleeps = culprit("time.sleep(0.6)", timeout="1 min") + "\n    def sleeps(): time.sleep(0.6)\n    sleeps()\n"
+    sleeps = (
+        culprit("time.sleep(0.6)", timeout="1 min")
+        + "\n    def sleeps(): time.sleep(0.6)\n    sleeps()\n"
+    )
     result = start(sleeps, "-o", "faulthandler_timeout=0.4")
     assert result.ret == pytest.ExitCode.OK
     stacks = result.stderr.str().split("Timeout (0:00:00.4")[1:]

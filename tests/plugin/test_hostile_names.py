@@ -40,16 +40,24 @@ def ours(result: pytest.RunResult) -> str:
     return text[text.index("gpumem: NVIDIA") :]
 
 
-def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_taken_over(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (pytester.path / HOSTILE).write_text(MEASURED)
-    for name, value in {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "step.md", "PY_COLORS": "0"}.items():
+    for name, value in {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_STEP_SUMMARY": "step.md",
+        "PY_COLORS": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     files = ["--benchmark-json=out.json", "--gpumem-report=out.html"]
     once = ("-v", "-rN", "--gpumem-save", "--benchmark-disable", "--import-mode=importlib")
     result = gpumem(*once, *files)
     result.assert_outcomes(passed=1, failed=1, skipped=1)
     refuse_control(ours(result), "terminal")
-    assert r"test_a\n::add-mask::x\x1b[2J\u202e\udcff.py::test_skipped: the test" in re.sub(r"\s+", " ", ours(result))
+    assert r"test_a\n::add-mask::x\x1b[2J\u202e\udcff.py::test_skipped: the test" in re.sub(
+        r"\s+", " ", ours(result)
+    )
     for name in ("out.html", "step.md"):
         refuse_control((pytester.path / name).read_text(), name)
     failure = result.stdout.str()
@@ -67,7 +75,19 @@ def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypat
         (["compare", "out.json", "again.json"], 1),  # a test of it fails by its limit
         (["compare", "none\n::add-mask::x", "again.json"], 4),
         (["report", "out.json", "-o", "a\n::add-mask::x.html", "--base", str(folder)], 0),
-        (["accept", row["nodeid"], "--scope", "time", "--size", "5%", "--reason", "because\n::add-mask::x\x1b[2J"], 0),
+        (
+            [
+                "accept",
+                row["nodeid"],
+                "--scope",
+                "time",
+                "--size",
+                "5%",
+                "--reason",
+                "because\n::add-mask::x\x1b[2J",
+            ],
+            0,
+        ),
     ):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == code, done.output

@@ -9,7 +9,19 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("new_interpreters")
 
-HEAVY = ("cupy", "cuda", "pynvml", "scipy", "numpy", "nvtx", "rich", "msgspec", "click", "numba", "torch")
+HEAVY = (
+    "cupy",
+    "cuda",
+    "pynvml",
+    "scipy",
+    "numpy",
+    "nvtx",
+    "rich",
+    "msgspec",
+    "click",
+    "numba",
+    "torch",
+)
 
 
 def modules_after(pytester: pytest.Pytester, *arguments: str) -> set[str]:
@@ -56,7 +68,9 @@ from pytest_gpumem.settings import resolve
 resolve({{}}, {{}}, {{}}, "")
 print(sorted((set(sys.modules) - before) & {{*{HEAVY!r}, "statistics", "fractions"}}))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -148,11 +162,15 @@ def test_without_pytest_benchmark_tests_still_skip(pytester: pytest.Pytester) ->
 
 
 def test_marker_is_known_with_strict_markers(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latency='1 ms')\ndef test_it(): pass")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpumem(max_latency='1 ms')\ndef test_it(): pass"
+    )
     pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
 
 
-def test_somebody_elses_variable_does_no_harm(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_variable_does_no_harm(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUMEM_NONSENSE", "1")
     pytester.makepyfile("def test_it(): pass")
     pytester.runpytest().assert_outcomes(passed=1)
@@ -200,9 +218,7 @@ changed = {name: (before[name], after[name]) for name in before if before[name] 
 assert not changed, changed
 """
 )
-THIRD_PARTIES = (
-    "numpy msgspec rich.console rich.table rich.text filelock platformdirs nvtx jinja2 multiprocessing.connection multiprocessing.util"
-)
+THIRD_PARTIES = "numpy msgspec rich.console rich.table rich.text filelock platformdirs nvtx jinja2 multiprocessing.connection multiprocessing.util"
 """What a session with --gpumem imports of others, which register what they like."""
 MEASURES = """
 def test_it(gpu_benchmark, gpu_kernels, device_buffer):
@@ -212,16 +228,31 @@ def test_it(gpu_benchmark, gpu_kernels, device_buffer):
 
 @pytest.mark.parametrize(
     ("others", "arguments"),
-    [("", ()), (THIRD_PARTIES, ("--gpumem", "--gpumem-device=sim", "--gpumem-budget=5 ms", "--gpumem-save"))],
+    [
+        ("", ()),
+        (
+            THIRD_PARTIES,
+            ("--gpumem", "--gpumem-device=sim", "--gpumem-budget=5 ms", "--gpumem-save"),
+        ),
+    ],
     ids=["without", "with"],
 )
-def test_a_session_leaves_nothing_global_behind(pytester: pytest.Pytester, others: str, arguments: tuple[str, ...]) -> None:
+def test_a_session_leaves_nothing_global_behind(
+    pytester: pytest.Pytester, others: str, arguments: tuple[str, ...]
+) -> None:
     pytester.makepyfile(test_a="def test_nothing(): pass", test_b=MEASURES)
-    done = subprocess.run([sys.executable, "-c", GLOBALS, others, *arguments], cwd=pytester.path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", GLOBALS, others, *arguments],
+        cwd=pytester.path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_without_the_switch_a_session_runs_with_nothing_global_of_ours(pytester: pytest.Pytester) -> None:
+def test_without_the_switch_a_session_runs_with_nothing_global_of_ours(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeconftest(
         STATE
         + """

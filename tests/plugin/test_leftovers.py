@@ -111,7 +111,9 @@ CTRL_C = "signal.raise_signal(signal.SIGINT)"
     ],
     ids=["success", "failure", "skip", "time-out"],
 )
-def test_all_is_as_found_after(pytester: pytest.Pytester, gpumem: Run, body: str, outcomes: dict[str, int]) -> None:
+def test_all_is_as_found_after(
+    pytester: pytest.Pytester, gpumem: Run, body: str, outcomes: dict[str, int]
+) -> None:
     pytester.makepyfile(way_out(body))
     result = gpumem("--gpumem-device", "sim:h100", "-W", "ignore:Benchmark fixture was not used")
     # No warning: nothing was left that the session had to put back.
@@ -236,7 +238,9 @@ def test_lines_alone_are_let_go_of_before_the_next_test(beside: Run) -> None:
     ],
     ids=["strict", "failure", "skip", "time-out"],
 )
-def test_a_neighbour_is_named_however_it_ends(beside: Run, body: str, arguments: tuple[str, ...], outcomes: dict[str, int]) -> None:
+def test_a_neighbour_is_named_however_it_ends(
+    beside: Run, body: str, arguments: tuple[str, ...], outcomes: dict[str, int]
+) -> None:
     neighbour = f"""
     import signal
 
@@ -262,7 +266,9 @@ def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
         {CTRL_C}
     """
     )
-    result = pytester.runpytest_inprocess(*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", no_reraise_ctrlc=True)
+    result = pytester.runpytest_inprocess(
+        *SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", no_reraise_ctrlc=True
+    )
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines([LEFT, AT_THE_END])
 
@@ -322,7 +328,10 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(beside: Run) -> N
         "-v",
     )
     result.assert_outcomes(passed=8, warnings=3)
-    said = re.findall(r"LeftoverWarning: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)", result.stdout.str())
+    said = re.findall(
+        r"LeftoverWarning: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)",
+        result.stdout.str(),
+    )
     assert sorted(said) == [
         ("test_second[does not]", "0 B", "31.25 MiB"),
         ("test_second[restores]", "0 B", "31.25 MiB"),
@@ -331,7 +340,9 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(beside: Run) -> N
 
 
 @pytest.mark.parametrize("scope", ["function", "module", "session"])
-def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.Pytester, beside: Run, scope: str) -> None:
+def test_a_fixture_from_before_the_device_was_opened_restores(
+    pytester: pytest.Pytester, beside: Run, scope: str
+) -> None:
     """What the process started with was not seen then: what such a fixture puts back on its way out is no leftover."""
     pytester.makeconftest(
         STATE
@@ -399,7 +410,9 @@ def test_a_block_that_is_never_left_is_closed_with_its_test(beside: Run) -> None
     )
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.fnmatch_lines(
-        ["*LeftoverWarning: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"]
+        [
+            "*LeftoverWarning: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"
+        ]
     )
 
 
@@ -415,7 +428,9 @@ def test_what_cannot_be_put_back_is_an_error_under_strict(beside: Run, strict: b
     )
     result.assert_outcomes(passed=1, errors=strict, warnings=not strict)
     said = "gpumem: --gpumem-strict: " if strict else "*LeftoverWarning: "
-    result.stdout.fnmatch_lines([f"{said}*::test_neighbour left an L2 set-aside of 31.25 MiB*; except the set-aside"])
+    result.stdout.fnmatch_lines(
+        [f"{said}*::test_neighbour left an L2 set-aside of 31.25 MiB*; except the set-aside"]
+    )
 
 
 def test_the_warning_can_be_made_an_error(beside: Run) -> None:
@@ -437,4 +452,6 @@ def test_the_warning_can_be_made_an_error(beside: Run) -> None:
         "error::pytest_gpumem.memory.l2.LeftoverWarning",
     )
     result.assert_outcomes(passed=3, errors=2)
-    result.stdout.fnmatch_lines([LEFT[1:], "*ValueError: in the teardown", "LeftoverWarning: *::test_both left*"])
+    result.stdout.fnmatch_lines(
+        [LEFT[1:], "*ValueError: in the teardown", "LeftoverWarning: *::test_both left*"]
+    )

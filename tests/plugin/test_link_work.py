@@ -11,7 +11,9 @@ from sessions import Run
 @pytest.fixture
 def run(pytester: pytest.Pytester, gpumem: Run) -> Run:
     def run(body: str, *arguments: str) -> pytest.RunResult:
-        pytester.makepyfile(f"import pytest\nimport numpy as np\nfrom pytest_gpumem import MiB\n\n{body}")
+        pytester.makepyfile(
+            f"import pytest\nimport numpy as np\nfrom pytest_gpumem import MiB\n\n{body}"
+        )
         return gpumem(*arguments)
 
     return run
@@ -20,7 +22,11 @@ def run(pytester: pytest.Pytester, gpumem: Run) -> Run:
 def test_the_cap_on_pinned_memory(run: Run) -> None:
     result = run("def test_much(pinned_buffer):\n    pinned_buffer(65 << 30)\n")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*TooMuchPinned: 65 GiB of page-locked memory pass the cap of 64 GiB, half of the host's 128 GiB: ask *"])
+    result.stdout.fnmatch_lines(
+        [
+            "*TooMuchPinned: 65 GiB of page-locked memory pass the cap of 64 GiB, half of the host's 128 GiB: ask *"
+        ]
+    )
 
 
 OVERLAP = """
@@ -37,8 +43,12 @@ def test_min_overlap_holds_a_staged_copy(run: Run, least: str, outcome: dict[str
     result = run(OVERLAP.format(least=least), "-v")
     result.assert_outcomes(**outcome)
     if "failed" in outcome:
-        result.stdout.fnmatch_lines([f"*of what overlap can hide is below min_overlap {least} (call)*"])
-    result.stdout.fnmatch_lines(["note *: hides * of what overlap can hide: in turn * bound *, the text's estimate *"])
+        result.stdout.fnmatch_lines(
+            [f"*of what overlap can hide is below min_overlap {least} (call)*"]
+        )
+    result.stdout.fnmatch_lines(
+        ["note *: hides * of what overlap can hide: in turn * bound *, the text's estimate *"]
+    )
 
 
 def test_min_overlap_where_nothing_overlaps_fails(run: Run) -> None:
@@ -49,7 +59,9 @@ def test_copy(gpu_benchmark, gpu_work, device_buffer, pinned_buffer):
 """
     result = run(body)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*min_overlap 50% (marker) cannot be judged: nothing overlaps in it*"])
+    result.stdout.fnmatch_lines(
+        ["*min_overlap 50% (marker) cannot be judged: nothing overlaps in it*"]
+    )
 
 
 def test_work_that_is_measured_wrongly_is_one_line(run: Run) -> None:
@@ -90,7 +102,11 @@ def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer,
 """
     result = run(body)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*BadCall: copy: the `with` block of its persisting stream has ended, and its window with it*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*BadCall: copy: the `with` block of its persisting stream has ended, and its window with it*"
+        ]
+    )
 
 
 def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
@@ -103,7 +119,11 @@ def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
 """
     result = run(body)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*WrongResult: staged elementwise: * elements are wrong; the first is element 0, after one run on*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*WrongResult: staged elementwise: * elements are wrong; the first is element 0, after one run on*"
+        ]
+    )
 
 
 def test_kinds_numa_and_peers(run: Run) -> None:
@@ -121,7 +141,9 @@ def test_peer(peer_buffer):
 """
     result = run(body, "-rs")
     result.assert_outcomes(passed=1, skipped=2)
-    result.stdout.fnmatch_lines(["*numa=3: the host has no such NUMA node*", "*one GPU is simulated: there is no peer*"])
+    result.stdout.fnmatch_lines(
+        ["*numa=3: the host has no such NUMA node*", "*one GPU is simulated: there is no peer*"]
+    )
 
 
 def test_the_fixtures_skip_with_the_plugin_off(pytester: pytest.Pytester, session: Run) -> None:

@@ -44,7 +44,9 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.RunResult]:
     def run(culprit: str) -> pytest.RunResult:
         pytester.makeconftest(LOSING)
-        pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{culprit}\n{INNOCENT}")
+        pytester.makepyfile(
+            test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{culprit}\n{INNOCENT}"
+        )
         result = gpumem("-rA", "--gpumem-save")
         text = result.stdout.str() + result.stderr.str()
         assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -52,9 +54,12 @@ def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.Run
         assert "INTERNALERROR" not in text
         assert "LeftoverWarning" not in text
         result.stdout.fnmatch_lines(["*: 1 of 1 row stored in *"])  # that of before
-        (line,) = {line for line in result.outlines if line.startswith("ContextLost: did not run: ")}
+        (line,) = {
+            line for line in result.outlines if line.startswith("ContextLost: did not run: ")
+        }
         assert re.fullmatch(
-            r"ContextLost: did not run: test_it\.py::test_culprit lost the context \(illegal address, test_it\.py:\d+\)", line
+            r"ContextLost: did not run: test_it\.py::test_culprit lost the context \(illegal address, test_it\.py:\d+\)",
+            line,
         )
         assert result.outlines.count(line) == 2
         return result
@@ -64,11 +69,17 @@ def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.Run
 
 @pytest.mark.parametrize(
     "body",
-    ["pass", "pytest.skip('of what the body says')", "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))"],
+    [
+        "pass",
+        "pytest.skip('of what the body says')",
+        "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))",
+    ],
     ids=["passes", "skips", "measures"],
 )
 def test_what_a_test_left_fails_it(losing: Callable[[str], pytest.RunResult], body: str) -> None:
-    result = losing(f"def test_culprit(gpu_benchmark, gpu_kernels, gpu_device, device_buffer):\n    lose(gpu_device)\n    {body}\n")
+    result = losing(
+        f"def test_culprit(gpu_benchmark, gpu_kernels, gpu_device, device_buffer):\n    lose(gpu_device)\n    {body}\n"
+    )
     result.assert_outcomes(passed=2, failed=1, errors=2)
     result.stdout.fnmatch_lines(["*_ test_culprit _*", "*ContextLost: *cudaErrorIllegalAddress*"])
 
@@ -79,13 +90,20 @@ def test_a_failure_of_the_test_s_own_stays(losing: Callable[[str], pytest.RunRes
     result.stdout.fnmatch_lines(["FAILED test_it.py::test_culprit - assert 1 == 2"])
 
 
-def test_a_context_lost_in_a_teardown_is_that_tests_error(losing: Callable[[str], pytest.RunResult]) -> None:
+def test_a_context_lost_in_a_teardown_is_that_tests_error(
+    losing: Callable[[str], pytest.RunResult],
+) -> None:
     result = losing(
         "@pytest.fixture\ndef own(gpu_device, device_buffer):\n    yield device_buffer('1 MiB')\n    lose(gpu_device)\n"
         "def test_culprit(own): pass\n"
     )
     result.assert_outcomes(passed=3, errors=3)
-    result.stdout.fnmatch_lines(["*_ ERROR at teardown of test_culprit _*", "ContextLost: at the test's end: *cudaErrorIllegalAddress*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*_ ERROR at teardown of test_culprit _*",
+            "ContextLost: at the test's end: *cudaErrorIllegalAddress*",
+        ]
+    )
 
 
 UNSEEN = """
@@ -97,7 +115,9 @@ def found(request):
 """How a test reaches the device without our fixtures, as a library does."""
 
 
-def test_a_test_without_our_fixtures_fails_and_is_named(losing: Callable[[str], pytest.RunResult]) -> None:
+def test_a_test_without_our_fixtures_fails_and_is_named(
+    losing: Callable[[str], pytest.RunResult],
+) -> None:
     result = losing(f"{UNSEEN}def test_culprit(found): lose(found.device)\n")
     result.assert_outcomes(passed=2, failed=1, errors=2)
     result.stdout.fnmatch_lines(["*_ test_culprit _*", "*ContextLost: *cudaErrorIllegalAddress*"])
@@ -105,17 +125,28 @@ def test_a_test_without_our_fixtures_fails_and_is_named(losing: Callable[[str], 
 
 @pytest.mark.parametrize("arguments", [(), ("-n", "1"), ("--gpumem-isolate",)])
 @pytest.mark.parametrize("when", ["lose(found.device); yield", "yield; lose(found.device)"])
-def test_the_last_test_that_loses_the_context_unseen_fails(pytester: pytest.Pytester, arguments: tuple[str, ...], when: str) -> None:
+def test_the_last_test_that_loses_the_context_unseen_fails(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], when: str
+) -> None:
     """Nobody comes after it who could notice, and the worker that it ran in is replaced."""
     pytester.makeconftest(LOSING)
     fixture = f"@pytest.fixture\ndef own(found): {when}\n"
-    pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{fixture}def test_culprit(own): pass\n")
+    pytester.makepyfile(
+        test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{fixture}def test_culprit(own): pass\n"
+    )
     result = pytester.runpytest_subprocess(*SIMULATED, *arguments)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["*_ * of test_culprit _*" if when.startswith("yield") else "*_ test_culprit _*", "*ContextLost: *"])
+    result.stdout.fnmatch_lines(
+        [
+            "*_ * of test_culprit _*" if when.startswith("yield") else "*_ test_culprit _*",
+            "*ContextLost: *",
+        ]
+    )
 
 
-def test_an_error_that_leaves_the_context_is_the_tests_alone(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_error_that_leaves_the_context_is_the_tests_alone(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         from pytest_gpumem.devices.protocol import DeviceError
@@ -136,9 +167,16 @@ def test_an_error_that_leaves_the_context_is_the_tests_alone(pytester: pytest.Py
 
 
 @pytest.mark.parametrize(
-    ("when", "arguments"), [("body", ("-n", "2")), ("body", ("-n", "1", "--dist", "loadscope")), ("teardown", ("--gpumem-isolate",))]
+    ("when", "arguments"),
+    [
+        ("body", ("-n", "2")),
+        ("body", ("-n", "1", "--dist", "loadscope")),
+        ("teardown", ("--gpumem-isolate",)),
+    ],
 )
-def test_a_worker_that_lost_the_context_is_replaced(pytester: pytest.Pytester, when: str, arguments: tuple[str, ...]) -> None:
+def test_a_worker_that_lost_the_context_is_replaced(
+    pytester: pytest.Pytester, when: str, arguments: tuple[str, ...]
+) -> None:
     loses = {"body": "lose(gpu_device); yield", "teardown": "yield; lose(gpu_device)"}[when]
     pytester.makeconftest(LOSING)
     fixtures = f"""
@@ -158,12 +196,19 @@ def test_next(gpu_device): pass
 def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchmark, device_buffer, gpu_kernels)
 """
     pytester.makepyfile(test_it=fixtures + tests)
-    result = pytester.runpytest_subprocess(*SIMULATED, *arguments, "--benchmark-json=out.json", "--junitxml=out.xml")
+    result = pytester.runpytest_subprocess(
+        *SIMULATED, *arguments, "--benchmark-json=out.json", "--junitxml=out.xml"
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(**{"passed": 3, "failed": 1} if when == "body" else {"passed": 4, "errors": 1})
+    result.assert_outcomes(
+        **{"passed": 3, "failed": 1} if when == "body" else {"passed": 4, "errors": 1}
+    )
     rows = rows_in(pytester.path)
     assert {row["nodeid"] for row in rows} == {"test_it.py::test_triad", "test_it.py::test_last"}
-    cases = [case.get("name") for case in ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")]
+    cases = [
+        case.get("name")
+        for case in ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")
+    ]
     assert sorted(map(str, cases)) == ["test_culprit", "test_last", "test_next", "test_triad"]
     assert (pytester.path / "cleaned").read_text() == "x"
     assert "not run" not in result.stdout.str()
@@ -207,20 +252,35 @@ import sys, pytest
 hook, code = sys.excepthook, pytest.main({list(SIMULATED)!r})
 sys.exit(40 + code if sys.excepthook is hook else 0)
 """
-    assert subprocess.run([sys.executable, "-c", program], cwd=pytester.path, capture_output=True).returncode == 41
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=pytester.path, capture_output=True
+        ).returncode
+        == 41
+    )
 
 
-def test_a_test_that_resets_the_device_passes_and_later_ones_are_not_run(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_test_that_resets_the_device_passes_and_later_ones_are_not_run(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """No handle of the context that is gone is used: on a GPU that may end the process."""
     pytester.makeconftest(LOSING)
     resets = "def test_culprit(found):\n    found.device.was_reset = lambda: True\n    lose(found.device)\n"
-    pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{resets}\n{INNOCENT}")
+    pytester.makepyfile(
+        test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{resets}\n{INNOCENT}"
+    )
     result = gpumem("-rA")
     result.assert_outcomes(passed=3, errors=2)
-    result.stdout.fnmatch_lines(["*test_it.py::test_culprit reset the device (cudaDeviceReset): later tests that use it are not run"])
+    result.stdout.fnmatch_lines(
+        [
+            "*test_it.py::test_culprit reset the device (cudaDeviceReset): later tests that use it are not run"
+        ]
+    )
 
 
-def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makeconftest(
         """
         from pytest_gpumem.devices.protocol import DeviceError
@@ -267,4 +327,6 @@ def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(pytester:
     result.stdout.fnmatch_lines([f"*DeviceError: {left}"])
     assert len([line for line in result.outlines if line.startswith("FAILED ")]) == 1
     for name in ("test_ours", "test_foreign"):
-        result.stdout.fnmatch_lines([f"*::{name} left the capture of a stream open, which was ended*"])
+        result.stdout.fnmatch_lines(
+            [f"*::{name} left the capture of a stream open, which was ended*"]
+        )

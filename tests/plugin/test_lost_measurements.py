@@ -54,13 +54,20 @@ STORED: dict[str, bytes] = {}
 
 
 @pytest.fixture
-def baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[pytest.RunResult, Any]]:
+def baseline(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[pytest.RunResult, Any]]:
     """Runs the tests, changed, against a baseline of them. Gives the result and what is missing: statuses by name."""
     pytester.makepyfile(test_a=TESTS)
-    quick = functools.partial(gpumem, "--gpumem-budget=5 ms", "-o", "gpumem_placements=2", "-p", "no:randomly")
+    quick = functools.partial(
+        gpumem, "--gpumem-budget=5 ms", "-o", "gpumem_placements=2", "-p", "no:randomly"
+    )
     if not STORED:
         assert quick("--gpumem-save").ret == 0
-        STORED.update((str(path.relative_to(pytester.path)), path.read_bytes()) for path in pytester.path.glob(".benchmarks/*/gpumem/*"))
+        STORED.update(
+            (str(path.relative_to(pytester.path)), path.read_bytes())
+            for path in pytester.path.glob(".benchmarks/*/gpumem/*")
+        )
     for name, content in STORED.items():
         (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
         (pytester.path / name).write_bytes(content)
@@ -92,7 +99,9 @@ def missing(path: Path) -> dict[str, str]:
         ("return, remove", ["test_two[y]", "test_removed"], ("-n", "1")),
     ],
 )
-def test_what_is_lost_is_reported(baseline: Any, pytester: pytest.Pytester, early: str, lost: list[str], how: tuple[str, ...]) -> None:
+def test_what_is_lost_is_reported(
+    baseline: Any, pytester: pytest.Pytester, early: str, lost: list[str], how: tuple[str, ...]
+) -> None:
     result, found = baseline(early, "--gpumem-report=page.html", *how)
     assert (result.ret, found) == (0, dict.fromkeys(lost, "lost"))
     for text in (result.stdout.str(), (pytester.path / "page.html").read_text()):
@@ -108,7 +117,9 @@ def test_all_of_them_may_be_lost(baseline: Any, pytester: pytest.Pytester) -> No
     """Where nothing is measured, results are written all the same; where nothing is collected, a strict run fails by the loss."""
     result, found = baseline("", "--benchmark-skip")
     assert (result.ret, found) == (0, dict.fromkeys(NAMES, "lost"))
-    assert baseline("", "--benchmark-skip", "--gpumem-strict")[0].ret == pytest.ExitCode.TESTS_FAILED
+    assert (
+        baseline("", "--benchmark-skip", "--gpumem-strict")[0].ret == pytest.ExitCode.TESTS_FAILED
+    )
     assert baseline("", "--benchmark-disable")[1] == {}
     pytester.path.joinpath("test_a.py").unlink()
     result, found = baseline("", "--gpumem-strict")
@@ -119,9 +130,15 @@ def test_all_of_them_may_be_lost(baseline: Any, pytester: pytest.Pytester) -> No
     ("arguments", "found"),
     [
         (("test_a.py::test_skips",), dict.fromkeys({*NAMES} - {"test_skips"}, "not run")),
-        (("-k", "skips"), {**dict.fromkeys({*NAMES} - {"test_skips"}, "not run"), "test_removed": "lost"}),
+        (
+            ("-k", "skips"),
+            {**dict.fromkeys({*NAMES} - {"test_skips"}, "not run"), "test_removed": "lost"},
+        ),
         (("--deselect=test_a.py::test_removed",), {"test_removed": "not run"}),
-        (("--deselect=test_a.py::test_two",), {"test_two[x]": "not run", "test_two[y]": "not run", "test_removed": "lost"}),
+        (
+            ("--deselect=test_a.py::test_two",),
+            {"test_two[x]": "not run", "test_two[y]": "not run", "test_removed": "lost"},
+        ),
         (("elsewhere",), dict.fromkeys(NAMES, "not run")),
         (("--ignore=test_a.py", "."), dict.fromkeys(NAMES, "not run")),
     ],
@@ -136,14 +153,21 @@ def test_what_was_not_asked_for_is_not_lost(
 
 
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
-def test_a_test_that_an_early_end_leaves_out_is_not_lost(baseline: Any, pytester: pytest.Pytester, how: tuple[str, ...]) -> None:
+def test_a_test_that_an_early_end_leaves_out_is_not_lost(
+    baseline: Any, pytester: pytest.Pytester, how: tuple[str, ...]
+) -> None:
     (pytester.path / "test_0.py").write_text("def test_fails(): assert False")
     result, found = baseline("", "-x", *how)
     assert set(found.values()) == {"not run"}
-    assert f"not run: {len(found)} measurements of the baseline ({len(found)} not reached)" in result.outlines
+    assert (
+        f"not run: {len(found)} measurements of the baseline ({len(found)} not reached)"
+        in result.outlines
+    )
 
 
-def test_a_row_of_another_mode_of_the_session_is_not_lost(baseline: Any, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_another_mode_of_the_session_is_not_lost(
+    baseline: Any, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert gpumem("--gpumem-mode=hot", "--gpumem-save").ret == 0
     assert baseline("return", "--gpumem-mode=dirty-cold")[1] == {}
 
@@ -153,16 +177,22 @@ def test_an_accepted_removal_is_no_loss_and_a_saved_run_takes_it_over(baseline: 
     assert CliRunner().invoke(main, removed).exit_code == 0
     result, found = baseline("remove", "--gpumem-save")
     assert found == {"test_removed": "accepted"}
-    result.stdout.re_match_lines([r"removed: test_a.py::test_removed: its removal was accepted \(.*: gone\)"])
     result.stdout.re_match_lines(
-        [r"--gpumem-save: a change of test_a.py::test_removed was accepted \(.*: gone\): its baseline is reset, .*"]
+        [r"removed: test_a.py::test_removed: its removal was accepted \(.*: gone\)"]
+    )
+    result.stdout.re_match_lines(
+        [
+            r"--gpumem-save: a change of test_a.py::test_removed was accepted \(.*: gone\): its baseline is reset, .*"
+        ]
     )
     assert baseline("remove")[1] == {}
     # A test that is skipped is not removed by an acceptance of another.
     assert baseline("remove, return")[1] == {"test_two[y]": "lost"}
 
 
-def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_is_red_by_it(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_a=TESTS)
     pytester.makefile(".ini", pytest="[pytest]")
     pytester.makefile(".gitignore", **{"": ".benchmarks\ngpumem-results\n__pycache__"})
@@ -172,11 +202,16 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
 
     def gate(words: tuple[str, ...] = ()) -> Result:
         quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider", "-n0")
-        return CliRunner().invoke(main, ["gate", "--screen-only", "--max-regression", "50%", "HEAD", "--", *quick, *words])
+        return CliRunner().invoke(
+            main, ["gate", "--screen-only", "--max-regression", "50%", "HEAD", "--", *quick, *words]
+        )
 
     monkeypatch.setenv("EARLY", "return")
     red = gate()
-    assert (red.exit_code, gate_result(red.stdout)) == (1, "gpumem gate: red (simulated): 1 measurement of the baseline lost")
+    assert (red.exit_code, gate_result(red.stdout)) == (
+        1,
+        "gpumem gate: red (simulated): 1 measurement of the baseline lost",
+    )
     monkeypatch.setenv("EARLY", "skip")
     (pytester.path / "test_a.py").unlink()
     assert gate().exit_code == 1  # no test is collected

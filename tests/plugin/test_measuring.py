@@ -25,7 +25,9 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
     result = gpumem()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["gpumem: SIMULATED *", "*test_triad*measured (sim)", "1 row (simulated): 1 measured"])
+    result.stdout.fnmatch_lines(
+        ["gpumem: SIMULATED *", "*test_triad*measured (sim)", "1 row (simulated): 1 measured"]
+    )
 
 
 def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -61,7 +63,9 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
     gpumem().assert_outcomes(passed=2)
 
 
-def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -94,7 +98,9 @@ def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(pytester: pytest
     gpumem().assert_outcomes(passed=2)
 
 
-def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -132,7 +138,9 @@ def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(pytester: pytest.
 
 
 @pytest.mark.parametrize("then", ["pass", "pytest.skip('flaky')", "raise ValueError('its own')"])
-def test_a_wrong_result_fails_its_test_also_if_the_test_catches_the_error(pytester: pytest.Pytester, gpumem: Run, then: str) -> None:
+def test_a_wrong_result_fails_its_test_also_if_the_test_catches_the_error(
+    pytester: pytest.Pytester, gpumem: Run, then: str
+) -> None:
     pytester.makepyfile(
         f"""
         import pytest
@@ -149,7 +157,11 @@ def test_a_wrong_result_fails_its_test_also_if_the_test_catches_the_error(pytest
     )
     result = gpumem("-rf")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    own = "*its own*" if "its own" in then else "*its check returned False after one launch (the test caught this error)"
+    own = (
+        "*its own*"
+        if "its own" in then
+        else "*its check returned False after one launch (the test caught this error)"
+    )
     result.stdout.fnmatch_lines([f"FAILED *::test_caught - {own}"])
 
 
@@ -173,12 +185,17 @@ def test_no_row_takes_the_place_of_another(pytester: pytest.Pytester, gpumem: Ru
     )
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=2)
     rows = rows_in(pytester.path)
-    assert [(row["nodeid"].partition("::")[2], row["label"]) for row in rows] == [("test_x[a]", "b"), ("test_x[a][b]", "")]
+    assert [(row["nodeid"].partition("::")[2], row["label"]) for row in rows] == [
+        ("test_x[a]", "b"),
+        ("test_x[a][b]", ""),
+    ]
     (stored,) = stored_in(pytester.path)
     assert len(json.loads(stored.read_text())["content"]["rows"]) == 2
 
 
-def test_a_label_cannot_give_a_measurement_the_name_of_another_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_label_cannot_give_a_measurement_the_name_of_another_test(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_x(gpu_benchmark, device_buffer, gpu_kernels):
@@ -192,14 +209,22 @@ def test_a_label_cannot_give_a_measurement_the_name_of_another_test(pytester: py
     )
     result = gpumem()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*BadCall: label='a' gives this measurement the name of the test *::test_x[[]a]; choose another label*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*BadCall: label='a' gives this measurement the name of the test *::test_x[[]a]; choose another label*"
+        ]
+    )
 
 
-def test_a_test_that_is_collected_twice_is_a_usage_error(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_test_that_is_collected_twice_is_a_usage_error(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     path = pytester.makepyfile(TRIAD)
     result = gpumem("--keep-duplicates", path.name, path.name)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: gpumem: {path.name}::test_triad: it is collected twice, *"])
+    result.stderr.fnmatch_lines(
+        [f"ERROR: gpumem: {path.name}::test_triad: it is collected twice, *"]
+    )
 
 
 def test_several_measurements_have_labels(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -271,10 +296,14 @@ def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem
             f"{name}:15: NoTraffic: *moved=*",
         ]
     )
-    gpumem("--tb=line", "-k", "limit").stdout.fnmatch_lines([f"*{name}:7: Failed: {name}:8: SettingsError: *"])
+    gpumem("--tb=line", "-k", "limit").stdout.fnmatch_lines(
+        [f"*{name}:7: Failed: {name}:8: SettingsError: *"]
+    )
 
 
-def test_a_call_whose_error_is_expected_has_used_the_fixture(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_call_whose_error_is_expected_has_used_the_fixture(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """One that only asked for the fixture has not, and pytest-benchmark warns of it."""
     pytester.makepyfile(
         """
@@ -294,11 +323,15 @@ def test_a_call_whose_error_is_expected_has_used_the_fixture(pytester: pytest.Py
     )
     result = gpumem("-W", "error")
     result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(["*ERROR at teardown of test_none*", "*Benchmark fixture was not used*"])
+    result.stdout.fnmatch_lines(
+        ["*ERROR at teardown of test_none*", "*Benchmark fixture was not used*"]
+    )
 
 
 def test_an_interrupted_measurement_leaves_the_summary(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(TRIAD, test_second="def test_interrupted(gpu_benchmark): raise KeyboardInterrupt")
+    pytester.makepyfile(
+        TRIAD, test_second="def test_interrupted(gpu_benchmark): raise KeyboardInterrupt"
+    )
     result = pytester.runpytest_inprocess(*SIMULATED, "-W", "error", no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["1 row (simulated): 1 measured"])
@@ -316,9 +349,13 @@ def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gp
     )
     result = gpumem()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([">*raise ZeroDivisionError*", "E*ZeroDivisionError: the user's own"])
+    result.stdout.fnmatch_lines(
+        [">*raise ZeroDivisionError*", "E*ZeroDivisionError: the user's own"]
+    )
     assert "target_case.py" not in result.stdout.str()
-    gpumem("--full-trace").stdout.fnmatch_lines(["*target_case.py*", "E*ZeroDivisionError: the user's own"])
+    gpumem("--full-trace").stdout.fnmatch_lines(
+        ["*target_case.py*", "E*ZeroDivisionError: the user's own"]
+    )
 
 
 def test_a_wrong_result_fails_before_any_speed(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -388,13 +425,20 @@ def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> Non
     result = gpumem("--benchmark-json=out.json")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(
-        ["*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*", "*NotOurTimer: this test uses gpu_benchmark*"]
+        [
+            "*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*",
+            "*NotOurTimer: this test uses gpu_benchmark*",
+        ]
     )
     document = json.loads((pytester.path / "out.json").read_text())
     stored = {bench["name"]: bench for bench in document["benchmarks"]}
     assert set(stored) == {"test_first", "test_both"}
     assert stored["test_both"]["extra_info"]["mine"] == 1
-    rows = {row["nodeid"].split("::")[1]: row for row in document["gpumem"]["rows"] if row["measurement"]}
+    rows = {
+        row["nodeid"].split("::")[1]: row
+        for row in document["gpumem"]["rows"]
+        if row["measurement"]
+    }
     for name, bench in stored.items():
         samples = [s for placement in rows[name]["measurement"]["placements"] for s in placement]
         assert bench["stats"]["data"] == samples
@@ -418,7 +462,9 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
 
 
 def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(TRIAD + "\ndef test_other(): pass\n" + TRIAD.replace("test_triad", "test_again"))
+    pytester.makepyfile(
+        TRIAD + "\ndef test_other(): pass\n" + TRIAD.replace("test_triad", "test_again")
+    )
     result = gpumem("--gpumem-budget", "10 s total")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(
@@ -503,13 +549,18 @@ def test_a_latency_per_access_has_an_interval(pytester: pytest.Pytester, gpumem:
     result.assert_outcomes(passed=1, failed=1)
     name = "test_a_latency_per_access_has_an_interval.py"
     result.stdout.fnmatch_lines(
-        [f"{name}:13: NoTraffic: stride_copy has no dependent accesses; its latency is `.latency`", "  * ns to * ns/access*"]
+        [
+            f"{name}:13: NoTraffic: stride_copy has no dependent accesses; its latency is `.latency`",
+            "  * ns to * ns/access*",
+        ]
     )
     rows = rows_in(pytester.path)
     assert [row["measurement"]["sectors_per_request"] for row in rows] == [None, 8]
 
 
-def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makeconftest(
         """
         from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
@@ -544,7 +595,9 @@ def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(py
     gpumem().assert_outcomes(passed=5)
 
 
-def test_a_failed_assertion_has_units_and_a_short_device(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_failed_assertion_has_units_and_a_short_device(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
@@ -557,7 +610,9 @@ def test_a_failed_assertion_has_units_and_a_short_device(pytester: pytest.Pytest
     assert "DeviceFacts(" not in result.stdout.str()
 
 
-def test_an_error_of_a_fixture_is_the_reason_of_its_row(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_error_of_a_fixture_is_the_reason_of_its_row(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -572,10 +627,14 @@ def test_an_error_of_a_fixture_is_the_reason_of_its_row(pytester: pytest.Pyteste
     )
     gpumem("--benchmark-json=out.json").assert_outcomes(errors=1)
     row = row_in(pytester.path)
-    assert row["verdict"]["reason"] == "failed before anything was measured: ValueError: no such table"
+    assert (
+        row["verdict"]["reason"] == "failed before anything was measured: ValueError: no such table"
+    )
 
 
-def test_an_unknown_peak_fails_an_assertion_on_its_share(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_unknown_peak_fails_an_assertion_on_its_share(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """A peak of 0 would let every bandwidth pass."""
     pytester.makepyfile(
         """

@@ -44,13 +44,23 @@ def project(saved: Project, tmp_path: Path) -> Project:
 def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Runs a gate in a CI that has no GPU; gives its exit code and its output. `isolated`: as by default, in a worker."""
 
-    def run(options: str = "", arguments: str = "", isolated: bool = False, **variables: str) -> tuple[int, str]:
-        own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED, **variables}
+    def run(
+        options: str = "", arguments: str = "", isolated: bool = False, **variables: str
+    ) -> tuple[int, str]:
+        own = {
+            "CI": "true",
+            "CUDA_VISIBLE_DEVICES": "",
+            "GPUMEM_BASELINE": ".gpumem-baseline",
+            **SIMULATED,
+            **variables,
+        }
         for name, value in own.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(project.folder)
         words = [*([] if isolated else ["-n0"]), *arguments.split()]
-        done = CliRunner().invoke(main, ["gate", "--screen-only", *options.split(), "origin/main", "--", *words])
+        done = CliRunner().invoke(
+            main, ["gate", "--screen-only", *options.split(), "origin/main", "--", *words]
+        )
         return done.exit_code, done.output
 
     return run
@@ -67,34 +77,65 @@ def holding(text: str) -> Callable[[Project], None]:
 @pytest.mark.parametrize(
     ("change", "options", "arguments", "code"),
     [
-        pytest.param(lambda project: None, "", "", 0, id="nothing changed: green, else the others would show nothing"),
+        pytest.param(
+            lambda project: None,
+            "",
+            "",
+            0,
+            id="nothing changed: green, else the others would show nothing",
+        ),
         pytest.param(no_baseline, "", "", 6, id="no baseline, or an evicted cache"),
         pytest.param(holding(TESTS + SKIP), "", "", 1, id="skipped after it was measured"),
-        pytest.param(holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")), "", "", 1, id="all tests skipped"),
+        pytest.param(
+            holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")),
+            "",
+            "",
+            1,
+            id="all tests skipped",
+        ),
         pytest.param(lambda project: None, "", "-k nothing", 6, id="all tests deselected"),
         pytest.param(holding(""), "", "", 1, id="all tests gone"),
         pytest.param(holding(SECOND + TESTS), "", "-x", 1, id="-x after one"),
-        pytest.param(lambda project: project.write("conftest.py", CRASH), "", "", 1, id="a crash while judging"),
-        pytest.param(lambda project: None, "--strict", "", 6, id="results of the simulated device, strictly"),
+        pytest.param(
+            lambda project: project.write("conftest.py", CRASH),
+            "",
+            "",
+            1,
+            id="a crash while judging",
+        ),
+        pytest.param(
+            lambda project: None, "--strict", "", 6, id="results of the simulated device, strictly"
+        ),
     ],
 )
 def test_what_is_not_judged_is_not_green(
-    project: Project, gate: Gate, change: Callable[[Project], None], options: str, arguments: str, code: int
+    project: Project,
+    gate: Gate,
+    change: Callable[[Project], None],
+    options: str,
+    arguments: str,
+    code: int,
 ) -> None:
     change(project)
     ended, text = gate(options, arguments)
     assert ended == code, text
 
 
-@pytest.mark.parametrize("leaves", ["os._exit(0)", "ctypes.CDLL(None)._exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "leaves", ["os._exit(0)", "ctypes.CDLL(None)._exit(0)", "os.kill(os.getpid(), 9)"]
+)
 def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str) -> None:
-    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import ctypes, os\n    {leaves}\n")
+    project.write(
+        "test_it.py", f"{TESTS}\ndef test_leaves():\n    import ctypes, os\n    {leaves}\n"
+    )
     ended, text = gate(isolated=True)
     assert ended == 1, text
     assert "nothing was measured" not in text
 
 
-def test_a_process_without_workers_that_ends_by_itself_is_no_verdict(project: Project, gate: Gate) -> None:
+def test_a_process_without_workers_that_ends_by_itself_is_no_verdict(
+    project: Project, gate: Gate
+) -> None:
     project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import os\n    os._exit(0)\n")
     ended, text = gate(isolated=False)
     assert ended == 6, text
@@ -110,20 +151,30 @@ def test_culprit(gpu_device):
 
 @pytest.mark.parametrize(
     ("crash", "said"),
-    [(LOST, "ContextLost: at the test's end: "), ("def test_culprit():\n    import os\n    os.abort()\n", "the process crashed")],
+    [
+        (LOST, "ContextLost: at the test's end: "),
+        ("def test_culprit():\n    import os\n    os.abort()\n", "the process crashed"),
+    ],
     ids=["lost context", "abort"],
 )
-def test_a_crash_costs_one_test_and_is_named_once(project: Project, gate: Gate, crash: str, said: str) -> None:
+def test_a_crash_costs_one_test_and_is_named_once(
+    project: Project, gate: Gate, crash: str, said: str
+) -> None:
     """A gate isolates without being asked. Nobody means a crash, so nothing accepts it."""
     project.write("conftest.py", dedent(LOSING))
     project.write("test_a.py", crash)
     ended, text = gate(isolated=True)
     assert ended == 1, text
     _, _, end = text.partition("gpumem gate: red (simulated): ")
-    assert end.startswith(f"1 test failed without a measurement\nFAIL test_a.py::test_culprit: {said}"), text
+    assert end.startswith(
+        f"1 test failed without a measurement\nFAIL test_a.py::test_culprit: {said}"
+    ), text
     assert "lost" not in text.partition("gpumem gate: 5 files")[2].replace("lost.", "")
     assert "accept" not in end
-    assert "1 row (simulated): 1 PASS" in (project.folder / "gpumem-results" / "summary.md").read_text()
+    assert (
+        "1 row (simulated): 1 PASS"
+        in (project.folder / "gpumem-results" / "summary.md").read_text()
+    )
 
 
 def test_what_a_crash_keeps_from_running_is_told_once(project: Project, gate: Gate) -> None:
@@ -132,7 +183,10 @@ def test_what_a_crash_keeps_from_running_is_told_once(project: Project, gate: Ga
     ended, text = gate()
     assert ended == 1, text
     end = " ".join(text.partition("gpumem gate: 5 files")[2].split())
-    assert "lost: 1 test did not run because test_a.py::test_culprit lost the context (illegal address, test_a.py:3)" in end
+    assert (
+        "lost: 1 test did not run because test_a.py::test_culprit lost the context (illegal address, test_a.py:3)"
+        in end
+    )
     assert "1 test failed without a measurement; 1 test did not run" in end
     assert "accept" not in end
     assert "test_it.py" not in end
@@ -153,7 +207,9 @@ def test_a_changed_driver_hides_no_slow_down(project: Project, gate: Gate) -> No
     assert ended == 1, text
 
 
-def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(project: Project, gate: Gate) -> None:
+def test_a_baseline_of_a_gpu_is_not_replaced_by_a_simulated_run(
+    project: Project, gate: Gate
+) -> None:
     """Where the device is left to the machine, as in the templates."""
     folder = project.folder / ".gpumem-baseline"
     (of_the_simulated,) = folder.iterdir()

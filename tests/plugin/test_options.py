@@ -32,9 +32,13 @@ def only_line(result: pytest.RunResult) -> str:
     return lines[0]
 
 
-def test_command_line_over_environment_over_ini(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_over_environment_over_ini(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(SHOW)
-    pytester.makeini("[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:a100\ngpumem_timeout = 1 min")
+    pytester.makeini(
+        "[pytest]\ngpumem_mode = hot\ngpumem_placements = 3\ngpumem_device = sim:a100\ngpumem_timeout = 1 min"
+    )
     monkeypatch.setenv("GPUMEM_TIMEOUT", "2 min")
     result = gpumem("-s", "--gpumem-device", "sim:h200", "-o", "gpumem_placements=4")
     result.stdout.fnmatch_lines(
@@ -49,21 +53,33 @@ def test_command_line_over_environment_over_ini(pytester: pytest.Pytester, gpume
 
 def test_an_ini_key_for_one_run_reaches_the_workers(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
-    gpumem("-n1", "-o", "gpumem_sampler=host", "--gpumem-budget=5 ms", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    gpumem(
+        "-n1", "-o", "gpumem_sampler=host", "--gpumem-budget=5 ms", "--benchmark-json=out.json"
+    ).assert_outcomes(passed=1)
     assert results_in(pytester.path)["rows"][0]["measurement"]["sampler"] == "host"
 
 
-def test_an_ini_key_is_no_option_and_no_variable(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ini_key_is_no_option_and_no_variable(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile("def test_it(): pass")
-    assert "-o gpumem_sampler=host sets it for one run" in only_line(gpumem("--gpumem-sampler=host"))
+    assert "-o gpumem_sampler=host sets it for one run" in only_line(
+        gpumem("--gpumem-sampler=host")
+    )
     monkeypatch.setenv("GPUMEM_SAMPLER", "host")
-    assert "GPUMEM_SAMPLER is set in the environment, but there is no such setting" in only_line(gpumem())
+    assert "GPUMEM_SAMPLER is set in the environment, but there is no such setting" in only_line(
+        gpumem()
+    )
 
 
 @pytest.mark.parametrize("switch", ["command line", "environment", "ini"])
-def test_the_switch(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+def test_the_switch(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
     pytester.makepyfile("def test_it(gpu_device): assert gpu_device.facts.simulated")
-    pytester.makeini("[pytest]\ngpumem_device = sim\n" + ("gpumem = true" if switch == "ini" else ""))
+    pytester.makeini(
+        "[pytest]\ngpumem_device = sim\n" + ("gpumem = true" if switch == "ini" else "")
+    )
     if switch == "environment":
         monkeypatch.setenv("GPUMEM", "1")
     session(*(["--gpumem"] if switch == "command line" else [])).assert_outcomes(passed=1)
@@ -72,7 +88,10 @@ def test_the_switch(pytester: pytest.Pytester, session: Run, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--gpumem-mode", "lukewarm"], ["--gpumem-mode", "'lukewarm'", "clean-cold, dirty-cold, hot"]),
+        (
+            ["--gpumem-mode", "lukewarm"],
+            ["--gpumem-mode", "'lukewarm'", "clean-cold, dirty-cold, hot"],
+        ),
         (["-o", "gpumem_placements=0"], ["-o gpumem_placements", "'0'", "from 1"]),
         (["--gpumem-budget", "soon"], ["--gpumem-budget", "'soon'", "1 s"]),
         (["--gpumem-max-regression", "2"], ["--gpumem-max-regression", "'2'", "1% + 0.2 us"]),
@@ -80,7 +99,9 @@ def test_the_switch(pytester: pytest.Pytester, session: Run, monkeypatch: pytest
         (["--gpumem-device", "sim:nothing"], ["--gpumem-device", "'sim:nothing'", "h100"]),
     ],
 )
-def test_a_mistake_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments: list[str], named: list[str]) -> None:
+def test_a_mistake_is_one_line(
+    pytester: pytest.Pytester, gpumem: Run, arguments: list[str], named: list[str]
+) -> None:
     pytester.makepyfile("def test_it(): pass")
     line = only_line(gpumem(*arguments))
     for text in named:
@@ -114,7 +135,9 @@ def test_auto_without_a_gpu_says_simulated(pytester: pytest.Pytester, without_gp
 
 
 @pytest.mark.parametrize("value", ["true", "1", "woodpecker"])
-def test_ci_without_a_choice_needs_a_gpu(pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_ci_without_a_choice_needs_a_gpu(
+    pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setenv("CI", value)
     pytester.makepyfile("def test_it(): pass")
     line = only_line(without_gpu("--gpumem"))
@@ -124,7 +147,9 @@ def test_ci_without_a_choice_needs_a_gpu(pytester: pytest.Pytester, without_gpu:
 
 
 @pytest.mark.parametrize("where", ["command line", "environment", "ini"])
-def test_ci_with_a_choice_runs(pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_ci_with_a_choice_runs(
+    pytester: pytest.Pytester, without_gpu: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     monkeypatch.setenv("CI", "true")
     if where == "environment":
         monkeypatch.setenv("GPUMEM_DEVICE", "auto")
@@ -142,15 +167,21 @@ def test_ci_with_a_baseline_of_a_gpu_needs_one_unless_sim_is_chosen(
     pytester.makepyfile("def test_it(): pass")
     (pytester.path / "stored").mkdir()
     for key in ("simulated-NVIDIA-A100-sm80-80GiB", "NVIDIA-H100-80GB-HBM3-sm90-80GiB-ecc"):
-        without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+        without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(
+            passed=1
+        )
         (pytester.path / "stored" / key / "gpumem").mkdir(parents=True)
         (pytester.path / "stored" / key / "gpumem" / "a.json").write_text("{}")
     line = only_line(without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored"))
     assert "NVIDIA-H100-80GB-HBM3-sm90-80GiB-ecc" in line
     assert "--gpumem-device sim" in line
-    without_gpu("--gpumem", "--gpumem-device=sim", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+    without_gpu("--gpumem", "--gpumem-device=sim", "--gpumem-baseline=stored").assert_outcomes(
+        passed=1
+    )
     monkeypatch.delenv("CI")
-    without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(passed=1)
+    without_gpu("--gpumem", "--gpumem-device=auto", "--gpumem-baseline=stored").assert_outcomes(
+        passed=1
+    )
 
 
 def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None:
@@ -160,10 +191,15 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> No
 
 @pytest.mark.parametrize(
     "option",
-    [*of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT), *(one for one in OPTIONS if one.name == "existing")],
+    [
+        *of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT),
+        *(one for one in OPTIONS if one.name == "existing"),
+    ],
     ids=lambda option: option.name,
 )
-def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytester: pytest.Pytester, option: Option) -> None:
+def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(
+    pytester: pytest.Pytester, option: Option
+) -> None:
     """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")
     value = {"SIZE": "4 GiB", "WORD": "adopt"}.get(str(option.metavar), "out.svg")
@@ -172,7 +208,9 @@ def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytest
     assert f"{option.flag} without --gpumem: nothing would be measured" in line
 
 
-@pytest.mark.parametrize("name", ["logging", "debugging", "capture", "junitxml", "terminal", "warnings"])
+@pytest.mark.parametrize(
+    "name", ["logging", "debugging", "capture", "junitxml", "terminal", "warnings"]
+)
 def test_without_a_plugin_of_pytest(pytester: pytest.Pytester, gpumem: Run, name: str) -> None:
     pytester.makepyfile(TRIAD)
     assert gpumem("-p", f"no:{name}", "--benchmark-json=out.json").ret == pytest.ExitCode.OK
@@ -208,24 +246,39 @@ def test_a_mistake_in_a_marker_stops_a_session_that_measures_and_fails_its_test_
 
 
 @pytest.mark.parametrize(("tests", "more"), [(12, "2 further tests"), (11, "1 further test")])
-def test_all_mistakes_in_markers_are_listed(pytester: pytest.Pytester, gpumem: Run, tests: int, more: str) -> None:
-    pytester.makepyfile("".join(f"import pytest\n@pytest.mark.gpumem(max_latncy=1)\ndef test_{n}(): pass\n" for n in range(tests)))
+def test_all_mistakes_in_markers_are_listed(
+    pytester: pytest.Pytester, gpumem: Run, tests: int, more: str
+) -> None:
+    pytester.makepyfile(
+        "".join(
+            f"import pytest\n@pytest.mark.gpumem(max_latncy=1)\ndef test_{n}(): pass\n"
+            for n in range(tests)
+        )
+    )
     lines = [line for line in gpumem().stderr.lines if "gpumem: " in line]
-    assert [line.rpartition("::")[2].partition(":")[0] for line in lines[:10]] == [f"test_{n}" for n in range(10)]
+    assert [line.rpartition("::")[2].partition(":")[0] for line in lines[:10]] == [
+        f"test_{n}" for n in range(10)
+    ]
     assert lines[10:] == [f"gpumem: {more} with such a mistake"]
 
 
 MISTAKEN = "import pytest\n@pytest.mark.gpumem(max_latncy=1)\n"
 
 
-def test_a_mistake_in_the_marker_of_many_parameters_is_listed_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_mistake_in_the_marker_of_many_parameters_is_listed_once(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(MISTAKEN + "@pytest.mark.parametrize('n', range(12))\ndef test_n(n): pass")
-    assert "test_n[0] and 11 more of it: marker: there is no keyword max_latncy" in only_line(gpumem())
+    assert "test_n[0] and 11 more of it: marker: there is no keyword max_latncy" in only_line(
+        gpumem()
+    )
 
 
 @pytest.mark.parametrize("mark", ["skip", "skipif(True, reason='later')", "xfail"])
 @pytest.mark.parametrize("measures", [True, False], ids=["a worker", "off"])
-def test_no_mark_hides_a_mistake_in_a_marker(pytester: pytest.Pytester, session: Run, gpumem: Run, mark: str, measures: bool) -> None:
+def test_no_mark_hides_a_mistake_in_a_marker(
+    pytester: pytest.Pytester, session: Run, gpumem: Run, mark: str, measures: bool
+) -> None:
     pytester.makepyfile(f"{MISTAKEN}@pytest.mark.{mark}\ndef test_it(): pass")
     if measures:
         pytest.importorskip("xdist")
@@ -235,7 +288,9 @@ def test_no_mark_hides_a_mistake_in_a_marker(pytester: pytest.Pytester, session:
     assert "there is no keyword max_latncy" in result.stdout.str()
 
 
-def test_a_conftest_that_deselects_a_test_or_marks_one_hides_no_mistake(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_conftest_that_deselects_a_test_or_marks_one_hides_no_mistake(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(f"{MISTAKEN}def test_it(): pass\ndef test_sound(): pass")
     pytester.makeconftest("def pytest_collection_modifyitems(items): del items[0]")
     assert "test_it: marker: there is no keyword max_latncy" in only_line(gpumem())
@@ -267,7 +322,9 @@ def test_a_misspelt_ini_key_stops_the_session_that_measures(
     line = only_line(gpumem(*arguments))
     assert "gpumem_max_latenci" in line
     assert "did you mean gpumem_max_latency?" in line
-    assert session(*arguments).ret == pytest.ExitCode.OK  # somebody else's key breaks no session that does not measure
+    assert (
+        session(*arguments).ret == pytest.ExitCode.OK
+    )  # somebody else's key breaks no session that does not measure
 
 
 @pytest.mark.parametrize("word", ["--gpumem-placements=4", "--gpumem-max-regresion=5%"])
@@ -310,7 +367,9 @@ def test_a_home_folder_of_nobody(pytester: pytest.Pytester, gpumem: Run, name: s
         ("--gpumem-baseline=file://", "--gpumem-baseline: 'file://' is a URL without a place"),
     ],
 )
-def test_an_option_that_could_do_nothing_is_refused(pytester: pytest.Pytester, gpumem: Run, option: str, words: str) -> None:
+def test_an_option_that_could_do_nothing_is_refused(
+    pytester: pytest.Pytester, gpumem: Run, option: str, words: str
+) -> None:
     pytester.makepyfile("def test_it(): pass")
     assert words in only_line(gpumem(option))
 
@@ -335,30 +394,44 @@ def test_a_baseline_that_is_named_and_not_there_is_refused(
         assert gpumem(*words, *fine).ret == pytest.ExitCode.OK
 
 
-def test_a_limit_without_the_switch_is_refused(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_without_the_switch_is_refused(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(TRIAD)
-    assert "--gpumem-max-regression without --gpumem: " in only_line(session("--gpumem-max-regression", "5%"))
-    monkeypatch.setenv("GPUMEM_MAX_REGRESSION", "5%")  # where nobody measures, a machine may have it
+    assert "--gpumem-max-regression without --gpumem: " in only_line(
+        session("--gpumem-max-regression", "5%")
+    )
+    monkeypatch.setenv(
+        "GPUMEM_MAX_REGRESSION", "5%"
+    )  # where nobody measures, a machine may have it
     session().assert_outcomes(skipped=1)
     monkeypatch.setenv("GPUMEM_GPUMEM", "1")
     assert "GPUMEM_GPUMEM is set in the environment" in only_line(session())
 
 
 def test_forked_tests_are_refused(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--forked', action='store_true')")
+    pytester.makeconftest(
+        "def pytest_addoption(parser): parser.addoption('--forked', action='store_true')"
+    )
     pytester.makepyfile(TRIAD)
     assert "--forked runs each test in a copy of this process" in only_line(gpumem("--forked"))
 
 
 def test_a_lock_that_cannot_be_used_stops_the_session(
-    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    pytester: pytest.Pytester,
+    session: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     chosen = opening.choose("sim")
     monkeypatch.setattr(
-        "pytest_gpumem.plugin.session.choose", lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+        "pytest_gpumem.plugin.session.choose",
+        lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1")),
     )
     runtime = tmp_path_factory.mktemp("runtime")
-    monkeypatch.setattr("pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name)
+    monkeypatch.setattr(
+        "pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name
+    )
     pytester.makepyfile("def test_it(gpu_device): pass")
     session("--gpumem").assert_outcomes(passed=1)
     (runtime / "gpumem" / "GPU-1.lock").unlink()
@@ -366,23 +439,39 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
     assert "GPU-1.lock, cannot be used: Is a directory" in only_line(session("--gpumem"))
 
 
-@pytest.mark.skipif(int(pytest.__version__.partition(".")[0]) < 9, reason="native TOML is of pytest 9")
+@pytest.mark.skipif(
+    int(pytest.__version__.partition(".")[0]) < 9, reason="native TOML is of pytest 9"
+)
 def test_native_toml_has_values_of_their_own_types(pytester: pytest.Pytester, session: Run) -> None:
     pytester.makepyfile(TRIAD)
-    lines = ["gpumem = true", 'gpumem_device = "sim"', "gpumem_placements = 4", "gpumem_budget = 0.02", 'gpumem_allow_kept = ["a.py:*"]']
+    lines = [
+        "gpumem = true",
+        'gpumem_device = "sim"',
+        "gpumem_placements = 4",
+        "gpumem_budget = 0.02",
+        'gpumem_allow_kept = ["a.py:*"]',
+    ]
     (pytester.path / "pyproject.toml").write_text("\n".join(["[tool.pytest]", *lines]))
     result = session("--benchmark-json=out.json")
     result.assert_outcomes(passed=1)
     settings = results_in(pytester.path)["settings"]
-    assert (settings["placements"], settings["budget"], settings["allow_kept"]) == (4, 0.02, ["a.py:*"])
-    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\ngpumem = true\ngpumem_max_regression = 3")
+    assert (settings["placements"], settings["budget"], settings["allow_kept"]) == (
+        4,
+        0.02,
+        ["a.py:*"],
+    )
+    (pytester.path / "pyproject.toml").write_text(
+        "[tool.pytest]\ngpumem = true\ngpumem_max_regression = 3"
+    )
     line = only_line(session())
     assert "gpumem_max_regression in pyproject.toml: 3 " in line
     assert 'such as "1%"' in line
 
 
 @pytest.mark.usefixtures("new_interpreters")
-def test_pytest_benchmark_is_found_however_it_is_loaded(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytest_benchmark_is_found_however_it_is_loaded(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(TRIAD)
     loaded = ("-p", "pytest_benchmark.plugin", "-p", "pytest_gpumem.plugin.hooks")

@@ -32,7 +32,9 @@ def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
 FILES = ("--gpumem-report=report.html", "--benchmark-json=out.json", "--junitxml=junit.xml")
 
 
-def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_github_actions(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Annotations on the test's line in the repository, the job's summary, and every file; the results are of the schema."""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", os.fspath(pytester.path.parent))
@@ -52,9 +54,22 @@ def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeyp
     assert "**2 rows (simulated): 1 FAIL, 1 measured**" in summary
     document = results_in(pytester.path)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
-    cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
+    cases = {
+        case.get("name"): case
+        for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")
+    }
     properties = {p.get("name"): p.get("value") for p in cases["test_fine"].iter("property")}
-    named = ("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "mode", "sampler", "gpu", "simulated")
+    named = (
+        "verdict",
+        "reason",
+        "latency_s",
+        "half_width_s",
+        "bandwidth_bytes_per_s",
+        "mode",
+        "sampler",
+        "gpu",
+        "simulated",
+    )
     assert {f"gpumem_{name}" for name in named} <= set(properties)
     result.stdout.fnmatch_lines(["--gpumem-report: wrote *report.html"])
 
@@ -88,7 +103,9 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     gpumem("--gpumem-save")
     result = gpumem(*FILES, "--gpumem-strict", "-v")
     assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["test_free *[+-]0.0? [[]*measured (*", "4 rows (simulated): 2 PASS, 2 measured"])
+    result.stdout.fnmatch_lines(
+        ["test_free *[+-]0.0? [[]*measured (*", "4 rows (simulated): 2 PASS, 2 measured"]
+    )
     assert not [line for line in result.outlines if line.startswith("::")]
     rows = {row["key"]: row["verdict"] for row in results_in(pytester.path)["rows"]}
     assert {key.partition("::")[2]: verdict["outcome"] for key, verdict in rows.items()} == {
@@ -102,16 +119,24 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     assert "**4 rows (simulated): 2 PASS, 2 measured**" in markdown
     assert "| measured (simulated) |" in markdown
     assert '<span class="chip measured">2 measured</span>' in html
-    cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
-    assert ("gpumem_verdict", "MEASURED") in [(p.get("name"), p.get("value")) for p in cases["test_free"].iter("property")]
+    cases = {
+        case.get("name"): case
+        for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")
+    }
+    assert ("gpumem_verdict", "MEASURED") in [
+        (p.get("name"), p.get("value")) for p in cases["test_free"].iter("property")
+    ]
     report = CliRunner().invoke(main, ["report", "out.json", "--csv", "rows.csv"])
     assert report.exit_code == 0, report.output
-    assert [line["verdict"] for line in csv.DictReader((pytester.path / "rows.csv").read_text().splitlines())] == [
-        verdict["outcome"] for verdict in rows.values()
-    ]
+    assert [
+        line["verdict"]
+        for line in csv.DictReader((pytester.path / "rows.csv").read_text().splitlines())
+    ] == [verdict["outcome"] for verdict in rows.values()]
 
 
-def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_nothing_checked_is_said(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A `Case` without a check is not taken for a kernel whose result was compared."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
     pytester.makepyfile(
@@ -133,34 +158,61 @@ def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem
     )
     result = gpumem("-v", "--benchmark-json=out.json", "--gpumem-report=report.html")
     result.assert_outcomes(passed=5)
-    assert [row["measurement"]["checked"] for row in results_in(pytester.path)["rows"]] == [False, True, False, True, True]
+    assert [row["measurement"]["checked"] for row in results_in(pytester.path)["rows"]] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
     result.stdout.fnmatch_lines(
-        ["unchecked test_case*: * (1 row more with such a note)", "*5 measured; 2 rows measured without a check of the result"]
+        [
+            "unchecked test_case*: * (1 row more with such a note)",
+            "*5 measured; 2 rows measured without a check of the result",
+        ]
     )
-    assert "2 rows measured without a check of the result" in (pytester.path / "steps.md").read_text()
+    assert (
+        "2 rows measured without a check of the result" in (pytester.path / "steps.md").read_text()
+    )
     assert (pytester.path / "report.html").read_text().count("<small>unchecked</small>") == 2
 
 
-def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = gpumem(*FILES[:1])
     assert "::" not in "".join(line for line in result.outlines if line.startswith("::"))
-    result.stdout.fnmatch_lines(["--gpumem-report: nothing was measured, so *report.html is not written"])
+    result.stdout.fnmatch_lines(
+        ["--gpumem-report: nothing was measured, so *report.html is not written"]
+    )
     assert not (pytester.path / "report.html").exists()
 
 
 @pytest.mark.parametrize("option", ["--gpumem-report", "--benchmark-json"])
-def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run, option: str) -> None:
+def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(
+    pytester: pytest.Pytester, gpumem: Run, option: str
+) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = gpumem(f"{option}=nowhere/out")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: gpumem: {option}: *nowhere/out: there is no folder *nowhere"])
+    result.stderr.fnmatch_lines(
+        [f"ERROR: gpumem: {option}: *nowhere/out: there is no folder *nowhere"]
+    )
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_full_disk_costs_only_the_file_that_is_on_it(pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]) -> None:
+def test_a_full_disk_costs_only_the_file_that_is_on_it(
+    pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]
+) -> None:
     pytester.makepyfile(TRIAD)
-    result = gpumem("--benchmark-json=/dev/full", "--gpumem-save", "--gpumem-report=out.html", "--gpumem-max-regression=5%", *workers)
+    result = gpumem(
+        "--benchmark-json=/dev/full",
+        "--gpumem-save",
+        "--gpumem-report=out.html",
+        "--gpumem-max-regression=5%",
+        *workers,
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines_random(
         [
@@ -181,14 +233,24 @@ def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_c
     pytester.makepyfile(test_it=TESTS)
     gpumem("--benchmark-save=before", "-k", "fine")
     (pytester.path / "test_it.py").write_text(TESTS.replace("1 << 20", "1 << 24"))
-    result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-report=out.html")
+    result = gpumem(
+        "--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-report=out.html"
+    )
     assert result.ret != pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 rows (simulated): 1 FAIL, 1 measured", "--gpumem-report: wrote *"]
+        [
+            "*- benchmark 'simulated'*",
+            "Legend:*",
+            "*= gpumem: *",
+            "2 rows (simulated): 1 FAIL, 1 measured",
+            "--gpumem-report: wrote *",
+        ]
     )
 
 
-def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(test_it=TESTS, test_host="def test_host(benchmark): benchmark(sum, [1, 2])")
     with_others = gpumem("--benchmark-json=out.json", "--benchmark-max-time=0.01").stdout.str()
     assert "- benchmark 'simulated'" not in with_others
@@ -201,12 +263,18 @@ def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(pyt
     assert "- benchmark 'simulated'" in gpumem("test_it.py").stdout.str()
 
 
-def test_durations_name_the_slowest_rows_with_what_took_the_time(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_durations_name_the_slowest_rows_with_what_took_the_time(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(test_it=TESTS)
     lines = gpumem("--durations=1").outlines
     at = lines.index("slowest 1 row, with what took the time:")
     assert "us at " in lines[at + 1]
-    assert {name for name in ("check", "warm-up", "placements", "samples", "passes") if f"{name} " in lines[at + 1]} >= {"check", "samples"}
+    assert {
+        name
+        for name in ("check", "warm-up", "placements", "samples", "passes")
+        if f"{name} " in lines[at + 1]
+    } >= {"check", "samples"}
     assert " ms test_it.py::" not in lines[at + 2]
     assert not any("what took the time" in line for line in gpumem().outlines)
 
@@ -218,7 +286,11 @@ def test_a_failure_is_as_wide_as_the_terminal_and_its_summary_is_whole(
     monkeypatch.setenv("COLUMNS", "80")
     pytester.makepyfile(test_it=TRIAD)
     result = gpumem("--gpumem-max-latency", "1 ns", "--junitxml=junit.xml")
-    lines = [line for line in result.outlines if "/" not in line and not line.startswith(("FAILED", "plugins:"))]  # a path is not broken
+    lines = [
+        line
+        for line in result.outlines
+        if "/" not in line and not line.startswith(("FAILED", "plugins:"))
+    ]  # a path is not broken
     assert [line for line in lines if len(line) > 80] == []
     (failed,) = (line for line in result.outlines if line.startswith("FAILED"))
     assert len(failed) > 80

@@ -26,7 +26,9 @@ def counts_of(pytester: pytest.Pytester) -> list[object]:
     return [row["measurement"]["migrations"] for row in rows]
 
 
-def test_a_count_is_asked_for_by_option_marker_or_call(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_count_is_asked_for_by_option_marker_or_call(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         ADD
         + """
@@ -96,7 +98,9 @@ def test_faulting(gpu_benchmark, gpu_kernels, managed_buffer):
         result.stdout.fnmatch_lines([f"*test_faulting*above {limit[7:].partition('=')[0]} 0*"])
 
 
-def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_limit_that_cannot_be_counted_is_never_a_pass(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makeconftest(
         """
 from pytest_gpumem.devices.protocol import NotCounted
@@ -122,11 +126,16 @@ def test_limited(gpu_benchmark, gpu_kernels, managed_buffer):
     result = gpumem()
     result.assert_outcomes(passed=1)
     assert "UNDECIDED" in said(result)
-    assert "max_gpu_page_faults 1000000 (marker) cannot be judged, not counted: cupti-python cannot be imported" in said(result)
+    assert (
+        "max_gpu_page_faults 1000000 (marker) cannot be judged, not counted: cupti-python cannot be imported"
+        in said(result)
+    )
     gpumem("--gpumem-strict").assert_outcomes(failed=1)
 
 
-def test_counts_are_in_the_json_and_in_the_verbose_table(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_counts_are_in_the_json_and_in_the_verbose_table(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         ADD
         + """
@@ -154,7 +163,9 @@ def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
         ("max_page_faults=1", "did you mean max_gpu_page_faults"),
     ],
 )
-def test_mistakes_are_one_line(keyword: str, message: str, pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_mistakes_are_one_line(
+    keyword: str, message: str, pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         ADD
         + f"""
@@ -186,5 +197,7 @@ def test_allowed(device_buffer, managed_buffer, gpu_device):
     result = gpumem("--strict-markers")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*OutOfMemory: 16 GiB of managed memory asked for, * so it needs @pytest.mark.gpumem(oversubscribe=True)*"]
+        [
+            "*OutOfMemory: 16 GiB of managed memory asked for, * so it needs @pytest.mark.gpumem(oversubscribe=True)*"
+        ]
     )

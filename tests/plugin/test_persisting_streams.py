@@ -78,7 +78,9 @@ def test_mistakes_are_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
 
 
-def test_an_array_of_another_library_stands_for_its_buffer(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_an_array_of_another_library_stands_for_its_buffer(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import numpy
@@ -99,13 +101,27 @@ def test_an_array_of_another_library_stands_for_its_buffer(pytester: pytest.Pyte
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ("compute_capability=(7, 5)", "compute capability 7.5) has no persisting L2: it came with compute capability 8.0"),
-        ("mig_profile='1g.10gb'", "MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode"),
-        ("mps=True", "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=30 in this process)"),
+        (
+            "compute_capability=(7, 5)",
+            "compute capability 7.5) has no persisting L2: it came with compute capability 8.0",
+        ),
+        (
+            "mig_profile='1g.10gb'",
+            "MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode",
+        ),
+        (
+            "mps=True",
+            "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT=30 in this process)",
+        ),
     ],
 )
 def test_where_it_cannot_work_the_test_skips_or_fails_with_the_reason(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch, changes: str, reason: str, strict: bool
+    pytester: pytest.Pytester,
+    gpumem: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: str,
+    reason: str,
+    strict: bool,
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "30")
     pytester.makepyfile(

@@ -28,10 +28,19 @@ from pytest_gpumem.reporting.concerns import few
 DRAWS = int(os.environ.get("DRAWS", "40"))
 GATES = DRAWS // 5
 
-TIME, LATENCY, PEAK, COPIED = "max_regression", "max_latency", "max_peak_regression", "max_copied_bytes"
+TIME, LATENCY, PEAK, COPIED = (
+    "max_regression",
+    "max_latency",
+    "max_peak_regression",
+    "max_copied_bytes",
+)
 WRITTEN = {TIME: '"20%"', LATENCY: '"25 us"', PEAK: '"0 B"', COPIED: '"base"'}
 OPTIONS = {TIME: "20%", LATENCY: "25 us", PEAK: "0 B"}
-ORIGINS = {TIME: ("marker", "call", "option", "ini"), LATENCY: ("marker", "call", "option", "ini"), PEAK: ("marker", "option", "ini")}
+ORIGINS = {
+    TIME: ("marker", "call", "option", "ini"),
+    LATENCY: ("marker", "call", "option", "ini"),
+    PEAK: ("marker", "option", "ini"),
+}
 ORIGINS[COPIED] = ("marker", "call")
 
 WORSE = "worse"
@@ -51,7 +60,12 @@ LEFT_OUT = {  # by how a test is left out: True if words of the command line do 
     "deselected by -k": True,
     "another test is named": True,
 }
-HOW = {"plain": (), "strict": ("--gpumem-strict",), "worker": ("-n", "1"), "isolated": ("--gpumem-isolate",)}
+HOW = {
+    "plain": (),
+    "strict": ("--gpumem-strict",),
+    "worker": ("-n", "1"),
+    "isolated": ("--gpumem-isolate",),
+}
 BODY = """
 import pytest
 {above}
@@ -88,7 +102,9 @@ class Draw:
         planted = draw.choice([None, WORSE, WORSE, *LEFT_OUT])
         how = draw.choices(list(HOW), weights=(10, 10, 1, 1))[0]
         words = draw.choice([(), (), ("-m", "gpu"), ("-k", "test_")])
-        if planted == "another test is named" or (planted == "deselected by the ini file" and "-k" in words):  # the last -k counts
+        if planted == "another test is named" or (
+            planted == "deselected by the ini file" and "-k" in words
+        ):  # the last -k counts
             words = ()
         return Draw(kind, draw.choice(ORIGINS[kind]), planted, draw.random() < 0.8, how, words)
 
@@ -110,9 +126,10 @@ class Draw:
         ).replace("@pytest.mark.gpu\n", "" if planted == "unmarked" else "@pytest.mark.gpu\n", 1)  # fmt: skip
 
     def files(self, planted: str | None) -> dict[str, str]:
-        ini = INI + {"deselected by the ini file": 'addopts = -k "not target"\n', "outside of testpaths": "testpaths = other\n"}.get(
-            planted or "", ""
-        )
+        ini = INI + {
+            "deselected by the ini file": 'addopts = -k "not target"\n',
+            "outside of testpaths": "testpaths = other\n",
+        }.get(planted or "", "")
         if self.origin == "ini":
             ini += f"gpumem_{self.kind} = {OPTIONS[self.kind]}\n"
         conftest = {
@@ -121,11 +138,23 @@ class Draw:
             "    config.hook.pytest_deselected(items=gone)\n    items[:] = [item for item in items if item not in gone]\n",
             "ignored by a conftest": 'collect_ignore = ["test_a.py"]\n',
         }
-        return {"pytest.ini": ini, "test_a.py": self.test(planted), "conftest.py": conftest.get(planted or "", ""), "other/test_b.py": ""}
+        return {
+            "pytest.ini": ini,
+            "test_a.py": self.test(planted),
+            "conftest.py": conftest.get(planted or "", ""),
+            "other/test_b.py": "",
+        }
 
     def arguments(self) -> tuple[str, ...]:
-        own = {"deselected by -k": ("-k", "other"), "another test is named": ("test_a.py::test_other",)}.get(self.planted or "", self.words)
-        option = (f"--gpumem-{self.kind.replace('_', '-')}={OPTIONS[self.kind]}",) if self.origin == "option" else ()
+        own = {
+            "deselected by -k": ("-k", "other"),
+            "another test is named": ("test_a.py::test_other",),
+        }.get(self.planted or "", self.words)
+        option = (
+            (f"--gpumem-{self.kind.replace('_', '-')}={OPTIONS[self.kind]}",)
+            if self.origin == "option"
+            else ()
+        )
         return (*HOW[self.how], *option, *own)
 
     def certain(self) -> bool:
@@ -145,20 +174,38 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 def target(document: dict[str, Any]) -> list[str]:
     """What is said of the test: the outcome of its row, and the status of what was not judged."""
-    rows = [row["verdict"]["outcome"] for row in document["rows"] if row["nodeid"].endswith("::test_target")]
-    return rows + [one["status"] for one in document["missing"] if one["nodeid"].endswith("::test_target")]
+    rows = [
+        row["verdict"]["outcome"]
+        for row in document["rows"]
+        if row["nodeid"].endswith("::test_target")
+    ]
+    return rows + [
+        one["status"] for one in document["missing"] if one["nodeid"].endswith("::test_target")
+    ]
 
 
 @pytest.mark.parametrize("seed", range(DRAWS))
-def test_a_planted_fault_is_never_green_in_silence(pytester: pytest.Pytester, session: Run, seed: int) -> None:
+def test_a_planted_fault_is_never_green_in_silence(
+    pytester: pytest.Pytester, session: Run, seed: int
+) -> None:
     draw = Draw.of(seed)
-    quick = (*SIMULATED, "--gpumem-processes=1", "-o", "gpumem_placements=2", "-p", "no:randomly", "--gpumem-footprint=on")
+    quick = (
+        *SIMULATED,
+        "--gpumem-processes=1",
+        "-o",
+        "gpumem_placements=2",
+        "-p",
+        "no:randomly",
+        "--gpumem-footprint=on",
+    )
     if draw.saved:
         if draw.kind not in BASELINES:
             write(pytester.path, Draw(draw.kind, "marker", None, False, "plain", ()).files(None))
             assert session(*quick, "--gpumem-save").ret == 0
             found = pytester.path.glob(".benchmarks/*/gpumem/*")
-            BASELINES[draw.kind] = {str(path.relative_to(pytester.path)): path.read_bytes() for path in found}
+            BASELINES[draw.kind] = {
+                str(path.relative_to(pytester.path)): path.read_bytes() for path in found
+            }
         for name, content in BASELINES[draw.kind].items():
             (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
             (pytester.path / name).write_bytes(content)
@@ -169,7 +216,11 @@ def test_a_planted_fault_is_never_green_in_silence(pytester: pytest.Pytester, se
     if path.exists() and path.stat().st_size:
         document = json.loads(path.read_text())["gpumem"]
     said = target(document)
-    for reason in (one["reason"] for row in document["rows"] for one in (row["verdict"], *row["verdict"].get("limits", ()))):
+    for reason in (
+        one["reason"]
+        for row in document["rows"]
+        for one in (row["verdict"], *row["verdict"].get("limits", ()))
+    ):
         few_words = [word for word in few(reason).split() if any(map(str.isalnum, word))]
         assert len(few_words) <= 25, reason
         assert not few(reason).endswith("..."), reason
@@ -182,10 +233,14 @@ def test_a_planted_fault_is_never_green_in_silence(pytester: pytest.Pytester, se
         assert result.ret == (1 if draw.certain() or strict else 0), draw
     elif draw.saved or draw.planted == "early return":
         # Whoever left the test out: without a baseline, nobody knows of a test that is not there.
-        words = LEFT_OUT[draw.planted] or (draw.planted == "unmarked" and draw.words == ("-m", "gpu"))
+        words = LEFT_OUT[draw.planted] or (
+            draw.planted == "unmarked" and draw.words == ("-m", "gpu")
+        )
         assert said or draw.planted == "unmarked", draw
         if strict and draw.planted != "unmarked":
-            assert (result.ret == 0) == words or result.ret == pytest.ExitCode.NO_TESTS_COLLECTED, draw
+            assert (result.ret == 0) == words or result.ret == pytest.ExitCode.NO_TESTS_COLLECTED, (
+                draw
+            )
 
 
 # Gates
@@ -203,9 +258,26 @@ class GateDraw:
         draw = random.Random(f"gate {seed}")
         kind = draw.choice(list(WRITTEN))
         origin = draw.choice([one for one in ORIGINS[kind] if one in ("marker", "call")])
-        left_out = [one for one in LEFT_OUT if one != "outside of testpaths"]  # a gate names its tests
-        planted = draw.choice([None, WORSE, WORSE, WORSE, LOOSER, LOOSER, draw.choice(left_out), draw.choice(left_out)])
-        words = () if planted == "another test is named" else draw.choice([(), ("-m", "gpu"), ("-k", "test_")])
+        left_out = [
+            one for one in LEFT_OUT if one != "outside of testpaths"
+        ]  # a gate names its tests
+        planted = draw.choice(
+            [
+                None,
+                WORSE,
+                WORSE,
+                WORSE,
+                LOOSER,
+                LOOSER,
+                draw.choice(left_out),
+                draw.choice(left_out),
+            ]
+        )
+        words = (
+            ()
+            if planted == "another test is named"
+            else draw.choice([(), ("-m", "gpu"), ("-k", "test_")])
+        )
         if planted == "deselected by the ini file" and "-k" in words:
             words = ()
         accepts = draw.choice(["nothing", "it", "it", "less", "another scope", "uncounted"])
@@ -231,7 +303,11 @@ class GateDraw:
     def fault(self) -> bool:
         """True if the change does something that a gate is to find."""
         planted, words = self.draw.planted, self.draw.words
-        return planted is not None and not LEFT_OUT.get(planted, False) and (planted != "unmarked" or words == ("-m", "gpu"))
+        return (
+            planted is not None
+            and not LEFT_OUT.get(planted, False)
+            and (planted != "unmarked" or words == ("-m", "gpu"))
+        )
 
     def nothing_left(self) -> bool:
         """True if no test is left that the gate selects."""
@@ -241,9 +317,18 @@ class GateDraw:
         """Arguments of `gpumem accept`; empty for what the last gate found."""
         kind, less = self.draw.kind, self.accepts == "less"
         if self.accepts == "another scope":
-            return ["--scope", "memory", "--size", "1 GiB"] if kind != PEAK else ["--scope", "time", "--size", "900%"]
+            return (
+                ["--scope", "memory", "--size", "1 GiB"]
+                if kind != PEAK
+                else ["--scope", "time", "--size", "900%"]
+            )
         if self.draw.planted == LOOSER:
-            return ["--scope", "limit", "--size", f"{kind}={WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]}"]
+            return [
+                "--scope",
+                "limit",
+                "--size",
+                f"{kind}={WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]}",
+            ]
         if self.draw.planted in LEFT_OUT:
             return ["--scope", "time", "--size", "900%"] if less else ["--scope", "removed"]
         if kind == COPIED:
@@ -254,7 +339,9 @@ class GateDraw:
 
     def accepted(self) -> bool:
         """True if what is planted is accepted. An absolute limit that is broken is not: to accept it is to accept a looser one."""
-        return self.accepts == "it" and not (self.draw.planted == WORSE and self.draw.kind == LATENCY)
+        return self.accepts == "it" and not (
+            self.draw.planted == WORSE and self.draw.kind == LATENCY
+        )
 
 
 GATE_INI = IN_ONE_PROCESS[:-1] + " --import-mode=importlib\n"
@@ -263,7 +350,9 @@ GATE_INI = IN_ONE_PROCESS[:-1] + " --import-mode=importlib\n"
 def in_gate(ini: str) -> str:
     """The ini file of a session for a gate; it has one line of `addopts`."""
     own = 'addopts = -k "not target"\n'
-    return ini.replace(own, "").replace("[pytest]\n", GATE_INI[:-1] + (' -k "not target"\n' if own in ini else "\n"))
+    return ini.replace(own, "").replace(
+        "[pytest]\n", GATE_INI[:-1] + (' -k "not target"\n' if own in ini else "\n")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +362,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     for kind, origins in ORIGINS.items():
         for origin in ("marker", "call"):
             if origin in origins:
-                files[f"{kind}_{origin}/test_a.py"] = Draw(kind, origin, None, True, "plain", ()).test(None)
+                files[f"{kind}_{origin}/test_a.py"] = Draw(
+                    kind, origin, None, True, "plain", ()
+                ).test(None)
     return saved_project(tmp_path_factory.mktemp("saved"), programs, files)
 
 
@@ -289,8 +380,14 @@ def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
 
     def gate() -> tuple[int, str, str]:
         counted = [] if one.accepts == "uncounted" else ["--accept-from-change"]
-        done = CliRunner().invoke(main, ["gate", "--screen-only", *counted, "origin/main", "--", *one.words()])
-        return done.exit_code, gate_result(done.stdout).removeprefix("gpumem gate: ").split()[0].rstrip(":"), done.output
+        done = CliRunner().invoke(
+            main, ["gate", "--screen-only", *counted, "origin/main", "--", *one.words()]
+        )
+        return (
+            done.exit_code,
+            gate_result(done.stdout).removeprefix("gpumem gate: ").split()[0].rstrip(":"),
+            done.output,
+        )
 
     one.write(project)
     if one.accepts != "nothing" and one.fault():
@@ -304,7 +401,9 @@ def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
     if not one.fault():
         assert (code, result) == (0, "green"), f"{one}\n{text}"
     elif one.accepted():
-        assert (code, result) == ((6, "no") if one.nothing_left() else (0, "ACCEPTED")), f"{one}\n{text}"
+        assert (code, result) == ((6, "no") if one.nothing_left() else (0, "ACCEPTED")), (
+            f"{one}\n{text}"
+        )
     else:
         # By the limit of base's call nothing is compared: that takes the duet.
         unjudged = (one.draw.planted, one.draw.kind, one.draw.origin) == (LOOSER, TIME, "call")

@@ -20,12 +20,26 @@ def test_host():
 """
 
 
-def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_is_of_several_fresh_processes(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(COPY)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    result = gpumem("--gpumem-processes", "3", "--benchmark-json=out.json", "--gpumem-save", "--junitxml=junit.xml")
+    result = gpumem(
+        "--gpumem-processes",
+        "3",
+        "--benchmark-json=out.json",
+        "--gpumem-save",
+        "--junitxml=junit.xml",
+    )
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["gpumem: 0 of 3 processes measured", "gpumem: 1 of 3 *, about * left", "gpumem: 2 of 3 *, about * left"])
+    result.stdout.fnmatch_lines(
+        [
+            "gpumem: 0 of 3 processes measured",
+            "gpumem: 1 of 3 *, about * left",
+            "gpumem: 2 of 3 *, about * left",
+        ]
+    )
     result.stdout.fnmatch_lines(["*3 processes*"])
     pids = (pytester.path / "processes.txt").read_text().split()
     assert len(pids) == len(set(pids)) == 3
@@ -33,7 +47,9 @@ def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpume
     assert document["gpumem"]["settings"]["processes"] == 3
     row = row_in(pytester.path)
     further = row["measurement"]["further"]
-    assert [len(repeat["medians"]) for repeat in further] == [len(row["measurement"]["placements"])] * 2
+    assert [len(repeat["medians"]) for repeat in further] == [
+        len(row["measurement"]["placements"])
+    ] * 2
     # The run alone saves and reports.
     assert len(stored_in(pytester.path)) == 1
     assert (pytester.path / "junit.xml").exists()
@@ -45,17 +61,26 @@ def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpume
     assert (comparison["processes"], comparison["measured"]) == (3, 2)
 
 
-def test_a_process_that_cannot_measure_ends_the_run(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytester.makeconftest("import os\nif 'OUTER' not in os.environ:\n    raise RuntimeError('only once')\nos.environ.pop('OUTER')")
+def test_a_process_that_cannot_measure_ends_the_run(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(
+        "import os\nif 'OUTER' not in os.environ:\n    raise RuntimeError('only once')\nos.environ.pop('OUTER')"
+    )
     pytester.makepyfile(COPY)
 
     monkeypatch.setenv("OUTER", "1")
     result = gpumem("--gpumem-processes", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "process 2 of 2 of --gpumem-processes: pytest ended with 4: RuntimeError: only once" in result.stdout.str()
+    assert (
+        "process 2 of 2 of --gpumem-processes: pytest ended with 4: RuntimeError: only once"
+        in result.stdout.str()
+    )
 
 
-def test_a_row_that_another_process_has_not_is_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_row_that_another_process_has_not_is_noted(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import pathlib
@@ -84,10 +109,14 @@ def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
     result = gpumem("--gpumem-processes", "2", "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"])
+    result.stderr.fnmatch_lines(
+        ["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"]
+    )
 
 
-def test_a_test_may_ask_for_the_fixture_while_it_runs(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_test_may_ask_for_the_fixture_while_it_runs(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         def test_copy(request):
@@ -101,9 +130,13 @@ def test_a_test_may_ask_for_the_fixture_while_it_runs(pytester: pytest.Pytester,
 
 def test_dist_without_workers_distributes_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
-    gpumem("--dist", "loadgroup", "--gpumem-processes", "2", "--benchmark-json=out.json").assert_outcomes(passed=2)
+    gpumem(
+        "--dist", "loadgroup", "--gpumem-processes", "2", "--benchmark-json=out.json"
+    ).assert_outcomes(passed=2)
     assert len(row_in(pytester.path)["measurement"]["further"]) == 1
-    assert [one["name"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]] == ["test_copy"]
+    assert [
+        one["name"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    ] == ["test_copy"]
 
 
 def test_nothing_is_started_where_nothing_measures(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -117,7 +150,9 @@ def test_a_total_budget_is_shared_by_the_processes(pytester: pytest.Pytester, gp
     pytester.makepyfile(COPY)
     result = gpumem("--gpumem-processes", "2", "--gpumem-budget", "40 ms total")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["gpumem: budget of 20.00 ms for each of 2 processes shared out over 1 test*"])
+    result.stdout.fnmatch_lines(
+        ["gpumem: budget of 20.00 ms for each of 2 processes shared out over 1 test*"]
+    )
 
 
 def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -173,11 +208,15 @@ def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem
     assert text.count("process 2 of 2 of --gpumem-processes: ") >= 5
     assert "torn down wrongly" in text
     (file,) = stored_in(pytester.path)
-    stored = [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]]
+    stored = [
+        row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]
+    ]
     assert stored == ["test_is_fine", "test_limit_of_all_processes"]
 
 
-def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_crash_fails_what_the_process_did_not_report(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         """
         import ctypes, os, pytest
@@ -201,10 +240,14 @@ def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester
     result.assert_outcomes(passed=1, failed=2)
     assert "process 2 of 2 of --gpumem-processes ended with exit code 0: " in result.stdout.str()
     (file,) = stored_in(pytester.path)
-    assert [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]] == ["test_before"]
+    assert [
+        row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]
+    ] == ["test_before"]
 
 
-def test_a_failure_of_a_test_that_only_another_process_runs_is_red(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_failure_of_a_test_that_only_another_process_runs_is_red(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(
         COPY
         + """
@@ -219,10 +262,14 @@ if "_GPUMEM_FURTHER_PROCESS" in os.environ:
     assert "processes measured" not in result.stdout.str()  # -q shows no progress
 
 
-def test_what_the_ini_file_switches_on_is_the_runs_alone(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_what_the_ini_file_switches_on_is_the_runs_alone(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """Further processes save nothing, write no cache, and stop at no failure; a strict ini accepts them."""
     pytester.makeini("[pytest]\nstrict_config = true\naddopts = --maxfail=1 --benchmark-autosave\n")
-    pytester.makepyfile(COPY.replace("def test_host", "def test_fails():\n    assert 0\n\ndef test_last"))
+    pytester.makepyfile(
+        COPY.replace("def test_host", "def test_fails():\n    assert 0\n\ndef test_last")
+    )
     result = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")
     result.assert_outcomes(passed=1, failed=1)
     assert len(row_in(pytester.path)["measurement"]["further"]) == 1
@@ -230,7 +277,9 @@ def test_what_the_ini_file_switches_on_is_the_runs_alone(pytester: pytest.Pytest
     assert len(list(pytester.path.glob(".benchmarks/*/0*.json"))) == 1
 
 
-def test_a_session_that_a_test_starts_judges_its_own_limits(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_session_that_a_test_starts_judges_its_own_limits(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     """Also in a further process, whose own limits the main one judges."""
     pytester.makepyfile(
         COPY

@@ -22,8 +22,15 @@ def test_{name}(gpu_benchmark, device_buffer, gpu_kernels, number):
     nbytes = NBYTES if number == 1 else 64 << 20
     gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
 """
-NAMES = ("first", "second", "third")  # six tests in three files: the first runner ends in the middle of the second file
-PARTS = {1: ["test_first[0]", "test_first[1]", "test_second[0]"], 2: ["test_second[1]", "test_third[0]", "test_third[1]"]}
+NAMES = (
+    "first",
+    "second",
+    "third",
+)  # six tests in three files: the first runner ends in the middle of the second file
+PARTS = {
+    1: ["test_first[0]", "test_first[1]", "test_second[0]"],
+    2: ["test_second[1]", "test_third[0]", "test_third[1]"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +67,9 @@ def project(saved: Project, tmp_path: Path) -> Project:
 def runner(project: Project, group: int, command: str, **variables: str) -> Done[str]:
     """One of two runners; both have the store."""
     script = f". .venv/bin/activate; {command} --splits 2 --group {group}"
-    return project.run(script, SIMULATED, GPUMEM_BASELINE=str(project.folder.parent / "store"), **variables)
+    return project.run(
+        script, SIMULATED, GPUMEM_BASELINE=str(project.folder.parent / "store"), **variables
+    )
 
 
 def results(project: Project, file: str) -> dict[str, Any]:
@@ -80,7 +89,9 @@ def test_rows_of_the_other_runner_are_not_run_and_not_lost(project: Project) -> 
         assert {row["verdict"]["outcome"] for row in found["rows"]} == {"PASS"}
         (other,) = (part for number, part in PARTS.items() if number != group)
         assert ids(found["missing"]) == other
-        assert {(one["status"], one["reason"]) for one in found["missing"]} == {("not run", "deselected by plugin.py")}
+        assert {(one["status"], one["reason"]) for one in found["missing"]} == {
+            ("not run", "deselected by plugin.py")
+        }
 
 
 def test_each_runner_gates_its_part(project: Project) -> None:
@@ -92,7 +103,11 @@ def test_each_runner_gates_its_part(project: Project) -> None:
         assert "green (simulated): 3 rows" in done.stdout
     project.change("75 << 20")
     for group, own in PARTS.items():
-        done = runner(project, group, f"gpumem gate origin/{BRANCH} {'' if group == 1 else '--screen-only'} --")
+        done = runner(
+            project,
+            group,
+            f"gpumem gate origin/{BRANCH} {'' if group == 1 else '--screen-only'} --",
+        )
         assert done.returncode == 1, done.stdout + done.stderr
         slower = [name for name in own if name.endswith("[1]")]
         assert f"red (simulated): {len(slower)} of 3 rows fail" in done.stdout
@@ -101,5 +116,9 @@ def test_each_runner_gates_its_part(project: Project) -> None:
             judged = {one["key"].partition("::")[2]: one["outcome"] for one in duet["verdicts"]}
         else:
             rows = results(project, "gpumem-results/results.json")["rows"]
-            judged = {row["nodeid"].partition("::")[2]: row["verdict"]["outcome"] for row in rows if row["failed"]}
+            judged = {
+                row["nodeid"].partition("::")[2]: row["verdict"]["outcome"]
+                for row in rows
+                if row["failed"]
+            }
         assert judged == dict.fromkeys(slower, "FAIL")

@@ -23,7 +23,9 @@ def test_save_and_compare(server: Server, pytester: pytest.Pytester, gpumem: Run
     url = f"{URL}/{pytester.path.name}"
     result = gpumem("--gpumem-save")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"])
+    result.stdout.fnmatch_lines(
+        [f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"]
+    )
     gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
 
 
@@ -54,11 +56,17 @@ def test_one_error_before_anything_is_measured(
     assert "collected" not in line
 
 
-def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(server: Server, gpumem: Run) -> None:
+def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(
+    server: Server, gpumem: Run
+) -> None:
     server.fail("status", status=403, method="PUT")
     result = gpumem("--gpumem-save")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["--gpumem-save: s3://*: permission denied*; it is kept on this machine: copy * into the store"])
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: s3://*: permission denied*; it is kept on this machine: copy * into the store"
+        ]
+    )
     (line,) = (line for line in result.outlines if "it is kept on this machine: copy " in line)
     folder = Path(line.partition("copy ")[2].removesuffix(" into the store"))
     assert len(list(folder.glob("*/gpumem/*.json"))) == 1

@@ -100,31 +100,44 @@ def pytest_runtest_protocol(item):
 def stored(folder: Path) -> set[str]:
     """Names of the tests in the one file of the baseline."""
     (file,) = folder.glob(".benchmarks/*/gpumem/*.json")
-    return {row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]}
+    return {
+        row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]
+    }
 
 
 def results(path: Path) -> dict[str, tuple[str, bool]]:
     """Verdict and failure of each row, by test and label."""
     rows = json.loads(path.read_text())["gpumem"]["rows"]
-    return {row["key"].rpartition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in rows}
+    return {
+        row["key"].rpartition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in rows
+    }
 
 
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
 @pytest.mark.parametrize("code", [TEST_CASE, FUNCTIONS], ids=["unittest", "pytest"])
-def test_only_a_test_that_passed_is_stored(pytester: pytest.Pytester, gpumem: Run, code: str, how: tuple[str, ...]) -> None:
+def test_only_a_test_that_passed_is_stored(
+    pytester: pytest.Pytester, gpumem: Run, code: str, how: tuple[str, ...]
+) -> None:
     pytester.makepyfile(code)
     result = gpumem("--gpumem-save", "--benchmark-json=out.json", *how)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert stored(pytester.path) == {"test_passes"}
-    failures = {name.partition("[")[0]: failed for name, (_, failed) in results(pytester.path / "out.json").items()}
-    assert failures == {name: name.startswith(("test_asserts", "test_fails_in_a_subtest")) for name in failures}
+    failures = {
+        name.partition("[")[0]: failed
+        for name, (_, failed) in results(pytester.path / "out.json").items()
+    }
+    assert failures == {
+        name: name.startswith(("test_asserts", "test_fails_in_a_subtest")) for name in failures
+    }
     # pytest-benchmark's own list of what passed.
     benchmarks = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
     assert how or {one["name"] for one in benchmarks} == {"test_passes"}
 
 
 @pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
-def test_junit_says_of_a_row_what_the_results_say(pytester: pytest.Pytester, gpumem: Run, how: tuple[str, ...]) -> None:
+def test_junit_says_of_a_row_what_the_results_say(
+    pytester: pytest.Pytester, gpumem: Run, how: tuple[str, ...]
+) -> None:
     pytester.makepyfile(
         FUNCTIONS
         + """
@@ -141,7 +154,10 @@ def test_fails_afterwards(torn, gpu_benchmark, device_buffer, gpu_kernels):
     told = {}
     for case in ElementTree.parse("out.xml").getroot().iter("testcase"):
         properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
-        told[case.get("name")] = properties["gpumem_verdict"], json.loads(properties["gpumem"])["failed"]
+        told[case.get("name")] = (
+            properties["gpumem_verdict"],
+            json.loads(properties["gpumem"])["failed"],
+        )
     assert told == results(pytester.path / "out.json")
     assert told["test_xfails"] == ("UNDECIDED", False)
     assert told["test_fails_afterwards"] == ("MEASURED", True)
@@ -187,13 +203,17 @@ def test_assertion(gpu_benchmark, device_buffer, gpu_kernels):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_rerun_clears_an_assertion_and_no_verdict(pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]) -> None:
+def test_a_rerun_clears_an_assertion_and_no_verdict(
+    pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]
+) -> None:
     pytest.importorskip("pytest_rerunfailures", reason="pytest-rerunfailures is of the extra test")
     pytester.makepyfile(FAILS_AT_FIRST)
     result = gpumem("--reruns=2", "--benchmark-json=out.json", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = results_in(pytester.path)["rows"]
-    said = {row["key"].partition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in found}
+    said = {
+        row["key"].partition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in found
+    }
     assert said == {
         "test_time[x]": ("FAIL", True),
         "test_memory": ("FAIL", True),
@@ -206,7 +226,9 @@ def test_a_rerun_clears_an_assertion_and_no_verdict(pytester: pytest.Pytester, g
     result.stdout.fnmatch_lines(["*3 failed, 1 passed*"])
 
 
-def test_a_rerun_takes_the_place_of_all_earlier_rows(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_rerun_takes_the_place_of_all_earlier_rows(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makeconftest(
         """
         from _pytest.runner import runtestprotocol
@@ -260,7 +282,9 @@ def pytest_runtest_protocol(item):
 
 
 @pytest.mark.parametrize("conftest", [ON_THE_REPORT, BY_HAND], ids=["attributes", "made by hand"])
-def test_a_report_may_hold_what_cannot_be_sent(pytester: pytest.Pytester, gpumem: Run, conftest: str) -> None:
+def test_a_report_may_hold_what_cannot_be_sent(
+    pytester: pytest.Pytester, gpumem: Run, conftest: str
+) -> None:
     pytester.makeconftest(conftest)
     pytester.makepyfile("def test_a(): pass")
     result = gpumem()

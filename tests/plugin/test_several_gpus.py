@@ -77,8 +77,14 @@ class Seen:
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
-        for module, name in ((session, "choose"), (exclusive, "user_runtime_path"), (exclusive, "PATIENCE")):
-            monkeypatch.setattr(module, name, getattr(module, name))  # the conftest changes them for good
+        for module, name in (
+            (session, "choose"),
+            (exclusive, "user_runtime_path"),
+            (exclusive, "PATIENCE"),
+        ):
+            monkeypatch.setattr(
+                module, name, getattr(module, name)
+            )  # the conftest changes them for good
         self._runtime = pytester.path / "runtime"
         self._runtime.mkdir(mode=0o700)
 
@@ -99,7 +105,11 @@ class Seen:
     def lines(self) -> list[Any]:
         """Test, worker, CUDA_VISIBLE_DEVICES, and the GPUs whose lock it holds."""
         file = self._runtime / "seen.jsonl"
-        return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+        return (
+            [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+            if file.exists()
+            else []
+        )
 
 
 @pytest.fixture
@@ -186,7 +196,10 @@ def test_a_test_has_several_gpus_for_itself(seen: Seen) -> None:
     result = seen.run("-n", "2", "-rs")
     result.assert_outcomes(passed=8, skipped=1)
     result.stdout.fnmatch_lines(["*the test needs 3 GPUs (gpus=3); this process sees 2*"])
-    assert {name: sorted({len(mine) for n, _, _, mine in seen.lines() if n == name}) for name in ("one", "two")} == {"one": [1], "two": [2]}
+    assert {
+        name: sorted({len(mine) for n, _, _, mine in seen.lines() if n == name})
+        for name in ("one", "two")
+    } == {"one": [1], "two": [2]}
 
 
 def test_without_workers_a_test_has_the_gpus_too(seen: Seen) -> None:
@@ -205,18 +218,34 @@ def test_without_workers_a_test_has_the_gpus_too(seen: Seen) -> None:
         visible="GPU-a,GPU-b,GPU-c",
     )
     seen.run("--gpumem-device", "cuda:2").assert_outcomes(passed=3)
-    assert {name: mine for name, _, _, mine in seen.lines()} == {"two": ["GPU-a", "GPU-c"], "peer": ["GPU-a", "GPU-c"], "one": ["GPU-c"]}
+    assert {name: mine for name, _, _, mine in seen.lines()} == {
+        "two": ["GPU-a", "GPU-c"],
+        "peer": ["GPU-a", "GPU-c"],
+        "one": ["GPU-c"],
+    }
 
 
 @pytest.mark.parametrize(
     ("arguments", "visible"),
     [
         (("-n", "2", "--gpumem-device", "cuda:0"), None),
-        (("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-b", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-b"), "GPU-b"),
+        (
+            (
+                "--dist",
+                "load",
+                "--tx",
+                "popen//env:CUDA_VISIBLE_DEVICES=GPU-b",
+                "--tx",
+                "popen//env:CUDA_VISIBLE_DEVICES=GPU-b",
+            ),
+            "GPU-b",
+        ),
     ],
     ids=["one device", "own choice"],
 )
-def test_a_choice_of_the_user_stays(seen: Seen, arguments: tuple[str, ...], visible: str | None) -> None:
+def test_a_choice_of_the_user_stays(
+    seen: Seen, arguments: tuple[str, ...], visible: str | None
+) -> None:
     seen.write(MEASURED)
     seen.run(*arguments).assert_outcomes(passed=4)
     assert {value for _, _, value, _ in seen.lines()} == {visible}
@@ -232,16 +261,24 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
     result = seen.run()
     result.assert_outcomes(failed=1)
     assert "has no parameter 'gpus'" in result.stdout.str()
-    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(gpus='two')\ndef test_it(gpu_device): pass")
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.gpumem(gpus='two')\ndef test_it(gpu_device): pass"
+    )
     result = seen.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "gpus: 'two' is not understood; accepted is a whole number from 1 on" in result.stderr.str()
+    assert (
+        "gpus: 'two' is not understood; accepted is a whole number from 1 on" in result.stderr.str()
+    )
 
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "expected"),
     [
-        (("GPU-a", "GPU-b", "GPU-c"), "2,0,1", ["GPU-a,GPU-b,GPU-c", "GPU-b,GPU-a,GPU-c", "GPU-c,GPU-a,GPU-b"]),
+        (
+            ("GPU-a", "GPU-b", "GPU-c"),
+            "2,0,1",
+            ["GPU-a,GPU-b,GPU-c", "GPU-b,GPU-a,GPU-c", "GPU-c,GPU-a,GPU-b"],
+        ),
         (("GPU-a", "GPU-other", "GPU-b"), None, ["GPU-a,GPU-other,GPU-b", "GPU-b,GPU-a,GPU-other"]),
         (("GPU-a",), None, ["GPU-a"]),
         (("GPU-a", "GPU-b"), "GPU-a,GPU-b", ["GPU-a,GPU-b", "GPU-b,GPU-a"]),
@@ -251,22 +288,44 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
         (("MIG-1",), None, ["MIG-1"]),
         ((), None, []),
     ],
-    ids=["indices", "another model", "one", "UUIDs", "MIG", "older names of MIG", "MIG without a list", "simulated"],
+    ids=[
+        "indices",
+        "another model",
+        "one",
+        "UUIDs",
+        "MIG",
+        "older names of MIG",
+        "MIG without a list",
+        "simulated",
+    ],
 )
-def test_each_gpu_comes_first_in_turn(gpus: tuple[str, ...], visible: str | None, expected: list[str]) -> None:
+def test_each_gpu_comes_first_in_turn(
+    gpus: tuple[str, ...], visible: str | None, expected: list[str]
+) -> None:
     assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
 
 
 @pytest.mark.parametrize("dist", ["load", "each"])
-def test_a_worker_whose_gpu_is_of_another_model_ends_the_session(pytester: pytest.Pytester, seen: Seen, dist: str) -> None:
+def test_a_worker_whose_gpu_is_of_another_model_ends_the_session(
+    pytester: pytest.Pytester, seen: Seen, dist: str
+) -> None:
     """Such as a MIG instance of another profile: CUDA shows one instance to a process, so that the controller does not know the others."""
     seen.write(MEASURED)
-    workers = ("--dist", dist, "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-a")
+    workers = (
+        "--dist",
+        dist,
+        "--tx",
+        "popen//env:CUDA_VISIBLE_DEVICES=GPU-other",
+        "--tx",
+        "popen//env:CUDA_VISIBLE_DEVICES=GPU-a",
+    )
     result = seen.run(*workers, "--gpumem-save", "--benchmark-json=out.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if "ERROR" in line)
     assert line.startswith("ERROR: gpumem: worker gw0: its device is another model (")
-    assert line.endswith("accepted are workers with GPUs of one model: run each model in a session of its own")
+    assert line.endswith(
+        "accepted are workers with GPUs of one model: run each model in a session of its own"
+    )
     result.assert_outcomes()
     assert seen.lines() == []
     assert stored_in(pytester.path) == []
@@ -281,8 +340,15 @@ def by_variable(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> R
     return lambda *arguments: pytester.runpytest_inprocess(*given, "--dist", "load", *arguments)
 
 
-def test_a_worker_of_another_machine_and_model_ends_the_session(pytester: pytest.Pytester, by_variable: Run, other_machine: str) -> None:
-    result = by_variable("--tx", "popen", "--tx", f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200")
+def test_a_worker_of_another_machine_and_model_ends_the_session(
+    pytester: pytest.Pytester, by_variable: Run, other_machine: str
+) -> None:
+    result = by_variable(
+        "--tx",
+        "popen",
+        "--tx",
+        f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200",
+    )
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     line = r"^ERROR: gpumem: worker gw1 \(.*127.0.0.1.*\): its device is NVIDIA H200 \(.*the session's is NVIDIA H100"
     assert re.search(line, result.stderr.str(), re.MULTILINE)
@@ -306,7 +372,9 @@ def other_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"ssh={arguments}//python={sys.executable}"
 
 
-def test_workers_on_another_machine_take_turns_on_its_gpus(pytester: pytest.Pytester, seen: Seen, other_machine: str) -> None:
+def test_workers_on_another_machine_take_turns_on_its_gpus(
+    pytester: pytest.Pytester, seen: Seen, other_machine: str
+) -> None:
     """Three workers of a machine with two GPUs, and one of this machine: the rows are those of a session without workers."""
     seen.write(MEASURED)
     seen.run("--benchmark-json=one.json").assert_outcomes(passed=4)
@@ -325,11 +393,15 @@ def test_workers_on_another_machine_take_turns_on_its_gpus(pytester: pytest.Pyte
     assert sorted(row["nodeid"] for row in one) == sorted(row["nodeid"] for row in out)
 
 
-def test_workers_on_another_machine_compare_with_the_baseline(pytester: pytest.Pytester, seen: Seen, other_machine: str) -> None:
+def test_workers_on_another_machine_compare_with_the_baseline(
+    pytester: pytest.Pytester, seen: Seen, other_machine: str
+) -> None:
     seen.write(MEASURED)
     seen.run("--gpumem-save").assert_outcomes(passed=4)
     workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={pytester.path}")
-    seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json").assert_outcomes(passed=4)
+    seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json").assert_outcomes(
+        passed=4
+    )
     rows = rows_in(pytester.path)
     assert {row["verdict"]["comparison"]["processes"] for row in rows} == {1}
 
@@ -340,7 +412,13 @@ def test_the_recipe_for_another_machine_leaves_nothing_in_the_project(
     """docs/how-to/gpus.md: xdist copies pytest itself, and the project, into the folder of `chdir`."""
     seen.write(MEASURED)
     (there := tmp_path / "there").mkdir()
-    workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={there}", f"--rsyncdir={pytester.path}")
+    workers = (
+        "--dist",
+        "load",
+        "--tx",
+        f"2*{other_machine}//chdir={there}",
+        f"--rsyncdir={pytester.path}",
+    )
     seen.run(*workers, "--benchmark-json=out.json", str(pytester.path)).assert_outcomes(passed=4)
     assert len(rows_in(pytester.path)) == 4
     assert {path.name for path in there.iterdir()} >= {"_pytest", pytester.path.name}
@@ -351,11 +429,19 @@ def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) 
     facts = opening.choose("sim").facts
 
     def check(folder: Path, *, exists: bool) -> None:
-        given = {"key": facts.key, "name": facts.name, "baseline": str(folder), "offline": False, "exists": exists}
+        given = {
+            "key": facts.key,
+            "name": facts.name,
+            "baseline": str(folder),
+            "offline": False,
+            "exists": exists,
+        }
         config: Any = SimpleNamespace(workerinput={f"gpumem_{workers.SESSION}": given})
         workers.check_worker(config, facts, Storage(folder))
 
-    with pytest.raises(pytest.UsageError, match="is a folder of the machine that started this worker"):
+    with pytest.raises(
+        pytest.UsageError, match="is a folder of the machine that started this worker"
+    ):
         check(tmp_path / "none", exists=True)
     check(tmp_path / "none", exists=False)
     check(tmp_path, exists=True)

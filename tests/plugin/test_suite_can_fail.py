@@ -73,7 +73,9 @@ def hit_ratio_ignored(patch: Patch) -> None:
     patch.setattr(
         SimulatedL2,
         "set_window",
-        lambda self, stream, window: set_window(self, stream, window and replace(window, hit_ratio=1.0)),
+        lambda self, stream, window: set_window(
+            self, stream, window and replace(window, hit_ratio=1.0)
+        ),
     )
 
 
@@ -83,7 +85,9 @@ def no_prefetch(patch: Patch) -> None:
     patch.setattr(
         SimulatedManaged,
         "prefetch",
-        lambda self, allocation, to_host, stream: prefetch(self, allocation, to_host, stream) if to_host else None,
+        lambda self, allocation, to_host, stream: (
+            prefetch(self, allocation, to_host, stream) if to_host else None
+        ),
     )
 
 
@@ -93,7 +97,9 @@ def pages_stay_where_they_are(patch: Patch) -> None:
     patch.setattr(
         SimulatedManaged,
         "prefetch",
-        lambda self, allocation, to_host, stream: None if to_host else prefetch(self, allocation, to_host, stream),
+        lambda self, allocation, to_host, stream: (
+            None if to_host else prefetch(self, allocation, to_host, stream)
+        ),
     )
 
 
@@ -116,7 +122,11 @@ def advice_does_nothing(patch: Patch) -> None:
 def advice_stays(patch: Patch) -> None:
     """What was advised is never taken back."""
     advise = SimulatedManaged.advise
-    patch.setattr(SimulatedManaged, "advise", lambda self, *args, on: advise(self, *args, on=True) if on else None)
+    patch.setattr(
+        SimulatedManaged,
+        "advise",
+        lambda self, *args, on: advise(self, *args, on=True) if on else None,
+    )
 
 
 def discards_keep_the_content(patch: Patch) -> None:
@@ -148,7 +158,9 @@ def pageable_instead_of_pinned(patch: Patch) -> None:
     allocate = SimulatedMemory.allocate
 
     def unlocked(self: SimulatedMemory, nbytes: int, kind: MemoryKind, **flags: Any) -> Any:
-        return allocate(self, nbytes, MemoryKind.PAGEABLE if kind is MemoryKind.PINNED else kind, **flags)
+        return allocate(
+            self, nbytes, MemoryKind.PAGEABLE if kind is MemoryKind.PINNED else kind, **flags
+        )
 
     patch.setattr(SimulatedMemory, "allocate", unlocked)
 
@@ -156,27 +168,43 @@ def pageable_instead_of_pinned(patch: Patch) -> None:
 def registering_locks_nothing(patch: Patch) -> None:
     """`cudaHostRegister` leaves the memory pageable."""
     adopt = SimulatedMemory.adopt
-    patch.setattr(SimulatedMemory, "adopt", lambda self, array, register: adopt(self, array, register=False))
+    patch.setattr(
+        SimulatedMemory, "adopt", lambda self, array, register: adopt(self, array, register=False)
+    )
 
 
 def kernels(patch: Patch, change: Callable[[Kernel], Kernel]) -> None:
     """The device sees each kernel as `change(kernel)` gives it; the suite sees it as it is."""
     prepare = SimulatedKernels._prepare
-    patch.setattr(SimulatedKernels, "_prepare", lambda self, launch: prepare(self, replace(launch, kernel=change(launch.kernel))))
+    patch.setattr(
+        SimulatedKernels,
+        "_prepare",
+        lambda self, launch: prepare(self, replace(launch, kernel=change(launch.kernel))),
+    )
 
 
 def accesses_by(patch: Patch, change: Callable[[str, Call, Access], Access]) -> None:
     """Each access is what `change(kernel, call, access)` says."""
 
     def changed(kernel: Kernel) -> Kernel:
-        return replace(kernel, accesses=lambda call: tuple(change(kernel.name, call, a) for a in kernel.accesses(call)))
+        return replace(
+            kernel,
+            accesses=lambda call: tuple(
+                change(kernel.name, call, a) for a in kernel.accesses(call)
+            ),
+        )
 
     kernels(patch, changed)
 
 
 def sectors(patch: Patch, cost: Callable[[str, Call, Access], float]) -> None:
     """Each request moves as many sectors as `cost(kernel, call, access)` says."""
-    accesses_by(patch, lambda kernel, call, access: replace(access, sectors_per_request=cost(kernel, call, access)))
+    accesses_by(
+        patch,
+        lambda kernel, call, access: replace(
+            access, sectors_per_request=cost(kernel, call, access)
+        ),
+    )
 
 
 def strides_cost_nothing(patch: Patch) -> None:
@@ -186,31 +214,55 @@ def strides_cost_nothing(patch: Patch) -> None:
 
 def offsets_cost_twice(patch: Patch) -> None:
     """A request at any offset moves twice the sectors."""
-    sectors(patch, lambda kernel, call, access: 8.0 if call.scalars.get("offset") else access.sectors_per_request)
+    sectors(
+        patch,
+        lambda kernel, call, access: (
+            8.0 if call.scalars.get("offset") else access.sectors_per_request
+        ),
+    )
 
 
 def order_matters(patch: Patch) -> None:
     """Words in another order than the threads' cost a sector each, as before compute capability 2.0."""
-    sectors(patch, lambda kernel, call, access: 32.0 if kernel == "permuted_copy" else access.sectors_per_request)
+    sectors(
+        patch,
+        lambda kernel, call, access: (
+            32.0 if kernel == "permuted_copy" else access.sectors_per_request
+        ),
+    )
 
 
 def offsets_cost_nothing(patch: Patch) -> None:
     """A fifth sector comes for free."""
-    sectors(patch, lambda kernel, call, access: 4.0 if call.scalars.get("offset") else access.sectors_per_request)
+    sectors(
+        patch,
+        lambda kernel, call, access: (
+            4.0 if call.scalars.get("offset") else access.sectors_per_request
+        ),
+    )
 
 
 def neighbours_share_no_sector(patch: Patch) -> None:
     """Each misaligned request brings more from memory, of which its neighbours use nothing."""
 
     def alone(kernel: str, call: Call, access: Access) -> Access:
-        return replace(access, footprint=access.footprint * 3 // 2) if call.scalars.get("offset", 0) % 8 else access
+        return (
+            replace(access, footprint=access.footprint * 3 // 2)
+            if call.scalars.get("offset", 0) % 8
+            else access
+        )
 
     accesses_by(patch, alone)
 
 
 def whole_sectors_cost_a_fifth(patch: Patch) -> None:
     """An offset of whole sectors costs as much as any other."""
-    sectors(patch, lambda kernel, call, access: 5.0 if call.scalars.get("offset") else access.sectors_per_request)
+    sectors(
+        patch,
+        lambda kernel, call, access: (
+            5.0 if call.scalars.get("offset") else access.sectors_per_request
+        ),
+    )
 
 
 def strides_cost_double(patch: Patch) -> None:
@@ -219,7 +271,11 @@ def strides_cost_double(patch: Patch) -> None:
     def double(kernel: str, call: Call, access: Access) -> Access:
         if kernel != "stride_copy" or call.scalars["stride"] == 1:
             return access
-        return replace(access, footprint=2 * access.footprint, sectors_per_request=min(32.0, 2 * access.sectors_per_request))
+        return replace(
+            access,
+            footprint=2 * access.footprint,
+            sectors_per_request=min(32.0, 2 * access.sectors_per_request),
+        )
 
     accesses_by(patch, double)
 
@@ -232,18 +288,32 @@ def warps_share_their_pages(patch: Patch) -> None:
 def every_request_is_coalesced(patch: Patch) -> None:
     """The prediction, and with it the model, has four sectors for each request."""
     touch = calls.touch
-    patch.setattr(calls, "touch", lambda *arguments, **facts: touch(*arguments, **facts | {"sectors": 4.0}))
+    patch.setattr(
+        calls, "touch", lambda *arguments, **facts: touch(*arguments, **facts | {"sectors": 4.0})
+    )
 
 
 def bank_conflicts_cost_nothing(patch: Patch) -> None:
     """L1 and shared memory serve all requests at once."""
-    kernels(patch, lambda kernel: replace(kernel, on_chip_cycles=None) if kernel.name.startswith("transpose") else kernel)
+    kernels(
+        patch,
+        lambda kernel: (
+            replace(kernel, on_chip_cycles=None) if kernel.name.startswith("transpose") else kernel
+        ),
+    )
 
 
 def padding_does_nothing(patch: Patch) -> None:
     """The words of a column lie in one bank, padded or not."""
     conflicts = CATALOGUE["transpose_tiled"].on_chip_cycles
-    kernels(patch, lambda kernel: replace(kernel, on_chip_cycles=conflicts) if kernel.name == "transpose_padded" else kernel)
+    kernels(
+        patch,
+        lambda kernel: (
+            replace(kernel, on_chip_cycles=conflicts)
+            if kernel.name == "transpose_padded"
+            else kernel
+        ),
+    )
 
 
 def every_walk_is_the_same(patch: Patch) -> None:
@@ -291,13 +361,19 @@ def dram_at_three_quarters(patch: Patch) -> None:
 def own_code_does_not_run(patch: Patch) -> None:
     """A function of the user's own queues its work and computes nothing."""
     call = SimulatedKernels.call
-    patch.setattr(SimulatedKernels, "call", lambda self, foreign, stream: call(self, replace(foreign, reference=lambda: None), stream))
+    patch.setattr(
+        SimulatedKernels,
+        "call",
+        lambda self, foreign, stream: call(self, replace(foreign, reference=lambda: None), stream),
+    )
 
 
 def results_do_not_come_back(patch: Patch) -> None:
     """A host that reads managed memory in place finds zeros there."""
     guest = SimulatedMemory.guest
-    patch.setattr(SimulatedMemory, "guest", lambda self, *arguments: np.zeros_like(guest(self, *arguments)))
+    patch.setattr(
+        SimulatedMemory, "guest", lambda self, *arguments: np.zeros_like(guest(self, *arguments))
+    )
 
 
 def no_window_on(carrier: str) -> Callable[[Patch], None]:
@@ -306,10 +382,18 @@ def no_window_on(carrier: str) -> Callable[[Patch], None]:
     def out(patch: Patch) -> None:
         if carrier == "graph":
             capture = SimulatedGraphs.capture
-            patch.setattr(SimulatedGraphs, "capture", lambda self, stream, body, window=None: capture(self, stream, body))
+            patch.setattr(
+                SimulatedGraphs,
+                "capture",
+                lambda self, stream, body, window=None: capture(self, stream, body),
+            )
         else:
             launch = SimulatedKernels.launch
-            patch.setattr(SimulatedKernels, "launch", lambda self, work, stream, window=None: launch(self, work, stream))
+            patch.setattr(
+                SimulatedKernels,
+                "launch",
+                lambda self, work, stream, window=None: launch(self, work, stream),
+            )
 
     out.__name__ = f"no_window_on_a_{carrier}"
     return out
@@ -334,7 +418,9 @@ def fits_above_half_of_l2(patch: Patch) -> None:
     """A fitted window gets half of L2 however large it is, at hit ratio 1."""
     patch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
     patch.setattr(l2.WindowRequest, "off", property(lambda self: self.set_aside == "off"))
-    patch.setattr(l2.WindowRequest, "persists", property(lambda self: self.hit is AccessProperty.PERSISTING))
+    patch.setattr(
+        l2.WindowRequest, "persists", property(lambda self: self.hit is AccessProperty.PERSISTING)
+    )
 
 
 def an_unused_set_aside_is_free(patch: Patch) -> None:
@@ -351,7 +437,11 @@ def windows_cost(patch: Patch) -> None:
     """A kernel under a window takes half as long again, whatever hits."""
     kernel = Timing.kernel
     patch.setattr(
-        Timing, "kernel", lambda self, work, window, beside: kernel(self, work, window, beside) * (1.0 if window is None else 1.5)
+        Timing,
+        "kernel",
+        lambda self, work, window, beside: (
+            kernel(self, work, window, beside) * (1.0 if window is None else 1.5)
+        ),
     )
 
 
@@ -409,7 +499,11 @@ def no_reset_by(how: str) -> Callable[[Patch], None]:
     reset = PersistingStream.reset
 
     def out(patch: Patch) -> None:
-        patch.setattr(PersistingStream, "reset", lambda self, by="context": None if by == how else reset(self, by))
+        patch.setattr(
+            PersistingStream,
+            "reset",
+            lambda self, by="context": None if by == how else reset(self, by),
+        )
 
     out.__name__ = f"no_reset_by_the_{how}"
     return out
@@ -423,7 +517,9 @@ def other_lines_go_first(patch: Patch) -> None:
 def windows_share_nothing(patch: Patch) -> None:
     """Kernels that run at once each have the set-aside to themselves."""
     kernel = Timing.kernel
-    patch.setattr(Timing, "kernel", lambda self, work, window, beside: kernel(self, work, window, 0.0))
+    patch.setattr(
+        Timing, "kernel", lambda self, work, window, beside: kernel(self, work, window, 0.0)
+    )
 
 
 def kernels_run_in_turn(patch: Patch) -> None:
@@ -433,7 +529,9 @@ def kernels_run_in_turn(patch: Patch) -> None:
 
 def everything_seems_to_run_at_once(patch: Patch) -> None:
     """The starts and ends of kernels overlap, whatever ran."""
-    patch.setattr(device, "at_once", lambda intervals: sum(end - start for start, end in intervals) / 2)
+    patch.setattr(
+        device, "at_once", lambda intervals: sum(end - start for start, end in intervals) / 2
+    )
 
 
 def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
@@ -441,7 +539,11 @@ def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
     make = SimulatedDevice.__init__
 
     def farther(self: SimulatedDevice, datasheet: Datasheet, **options: Any) -> None:
-        make(self, replace(datasheet, shared_latency_cycles=datasheet.dram_latency * datasheet.sm_clock), **options)
+        make(
+            self,
+            replace(datasheet, shared_latency_cycles=datasheet.dram_latency * datasheet.sm_clock),
+            **options,
+        )
 
     patch.setattr(SimulatedDevice, "__init__", farther)
 
@@ -452,22 +554,35 @@ def flags_slow_the_link(patch: Patch) -> None:
 
     def flagged(self: SimulatedMemory, nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
         made = allocate(self, nbytes, kind, **flags)
-        if flags.get("write_combined") or not flags.get("mapped", True) or not flags.get("portable", True):
+        if (
+            flags.get("write_combined")
+            or not flags.get("mapped", True)
+            or not flags.get("portable", True)
+        ):
             slow.append(made)
         return made
 
     def slower(self: Timing, destination: Any, source: Any, nbytes: float) -> float:
-        return copy(self, destination, source, nbytes) * (2 if any(a is destination or a is source for a in slow) else 1)
+        return copy(self, destination, source, nbytes) * (
+            2 if any(a is destination or a is source for a in slow) else 1
+        )
 
     patch.setattr(SimulatedMemory, "allocate", flagged)
     patch.setattr(Timing, "copy", slower)
 
 
-def copies(patch: Patch, change: Callable[[SimulatedMachine, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
+def copies(
+    patch: Patch,
+    change: Callable[
+        [SimulatedMachine, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]
+    ],
+) -> None:
     """Each copy's duration, engine and whether the host waits are what `change` makes of them."""
     copying = SimulatedMachine.copying
 
-    def changed(self: SimulatedMachine, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
+    def changed(
+        self: SimulatedMachine, destination: Any, source: Any, nbytes: int
+    ) -> tuple[Any, str, bool]:
         return change(self, destination, source, nbytes, copying(self, destination, source, nbytes))
 
     patch.setattr(SimulatedMachine, "copying", changed)
@@ -475,7 +590,14 @@ def copies(patch: Patch, change: Callable[[SimulatedMachine, Any, Any, int, tupl
 
 def one_copy_engine(patch: Patch) -> None:
     """The device says that it has three, and has one."""
-    copies(patch, lambda self, to, source, nbytes, made: (made[0], HOST_TO_DEVICE if made[1] == DEVICE_TO_HOST else made[1], made[2]))
+    copies(
+        patch,
+        lambda self, to, source, nbytes, made: (
+            made[0],
+            HOST_TO_DEVICE if made[1] == DEVICE_TO_HOST else made[1],
+            made[2],
+        ),
+    )
 
 
 def nothing_overlaps(patch: Patch) -> None:
@@ -485,7 +607,10 @@ def nothing_overlaps(patch: Patch) -> None:
 
 def every_copy_makes_the_host_wait(patch: Patch) -> None:
     """Pinned memory is copied as pageable memory is, chunks apart."""
-    copies(patch, lambda self, to, source, nbytes, made: (made[0], made[1], made[2] or nbytes >= 64 * MiB))
+    copies(
+        patch,
+        lambda self, to, source, nbytes, made: (made[0], made[1], made[2] or nbytes >= 64 * MiB),
+    )
 
 
 def joining_streams_takes_a_millisecond(patch: Patch) -> None:
@@ -502,7 +627,11 @@ def joining_streams_takes_a_millisecond(patch: Patch) -> None:
 def every_copy_takes_as_long(patch: Patch) -> None:
     """However few its bytes, a copy takes as long as one of 16 MiB."""
     copy = Timing.copy
-    patch.setattr(Timing, "copy", lambda self, to, source, nbytes: copy(self, to, source, max(nbytes, 16 * MiB)))
+    patch.setattr(
+        Timing,
+        "copy",
+        lambda self, to, source, nbytes: copy(self, to, source, max(nbytes, 16 * MiB)),
+    )
 
 
 def small_copies_cost_nothing_extra(patch: Patch) -> None:
@@ -510,7 +639,9 @@ def small_copies_cost_nothing_extra(patch: Patch) -> None:
     run = SimulatedMachine.run_copy
 
     def begun(self: SimulatedMachine, to: Any, source: Any, nbytes: int, start: float) -> float:
-        return max(1e-9, run(self, to, source, nbytes, start) - self.sheet.launch - self.sheet.copy_start)
+        return max(
+            1e-9, run(self, to, source, nbytes, start) - self.sheet.launch - self.sheet.copy_start
+        )
 
     patch.setattr(SimulatedMachine, "run_copy", begun)
 
@@ -518,7 +649,9 @@ def small_copies_cost_nothing_extra(patch: Patch) -> None:
 def device_memory_is_copied_over_the_link(patch: Patch) -> None:
     """Down to the host and up again."""
 
-    def around(self: SimulatedMachine, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
+    def around(
+        self: SimulatedMachine, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]
+    ) -> tuple[Any, str, bool]:
         if to.kind.on_host or source.kind.on_host:
             return made
         return (lambda start: 2 * nbytes / self.sheet.pinned_bandwidth), made[1], made[2]
@@ -553,7 +686,10 @@ def mapped_memory_crosses_the_link_once(patch: Patch) -> None:
     patch.setattr(
         Timing,
         "_link_time",
-        lambda self, work: sum(u.footprint for u in work.uses if u.allocation.kind.on_host) / self._sheet.pinned_bandwidth,
+        lambda self, work: (
+            sum(u.footprint for u in work.uses if u.allocation.kind.on_host)
+            / self._sheet.pinned_bandwidth
+        ),
     )
 
 
@@ -569,7 +705,11 @@ def the_link_is_not_told(patch: Patch) -> None:
 
 
 def pools_keep(patch: Patch, keeps: bool) -> None:
-    patch.setattr(allocations, "COSTS", {name: replace(cost, keeps=keeps) for name, cost in allocations.COSTS.items()})
+    patch.setattr(
+        allocations,
+        "COSTS",
+        {name: replace(cost, keeps=keeps) for name, cost in allocations.COSTS.items()},
+    )
 
 
 def pools_keep_nothing(patch: Patch) -> None:
@@ -632,7 +772,10 @@ AT_SHARES, TWO_KERNELS, TWO_WINDOWS = (
     "test_persisting_data_serves_two_kernels",
     "test_two_windows_at_once",
 )
-RESETS = {how: f"test_a_reset_gives_the_next_kernel_all_of_l2[by {how}]" for how in ("the window", "the context", "closing", "ageing")}
+RESETS = {
+    how: f"test_a_reset_gives_the_next_kernel_all_of_l2[by {how}]"
+    for how in ("the window", "the context", "closing", "ageing")
+}
 NEVER_SLOWER = {
     (of_32, kernel): f"test_a_fitted_window_is_never_slower_than_none[{of_32}-{kernel}]"
     for of_32 in (1, 2, 4, 8, 12, 16, 24, 32, 48)
@@ -641,22 +784,48 @@ NEVER_SLOWER = {
 ABOVE_HALF = {test for (of_32, _), test in NEVER_SLOWER.items() if of_32 > 16}
 FREE = {NEVER_SLOWER[size] for size in NEVER_SLOWER if size[0] in (12, 16)}
 """Sizes at which a set-aside without a window costs something."""
-COSTLY = set(NEVER_SLOWER.values()) - ABOVE_HALF - {NEVER_SLOWER[of_32, "sliding_window"] for of_32 in (12, 16)}
+COSTLY = (
+    set(NEVER_SLOWER.values())
+    - ABOVE_HALF
+    - {NEVER_SLOWER[of_32, "sliding_window"] for of_32 in (12, 16)}
+)
 """Sizes at which the largest set-aside is slower than none."""
-CARRIED = {carrier: f"test_a_window_on_a_graph_or_on_a_launch_gains_too[{carrier}]" for carrier in ("graph", "launch")}
-HELD = [f"test_the_driver_holds_the_window_that_was_asked_for[{properties}]" for properties in ("persisting-normal", "streaming-streaming")]
+CARRIED = {
+    carrier: f"test_a_window_on_a_graph_or_on_a_launch_gains_too[{carrier}]"
+    for carrier in ("graph", "launch")
+}
+HELD = [
+    f"test_the_driver_holds_the_window_that_was_asked_for[{properties}]"
+    for properties in ("persisting-normal", "streaming-streaming")
+]
 SMALL_WINDOW = "test_a_small_window_gets_a_granule_more_than_holds_it"
 ROUNDED = "test_a_hit_ratio_is_fitted_to_what_the_driver_granted"
 SAID_TO_THRASH = "test_a_window_beyond_its_set_aside_is_said_to_thrash"
-SECTORS = {f"test_a_request_touches_the_guides_sectors[{one}]" for one in ("offset_copy-1-5", "stride_copy-2-8", "stride_copy-32-32")}
+SECTORS = {
+    f"test_a_request_touches_the_guides_sectors[{one}]"
+    for one in ("offset_copy-1-5", "stride_copy-2-8", "stride_copy-32-32")
+}
 UNUSED = "test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel"
-FLUSHED = {f"test_a_flush_leaves_little_of_a_walk_in_l2[{mode}]" for mode in ("clean-cold", "dirty-cold")}
+FLUSHED = {
+    f"test_a_flush_leaves_little_of_a_walk_in_l2[{mode}]" for mode in ("clean-cold", "dirty-cold")
+}
 GAINS = PERSISTENCE | {AT_SHARES, TWO_KERNELS, *RESETS.values()}
-GPU_FIRST = {f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")}
+GPU_FIRST = {
+    f"test_first_touch_by_the_gpu_avoids_faults[{init}]" for init in ("init", "init_warp_per_page")
+}
 LINK_BOUNDS = "test_the_link_bounds_migration_and_not_the_kernel"
-READ_COPY, READ_WRITTEN = "test_read_mostly_gives_a_reader_a_copy", "test_writing_read_mostly_memory_drops_the_other_copies"
-PREFER_DEVICE, PREFER_HOST = "test_pages_that_prefer_the_device_migrate_like_others", "test_pages_that_prefer_the_host_stay_there"
-TAKEN_BACK, DISCARDED = "test_advice_that_is_taken_back_leaves_no_trace", "test_discarded_content_is_not_copied"
+READ_COPY, READ_WRITTEN = (
+    "test_read_mostly_gives_a_reader_a_copy",
+    "test_writing_read_mostly_memory_drops_the_other_copies",
+)
+PREFER_DEVICE, PREFER_HOST = (
+    "test_pages_that_prefer_the_device_migrate_like_others",
+    "test_pages_that_prefer_the_host_stay_there",
+)
+TAKEN_BACK, DISCARDED = (
+    "test_advice_that_is_taken_back_leaves_no_trace",
+    "test_discarded_content_is_not_copied",
+)
 TEXTS_SIZE = "test_the_texts_own_size"
 PREFETCHED = {
     "test_prefetch_beats_faulting",
@@ -664,7 +833,10 @@ PREFETCHED = {
     "test_prefetched_is_nearly_device_memory",
     *(LINK_BOUNDS, READ_COPY, READ_WRITTEN, PREFER_DEVICE),
 }
-INITIALISERS = {f"test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[{page}]" for page in (4096, 65536, 2097152)}
+INITIALISERS = {
+    f"test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[{page}]"
+    for page in (4096, 65536, 2097152)
+}
 STREAM = {f"test_{name}" for name in ("copy", "mul", "stream_add", "triad", "write", "read", "dot")}
 
 STRIDED_WRITES = "test_a_tile_in_shared_memory_beats_strided_writes"
@@ -703,11 +875,18 @@ def staging(streams: int, rounds: int = 200) -> str:
 
 REMOVALS = [
     Removal(no_window, frozenset({*GAINS, *FREE, *HELD, ROUNDED, TWO_WINDOWS})),
-    Removal(no_set_aside, frozenset({*GAINS, *CARRIED.values(), SMALL_WINDOW, ROUNDED, UNUSED, TWO_WINDOWS})),
+    Removal(
+        no_set_aside,
+        frozenset({*GAINS, *CARRIED.values(), SMALL_WINDOW, ROUNDED, UNUSED, TWO_WINDOWS}),
+    ),
     Removal(largest_set_aside, frozenset({BUSY_LOOKUP, *CARRIED.values(), SMALL_WINDOW, *COSTLY})),
     Removal(hit_ratio_ignored, frozenset({THRASHING, AT_SHARES, TWO_WINDOWS, *HELD})),
-    Removal(windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES, TWO_KERNELS})),
-    Removal(the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES, TWO_WINDOWS, UNUSED})),
+    Removal(
+        windows_cost, frozenset({"test_reset_data_at_the_texts_sizes", AT_SHARES, TWO_KERNELS})
+    ),
+    Removal(
+        the_set_aside_has_no_end, frozenset({*SLIDING, THRASHING, AT_SHARES, TWO_WINDOWS, UNUSED})
+    ),
     Removal(lines_persist_for_good, frozenset({RESETS["the context"], RESETS["closing"]})),
     Removal(closing_resets_nothing, frozenset({RESETS["closing"]})),
     Removal(windows_get_no_granule_more, frozenset({SMALL_WINDOW})),
@@ -716,7 +895,11 @@ REMOVALS = [
     Removal(no_reset_by("window"), frozenset(RESETS.values())),
     Removal(no_reset_by("context"), frozenset({RESETS["the context"]})),
     *(
-        Removal(no_window_on(carrier), frozenset({test}), says=f"{ASSERTION}|queues no kernel that could carry the window")
+        Removal(
+            no_window_on(carrier),
+            frozenset({test}),
+            says=f"{ASSERTION}|queues no kernel that could carry the window",
+        )
         for carrier, test in CARRIED.items()
     ),
     Removal(windows_begin_with_the_buffer, frozenset(HELD)),
@@ -724,7 +907,10 @@ REMOVALS = [
     Removal(other_lines_are_normal, frozenset({HELD[1]})),
     Removal(fits_above_half_of_l2, frozenset({*ABOVE_HALF, THRASHING})),
     Removal(an_unused_set_aside_is_free, frozenset({UNUSED})),
-    Removal(other_lines_go_first, frozenset({"test_a_fitted_hit_ratio_costs_nothing_where_the_table_stays", HELD[0]})),
+    Removal(
+        other_lines_go_first,
+        frozenset({"test_a_fitted_hit_ratio_costs_nothing_where_the_table_stays", HELD[0]}),
+    ),
     Removal(windows_share_nothing, frozenset({TWO_WINDOWS})),
     Removal(kernels_run_in_turn, frozenset({TWO_WINDOWS})),
     Removal(everything_seems_to_run_at_once, frozenset({TWO_WINDOWS})),
@@ -733,7 +919,16 @@ REMOVALS = [
     Removal(
         pages_stay_where_they_are,
         frozenset(
-            {"test_prefetch_beats_faulting", TEXTS_SIZE, LINK_BOUNDS, READ_COPY, READ_WRITTEN, PREFER_DEVICE, TAKEN_BACK, DISCARDED}
+            {
+                "test_prefetch_beats_faulting",
+                TEXTS_SIZE,
+                LINK_BOUNDS,
+                READ_COPY,
+                READ_WRITTEN,
+                PREFER_DEVICE,
+                TAKEN_BACK,
+                DISCARDED,
+            }
             | {PREFER_HOST, "test_pages_accessed_by_the_device_are_mapped_without_a_fault"}
             | INITIALISERS
         ),
@@ -742,7 +937,13 @@ REMOVALS = [
     Removal(pages_never_stay, frozenset((PREFETCHED - {READ_WRITTEN}) | GPU_FIRST | {DISCARDED})),
     Removal(
         advice_does_nothing,
-        frozenset({READ_WRITTEN, PREFER_HOST, "test_pages_accessed_by_the_device_are_mapped_without_a_fault"}),
+        frozenset(
+            {
+                READ_WRITTEN,
+                PREFER_HOST,
+                "test_pages_accessed_by_the_device_are_mapped_without_a_fault",
+            }
+        ),
         says=f"{ASSERTION}|page faults of the GPU in one launch, above max_gpu_page_faults 0",
     ),
     Removal(advice_stays, frozenset({READ_COPY, TAKEN_BACK})),
@@ -752,10 +953,35 @@ REMOVALS = [
     Removal(
         pageable_instead_of_pinned,
         frozenset(
-            {"test_pinned_to_device_beats_pageable", "test_device_to_pinned_beats_pageable", "test_pinned_reaches_most_of_the_link"}
-            | {BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, HOST_WORK, RETURNS, "test_pageable_memory_hides_less"}
-            | {staging(8), staging(16), READ_ONCE, READ_AGAIN, READ_STRIDED, LINK_BYTES, MAPPED, LADDER}
-            | {"test_a_pointer_tells_its_kind_also_within_a_slice[pinned]", "test_past_the_end_is_not_the_buffers[pinned]", ONE_ADDRESS}
+            {
+                "test_pinned_to_device_beats_pageable",
+                "test_device_to_pinned_beats_pageable",
+                "test_pinned_reaches_most_of_the_link",
+            }
+            | {
+                BOTH_WAYS,
+                BESIDE,
+                THREE_AT_ONCE,
+                UNEVEN,
+                HOST_WORK,
+                RETURNS,
+                "test_pageable_memory_hides_less",
+            }
+            | {
+                staging(8),
+                staging(16),
+                READ_ONCE,
+                READ_AGAIN,
+                READ_STRIDED,
+                LINK_BYTES,
+                MAPPED,
+                LADDER,
+            }
+            | {
+                "test_a_pointer_tells_its_kind_also_within_a_slice[pinned]",
+                "test_past_the_end_is_not_the_buffers[pinned]",
+                ONE_ADDRESS,
+            }
             | {f"{HEAVYWEIGHT}[cudaHostAlloc]", LOCKING}
         ),
         says=f"{ASSERTION}|{HIDES}|(nodes|x) is pageable memory, which kernels cannot see",
@@ -763,39 +989,82 @@ REMOVALS = [
     Removal(
         registering_locks_nothing,
         frozenset(
-            {"test_registered_memory_is_as_fast_as_pinned", "test_registered_memory_goes_back_to_pageable", SLICES}
+            {
+                "test_registered_memory_is_as_fast_as_pinned",
+                "test_registered_memory_goes_back_to_pageable",
+                SLICES,
+            }
             | {"test_a_pointer_tells_its_kind_also_within_a_slice[registered]"}
         ),
     ),
-    Removal(flags_slow_the_link, frozenset(f"test_flags_of_pinned_memory_leave_the_link_as_fast[{flags}]" for flags in FLAGS)),
-    Removal(one_copy_engine, frozenset({BOTH_WAYS, THREE_AT_ONCE, UNEVEN}), says=f"{ASSERTION}|{HIDES}"),
+    Removal(
+        flags_slow_the_link,
+        frozenset(
+            f"test_flags_of_pinned_memory_leave_the_link_as_fast[{flags}]" for flags in FLAGS
+        ),
+    ),
+    Removal(
+        one_copy_engine, frozenset({BOTH_WAYS, THREE_AT_ONCE, UNEVEN}), says=f"{ASSERTION}|{HIDES}"
+    ),
     Removal(
         nothing_overlaps,
-        frozenset({BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, staging(4, 1600)} | {staging(n) for n in (2, 4, 8, 16)}),
+        frozenset(
+            {BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, staging(4, 1600)}
+            | {staging(n) for n in (2, 4, 8, 16)}
+        ),
         says=f"{ASSERTION}|{HIDES}",
     ),
-    Removal(every_copy_makes_the_host_wait, frozenset({BOTH_WAYS, BESIDE, HOST_WORK, RETURNS}), says=f"{ASSERTION}|{HIDES}"),
+    Removal(
+        every_copy_makes_the_host_wait,
+        frozenset({BOTH_WAYS, BESIDE, HOST_WORK, RETURNS}),
+        says=f"{ASSERTION}|{HIDES}",
+    ),
     Removal(
         joining_streams_takes_a_millisecond,
-        frozenset({BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, HOST_WORK, staging(4, 1600)} | {staging(n) for n in (1, 2, 4, 8, 16)}),
+        frozenset(
+            {BOTH_WAYS, BESIDE, THREE_AT_ONCE, UNEVEN, HOST_WORK, staging(4, 1600)}
+            | {staging(n) for n in (1, 2, 4, 8, 16)}
+        ),
         says=f"{ASSERTION}|{HIDES}",
     ),
     Removal(
         every_copy_takes_as_long,
-        frozenset({"test_the_bandwidth_rises_with_the_size", THREE_AT_ONCE, UNEVEN, staging(8), staging(16)}),
+        frozenset(
+            {
+                "test_the_bandwidth_rises_with_the_size",
+                THREE_AT_ONCE,
+                UNEVEN,
+                staging(8),
+                staging(16),
+            }
+        ),
         says=f"{ASSERTION}|{HIDES}",
     ),
-    Removal(small_copies_cost_nothing_extra, frozenset({"test_one_packed_copy_beats_many_small_ones"})),
+    Removal(
+        small_copies_cost_nothing_extra, frozenset({"test_one_packed_copy_beats_many_small_ones"})
+    ),
     Removal(device_memory_is_copied_over_the_link, frozenset({INSIDE})),
-    Removal(kernels_take_twenty_times_as_long, frozenset({INSIDE, "test_intermediates_that_stay_on_the_device_save_a_round_trip"})),
+    Removal(
+        kernels_take_twenty_times_as_long,
+        frozenset({INSIDE, "test_intermediates_that_stay_on_the_device_save_a_round_trip"}),
+    ),
     Removal(the_link_is_at_half_its_width, frozenset({"test_pinned_reaches_most_of_the_link"})),
     Removal(mapped_memory_crosses_no_link, frozenset({READ_AGAIN, READ_STRIDED})),
     Removal(mapped_memory_crosses_the_link_once, frozenset({READ_AGAIN, READ_STRIDED})),
     Removal(zero_copy_is_slow, frozenset({READ_ONCE})),
-    Removal(the_link_is_not_told, frozenset({BOTH_WAYS, LINK_BYTES}), says=f"{ASSERTION}|NoTraffic: the traffic of .* is unknown"),
-    Removal(pools_keep_nothing, frozenset({KEPT, NO_THRESHOLD, "test_cupys_pool_beats_cudamalloc"})),
+    Removal(
+        the_link_is_not_told,
+        frozenset({BOTH_WAYS, LINK_BYTES}),
+        says=f"{ASSERTION}|NoTraffic: the traffic of .* is unknown",
+    ),
+    Removal(
+        pools_keep_nothing, frozenset({KEPT, NO_THRESHOLD, "test_cupys_pool_beats_cudamalloc"})
+    ),
     Removal(pools_keep_all, frozenset({NO_THRESHOLD})),
-    Removal(locking_costs_nothing, frozenset({LOCKING, f"{HEAVYWEIGHT}[cudaHostAlloc]", f"{HEAVYWEIGHT}[cudaHostRegister]"})),
+    Removal(
+        locking_costs_nothing,
+        frozenset({LOCKING, f"{HEAVYWEIGHT}[cudaHostAlloc]", f"{HEAVYWEIGHT}[cudaHostRegister]"}),
+    ),
     Removal(
         kinds_are_not_told,
         frozenset(
@@ -804,20 +1073,32 @@ REMOVALS = [
                 for kind in MemoryKind
                 if kind not in (MemoryKind.PEER, MemoryKind.POOLED)
             }
-            | {f"test_past_the_end_is_not_the_buffers[{kind}]" for kind in ("device", "managed", "pinned")}
+            | {
+                f"test_past_the_end_is_not_the_buffers[{kind}]"
+                for kind in ("device", "managed", "pinned")
+            }
             | {SLICES, "test_registered_memory_goes_back_to_pageable"}
         ),
     ),
     Removal(
         everything_is_pageable,
         frozenset(
-            {f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind}]" for kind in ("device", "managed", "pinned", "registered")}
-            | {f"test_past_the_end_is_not_the_buffers[{kind}]" for kind in ("device", "managed", "pinned")}
+            {
+                f"test_a_pointer_tells_its_kind_also_within_a_slice[{kind}]"
+                for kind in ("device", "managed", "pinned", "registered")
+            }
+            | {
+                f"test_past_the_end_is_not_the_buffers[{kind}]"
+                for kind in ("device", "managed", "pinned")
+            }
             | {SLICES, "test_registered_memory_goes_back_to_pageable", "test_null_is_no_memory"}
         ),
     ),
     Removal(pinned_memory_lies_elsewhere_on_the_device, frozenset({ONE_ADDRESS})),
-    Removal(strides_cost_nothing, frozenset({"test_stride_copy", "test_offset_copy", STRIDED_WRITES, READ_STRIDED})),
+    Removal(
+        strides_cost_nothing,
+        frozenset({"test_stride_copy", "test_offset_copy", STRIDED_WRITES, READ_STRIDED}),
+    ),
     Removal(strides_cost_double, frozenset({"test_stride_copy"})),
     Removal(offsets_cost_twice, frozenset({"test_offset_copy"})),
     Removal(offsets_cost_nothing, frozenset({"test_offset_copy"})),
@@ -830,15 +1111,40 @@ REMOVALS = [
     Removal(l2_keeps_nothing, frozenset({"test_l2_answers_sooner_than_dram", *FLUSHED, LADDER})),
     Removal(
         nothing_hits_twice,
-        frozenset({"test_l2_answers_sooner_than_dram", *FLUSHED, LADDER, KNEE, *GAINS, *FREE, *CARRIED.values(), TWO_WINDOWS}),
+        frozenset(
+            {
+                "test_l2_answers_sooner_than_dram",
+                *FLUSHED,
+                LADDER,
+                KNEE,
+                *GAINS,
+                *FREE,
+                *CARRIED.values(),
+                TWO_WINDOWS,
+            }
+        ),
     ),
-    Removal(l2_is_three_times_its_size, frozenset({KNEE, *GAINS, *CARRIED.values(), NEVER_SLOWER[16, "sliding_window"], TWO_WINDOWS})),
-    Removal(every_walk_is_the_same, frozenset({"test_a_walk_that_goes_on_finds_no_line_of_the_last", LADDER})),
+    Removal(
+        l2_is_three_times_its_size,
+        frozenset(
+            {KNEE, *GAINS, *CARRIED.values(), NEVER_SLOWER[16, "sliding_window"], TWO_WINDOWS}
+        ),
+    ),
+    Removal(
+        every_walk_is_the_same,
+        frozenset({"test_a_walk_that_goes_on_finds_no_line_of_the_last", LADDER}),
+    ),
     Removal(the_link_answers_at_once, frozenset({MAPPED, LADDER})),
     Removal(flushes_do_nothing, frozenset(FLUSHED)),
     Removal(dram_at_three_quarters, frozenset(STREAM), says=r"is below min_bandwidth \d+ GB/s"),
-    Removal(results_do_not_come_back, frozenset({"test_a_host_that_reads_results_in_place_gets_them"})),
-    Removal(own_code_does_not_run, frozenset({"test_case_that_also_runs_simulated"}), says="WrongResult: scale: "),
+    Removal(
+        results_do_not_come_back, frozenset({"test_a_host_that_reads_results_in_place_gets_them"})
+    ),
+    Removal(
+        own_code_does_not_run,
+        frozenset({"test_case_that_also_runs_simulated"}),
+        says="WrongResult: scale: ",
+    ),
 ]
 
 
@@ -856,14 +1162,18 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[set[str], dict[str, str]]]:
+def suite(
+    copied: Path, gpumem: Run, monkeypatch: Patch
+) -> Callable[..., tuple[set[str], dict[str, str]]]:
     """Runs modules of the suite, or all, quickly; gives the names of the tests that passed, and the text of those that failed."""
     monkeypatch.chdir(copied.parent)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
     def run(*modules: str) -> tuple[set[str], dict[str, str]]:
         paths = [f"suite/{module}" for module in modules] or ["suite"]
-        passed, _, failed = gpumem(*paths, "--import-mode=importlib", *QUICKLY).reprec.listoutcomes()  # type: ignore[attr-defined]
+        passed, _, failed = gpumem(
+            *paths, "--import-mode=importlib", *QUICKLY
+        ).reprec.listoutcomes()  # type: ignore[attr-defined]
         assert all(report.when == "call" for report in failed), failed
         return {name(r) for r in passed}, {name(r): r.longreprtext for r in failed}
 
@@ -871,17 +1181,37 @@ def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[
 
 
 MIG, PERSISTS_NOT = "the set-aside is disabled in MIG mode", "has no persisting L2"
-SHARED = {"integrated": True, "pageable_memory_access": True, "host_page_tables": True, "link_bandwidth": None}
+SHARED = {
+    "integrated": True,
+    "pageable_memory_access": True,
+    "host_page_tables": True,
+    "link_bandwidth": None,
+}
 L2_TESTS, MANAGED_TESTS = ("test_l2_persistence.py", "test_l2_seeds.py"), ("test_managed.py",)
 
 
 @pytest.mark.parametrize(
     ("facts", "modules", "skips", "reason"),
     [
-        ({"compute_capability": (7, 5), "persisting_l2_max_bytes": 0}, L2_TESTS, 39, f"{PERSISTS_NOT}|the text sets 30 MiB aside"),
-        ({"mig_profile": "1g.10gb", "persisting_l2_max_bytes": 0}, L2_TESTS, 39, f"{MIG}|{PERSISTS_NOT}|the text sets 30 MiB aside"),
+        (
+            {"compute_capability": (7, 5), "persisting_l2_max_bytes": 0},
+            L2_TESTS,
+            39,
+            f"{PERSISTS_NOT}|the text sets 30 MiB aside",
+        ),
+        (
+            {"mig_profile": "1g.10gb", "persisting_l2_max_bytes": 0},
+            L2_TESTS,
+            39,
+            f"{MIG}|{PERSISTS_NOT}|the text sets 30 MiB aside",
+        ),
         ({"mps": True}, L2_TESTS, 30, "under MPS the L2 set-aside is fixed"),
-        ({**SHARED, "integrated": False}, (*MANAGED_TESTS, "test_host_link.py"), 10, "host's page tables|host link is unknown|no peer"),
+        (
+            {**SHARED, "integrated": False},
+            (*MANAGED_TESTS, "test_host_link.py"),
+            10,
+            "host's page tables|host link is unknown|no peer",
+        ),
         (
             {**SHARED, "memory_clock_hz": 0.0, "dram_peak": 0.0},
             (*MANAGED_TESTS, "test_stream.py"),
@@ -893,7 +1223,13 @@ L2_TESTS, MANAGED_TESTS = ("test_l2_persistence.py", "test_l2_seeds.py"), ("test
     ids=["compute capability 7.5", "MIG", "MPS", "coherent link", "integrated", "no migration"],
 )
 def test_the_suite_skips_what_a_gpu_cannot_show(
-    suite: Callable[[], Any], gpumem: Run, monkeypatch: Patch, facts: dict[str, Any], modules: Sequence[str], skips: int, reason: str
+    suite: Callable[[], Any],
+    gpumem: Run,
+    monkeypatch: Patch,
+    facts: dict[str, Any],
+    modules: Sequence[str],
+    skips: int,
+    reason: str,
 ) -> None:
     """No test of these modules fails by what the facts exclude, and each skip says why."""
     of_sheet = Datasheet.facts
@@ -902,13 +1238,18 @@ def test_the_suite_skips_what_a_gpu_cannot_show(
     _, skipped, failed = gpumem(*paths, "--import-mode=importlib", *QUICKLY).reprec.listoutcomes()  # type: ignore[attr-defined]
     assert [report.nodeid for report in failed] == []
     assert len(skipped) >= skips
-    assert [report.longrepr for report in skipped if not re.search(reason, str(report.longrepr))] == []
+    assert [
+        report.longrepr for report in skipped if not re.search(reason, str(report.longrepr))
+    ] == []
 
 
 def modules_of(tests: frozenset[str]) -> list[str]:
     """The modules of the suite that hold these tests."""
     functions = {test.partition("[")[0] for test in tests}
-    held = {path.name: functions & set(re.findall(r"^def (\w+)\(", path.read_text(), re.MULTILINE)) for path in SUITE.glob("test_*.py")}
+    held = {
+        path.name: functions & set(re.findall(r"^def (\w+)\(", path.read_text(), re.MULTILINE))
+        for path in SUITE.glob("test_*.py")
+    }
     assert set().union(*held.values()) == functions
     return sorted(name for name, found in held.items() if found)
 
@@ -918,7 +1259,9 @@ def name(report: pytest.TestReport) -> str:
 
 
 @pytest.mark.parametrize("removal", [pytest.param(r, id=r.out.__name__) for r in REMOVALS])
-def test_a_missing_mechanism_turns_its_tests_red(removal: Removal, suite: Callable[[], Any], monkeypatch: Patch) -> None:
+def test_a_missing_mechanism_turns_its_tests_red(
+    removal: Removal, suite: Callable[[], Any], monkeypatch: Patch
+) -> None:
     with monkeypatch.context() as patch:
         removal.out(patch)
         _passed, failed = suite(*modules_of(removal.red))
@@ -931,7 +1274,9 @@ def test_pages_that_are_never_evicted_turn_their_unit_test_red(monkeypatch: Patc
     """No test of the suite asks for more managed memory than a GPU has, which can hang it."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "unit" / "devices" / "simulated")
     monkeypatch.setattr(Pages, "_evict", lambda self: 0.0)
-    test = importlib.import_module("test_simulated_pages").test_more_pages_than_there_is_room_for_are_evicted_at_every_touch
+    test = importlib.import_module(
+        "test_simulated_pages"
+    ).test_more_pages_than_there_is_room_for_are_evicted_at_every_touch
     with pytest.raises(AssertionError):
         test()
 
@@ -943,7 +1288,9 @@ def test_the_suite_is_green_and_every_test_of_it_was_seen_red(suite: Callable[[]
     assert passed == set().union(*(r.red for r in REMOVALS))
 
 
-def test_a_link_that_others_use_for_a_while_is_measured_again(suite: Callable[..., Any], monkeypatch: Patch) -> None:
+def test_a_link_that_others_use_for_a_while_is_measured_again(
+    suite: Callable[..., Any], monkeypatch: Patch
+) -> None:
     copy, copies = Timing.copy, itertools.count()
 
     def disturbed(self: Timing, to: Any, source: Any, nbytes: float) -> float:

@@ -74,7 +74,9 @@ def test_sliding_window(gpu_benchmark, gpu_kernels, device_buffer, persisting_st
 
 
 @pytest.mark.parametrize(("device", "test"), [("rtx3090", RTX3090), ("a100", A100)])
-def test_a_text_is_met_through_the_public_fixtures(pytester: pytest.Pytester, gpumem: Run, device: str, test: str) -> None:
+def test_a_text_is_met_through_the_public_fixtures(
+    pytester: pytest.Pytester, gpumem: Run, device: str, test: str
+) -> None:
     pytester.makepyfile(test)
     result = gpumem("--gpumem-device", f"sim:{device}", *QUICK)
     result.assert_outcomes(passed=1)
@@ -82,10 +84,14 @@ def test_a_text_is_met_through_the_public_fixtures(pytester: pytest.Pytester, gp
 
 
 @pytest.mark.parametrize("device", ["rtx3090", "a100", "h100", "h200"])
-def test_the_suites_experiments_hold_on_every_simulated_device(pytester: pytest.Pytester, gpumem: Run, device: str) -> None:
+def test_the_suites_experiments_hold_on_every_simulated_device(
+    pytester: pytest.Pytester, gpumem: Run, device: str
+) -> None:
     suite = pytester.mkdir("suite")
     for name in ("conftest.py", "test_l2_seeds.py"):
         (suite / name).write_text((SUITE / name).read_text())
     result = gpumem("suite", "--import-mode=importlib", "--gpumem-device", f"sim:{device}", *QUICK)
     # No more than 4.1 MiB of an RTX 3090's L2 can be set aside, and the guide sets 30 MiB aside.
-    result.assert_outcomes(**({"passed": 10, "skipped": 1} if device == "rtx3090" else {"passed": 11}))
+    result.assert_outcomes(
+        **({"passed": 10, "skipped": 1} if device == "rtx3090" else {"passed": 11})
+    )

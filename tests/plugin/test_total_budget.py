@@ -29,7 +29,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     budgets: dict[str, float] = {}
     measure = Conductor.measure
 
-    def told(self: Conductor, target: Target, plan: Plan, *, label: str, **options: Any) -> Measurement:
+    def told(
+        self: Conductor, target: Target, plan: Plan, *, label: str, **options: Any
+    ) -> Measurement:
         budgets[f"{target.name} {label}".strip()] = plan.budget
         return measure(self, target, plan, label=label, **options)
 
@@ -46,7 +48,12 @@ def spent(result: pytest.RunResult) -> float:
 
 def test_a_run_spends_its_total_and_says_so(pytester: pytest.Pytester, gpumem: Run) -> None:
     """Page faults take milliseconds, of which no share holds as many as are wanted."""
-    dear = "def test_dear" + CHEAP_AND_DEAR.partition("def test_dear")[2].partition("    gpu_benchmark(gpu_kernels.write")[0]
+    dear = (
+        "def test_dear"
+        + CHEAP_AND_DEAR.partition("def test_dear")[2].partition(
+            "    gpu_benchmark(gpu_kernels.write"
+        )[0]
+    )
     pytester.makepyfile("\n".join(dear.replace("test_dear", f"test_{i}") for i in range(4)))
     result = gpumem("--gpumem-budget=2 s total")
     result.assert_outcomes(passed=4)
@@ -54,14 +61,18 @@ def test_a_run_spends_its_total_and_says_so(pytester: pytest.Pytester, gpumem: R
     result.stdout.fnmatch_lines(["budget: * of 2.000 s spent on measuring, of simulated time*"])
 
 
-def test_the_cost_in_the_baseline_decides(pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]) -> None:
+def test_the_cost_in_the_baseline_decides(
+    pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]
+) -> None:
     pytester.makepyfile(CHEAP_AND_DEAR)
     gpumem("--gpumem-save").assert_outcomes(passed=2)
     pytester.makepyfile(test_before=TRIAD)
     result = gpumem("--gpumem-budget=1 s total")
     result.assert_outcomes(passed=3)
     known = "shared out over 3 tests by cost in the baseline (2 of them known)"
-    result.stdout.fnmatch_lines([f"gpumem: budget of 1.000 s {known}, at most * a measurement to begin with*"])
+    result.stdout.fnmatch_lines(
+        [f"gpumem: budget of 1.000 s {known}, at most * a measurement to begin with*"]
+    )
     # The cheap ones get what they need; the rest is for the faulting one, which needs more, and for the unknown one.
     assert 0.05 < plans["write"] < 0.15
     # Least samples of the faulting one exceed its share, which comes off what is left; a cheap one that ends early leaves some of its own.
@@ -70,15 +81,21 @@ def test_the_cost_in_the_baseline_decides(pytester: pytest.Pytester, gpumem: Run
     assert plans["add faulting"] > plans["triad"]
 
 
-def test_tests_that_do_not_run_leave_their_share(pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]) -> None:
+def test_tests_that_do_not_run_leave_their_share(
+    pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]
+) -> None:
     skipped = "@pytest.mark.skip" + TRIAD.replace("test_triad", "test_skipped")
-    pytester.makepyfile("import pytest\n" + skipped + skipped.replace("_skipped", "_skipped_too") + TRIAD)
+    pytester.makepyfile(
+        "import pytest\n" + skipped + skipped.replace("_skipped", "_skipped_too") + TRIAD
+    )
     result = gpumem("--gpumem-budget=3 s total")
     result.assert_outcomes(passed=1, skipped=2)
     assert plans == {"triad": 3 - FIXED}
 
 
-def test_a_markers_budget_lies_within_the_total(pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]) -> None:
+def test_a_markers_budget_lies_within_the_total(
+    pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]
+) -> None:
     write = TRIAD.replace("triad, a, b, c", "write, a").replace("test_triad", "test_write")
     marks = [f"@pytest.mark.gpumem(budget='{budget}')" for budget in ("0.5 s", "5 s")]
     pytester.makepyfile("\n".join(["import pytest", marks[0] + TRIAD, marks[1] + write]))
@@ -92,4 +109,8 @@ def test_what_no_budget_can_prevent_is_said(pytester: pytest.Pytester, gpumem: R
     result = gpumem("--gpumem-budget=1 ms total")
     result.assert_outcomes(passed=2)
     assert spent(result) > 1e-3
-    result.stdout.fnmatch_lines(["budget: * of 1.000 ms spent on measuring, of simulated time: a measurement ends the samples*"])
+    result.stdout.fnmatch_lines(
+        [
+            "budget: * of 1.000 ms spent on measuring, of simulated time: a measurement ends the samples*"
+        ]
+    )

@@ -31,7 +31,9 @@ def traced(pytester: pytest.Pytester, gpumem: Run) -> Run:
 
 
 def test_the_report_of_a_failed_test_names_the_line_that_grew(traced: Run) -> None:
-    result = traced("--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json")
+    result = traced(
+        "--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json"
+    )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -45,10 +47,15 @@ def test_the_report_of_a_failed_test_names_the_line_that_grew(traced: Run) -> No
 
 
 def test_results_have_the_lines_and_the_way_to_them(pytester: pytest.Pytester, traced: Run) -> None:
-    traced("--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json")
+    traced(
+        "--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json"
+    )
     row = row_in(pytester.path, "results.json")
     sites = row["footprint"]["sites"]
-    assert [(site["file"], site["line"], site["at_peak"]) for site in sites] == [("model.py", 4, 9 * MiB), ("test_it.py", 6, MiB)]
+    assert [(site["file"], site["line"], site["at_peak"]) for site in sites] == [
+        ("model.py", 4, 9 * MiB),
+        ("test_it.py", 6, MiB),
+    ]
     assert "model.py:4 in layer" in (pytester.path / "report.html").read_text()
 
 
@@ -68,4 +75,9 @@ def test_a_labelled_part_has_its_own_lines(pytester: pytest.Pytester, gpumem: Ru
     """)
     result = gpumem("--gpumem-footprint=trace")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["in use at the peak, 2 MiB in 1 allocation:", "  2 MiB  test_*.py:4 in test_it: inside = device_buffer*"])
+    result.stdout.fnmatch_lines(
+        [
+            "in use at the peak, 2 MiB in 1 allocation:",
+            "  2 MiB  test_*.py:4 in test_it: inside = device_buffer*",
+        ]
+    )

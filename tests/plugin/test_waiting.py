@@ -34,7 +34,9 @@ def held(pytester: pytest.Pytester) -> FileLock:
     lock = FileLock(folder / "GPU-1.lock")
     lock.acquire()
     Path(folder, "GPU-1.json").write_text('{"pid": 4242, "test": "test_hangs"}')
-    pytester.makepyfile("def test_a(gpu_device): pass\ndef test_b(gpu_device): pass\ndef test_cpu(): pass")
+    pytester.makepyfile(
+        "def test_a(gpu_device): pass\ndef test_b(gpu_device): pass\ndef test_cpu(): pass"
+    )
     return lock
 
 
@@ -43,13 +45,22 @@ def test_a_wait_that_reaches_its_limit_fails_the_tests_of_the_gpu(
     pytester: pytest.Pytester, held: FileLock, workers: tuple[str, ...]
 ) -> None:
     pytester.makeconftest(GPU_OF_ANOTHER.format(limit=0.2))
-    result = pytester.runpytest_subprocess(*SIMULATED, *workers, "-p", "xdist" if workers else "no:xdist")
+    result = pytester.runpytest_subprocess(
+        *SIMULATED, *workers, "-p", "xdist" if workers else "no:xdist"
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=2)
     named = "GpuBusy: NVIDIA H100* (GPU-1) is in use {}: process 4242 (test_hangs) measures on it*"
-    result.stdout.fnmatch_lines(["*" + named.format("for 0 s of waiting"), "*" + named.format("and was not waited for again")])
+    result.stdout.fnmatch_lines(
+        [
+            "*" + named.format("for 0 s of waiting"),
+            "*" + named.format("and was not waited for again"),
+        ]
+    )
     assert "Traceback" not in result.stdout.str()
-    waiting = [line for line in (*result.errlines, *result.outlines) if "gpumem: waiting for" in line]
+    waiting = [
+        line for line in (*result.errlines, *result.outlines) if "gpumem: waiting for" in line
+    ]
     assert len(waiting) == 1  # of two tests
 
 
@@ -57,7 +68,10 @@ def test_a_wait_that_reaches_its_limit_fails_the_tests_of_the_gpu(
 def test_an_interrupt_ends_the_wait(pytester: pytest.Pytester, held: FileLock) -> None:
     pytester.makeconftest(GPU_OF_ANOTHER.format(limit=600.0))
     session = pytester.popen(
-        [sys.executable, "-m", "pytest", *SIMULATED], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "pytest", *SIMULATED],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert session.stderr is not None
     line = next(line for line in session.stderr if b"waiting" in line)

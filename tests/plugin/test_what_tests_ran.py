@@ -28,7 +28,9 @@ def test_up(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer):
 @pytest.fixture
 def run(pytester: pytest.Pytester, session: Run) -> Run:
     pytester.makepyfile(test_a=TESTS)
-    return lambda *arguments: session(*SIMULATED, "--benchmark-json=out.json", "--gpumem-processes=1", *arguments)
+    return lambda *arguments: session(
+        *SIMULATED, "--benchmark-json=out.json", "--gpumem-processes=1", *arguments
+    )
 
 
 def set_limit(pytester: pytest.Pytester, limit: str) -> None:
@@ -46,11 +48,16 @@ def test_the_results_and_the_baseline_hold_what_ran(pytester: pytest.Pytester, r
     assert len(ran["digest"]) == 16
     assert [step["name"] for step in ran["steps"]] == ["copy"]
     (stored,) = stored_in(pytester.path)
-    kept = {row["nodeid"]: row["measurement"]["what_ran"] for row in json.loads(stored.read_text())["content"]["rows"]}
+    kept = {
+        row["nodeid"]: row["measurement"]["what_ran"]
+        for row in json.loads(stored.read_text())["content"]["rows"]
+    }
     assert kept["test_a.py::test_copy"]["digest"] == ran["digest"]
 
 
-def test_doubt_is_settled_counted_apart_and_can_be_kept(pytester: pytest.Pytester, run: Run) -> None:
+def test_doubt_is_settled_counted_apart_and_can_be_kept(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     set_limit(pytester, "2%")  # within the interval
     assert run("--gpumem-save").ret == 0
     result = run("--gpumem-strict")
@@ -60,10 +67,15 @@ def test_doubt_is_settled_counted_apart_and_can_be_kept(pytester: pytest.Pyteste
     result.stdout.fnmatch_lines(["2 rows (simulated): 2 PASS (1 by the same code)"])
     run("--gpumem-no-what-ran")
     doubtful = rows(pytester.path)["test_copy"]
-    assert (doubtful["verdict"]["outcome"], doubtful["measurement"]["what_ran"]) == ("UNDECIDED", None)
+    assert (doubtful["verdict"]["outcome"], doubtful["measurement"]["what_ran"]) == (
+        "UNDECIDED",
+        None,
+    )
 
 
-def test_other_work_is_not_settled(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_is_not_settled(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("--gpumem-save").ret == 0
     monkeypatch.setenv("GRID", "65")
     run()
@@ -100,7 +112,9 @@ def test_a_kernel_that_is_slower_by_a_scalar_argument_is_not_the_same_code(
     assert same_code() is False  # its baseline does not say that it varies
 
 
-def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_begins_with_what_ran_differently(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         assert run("--gpumem-save").ret == 0
     monkeypatch.setenv("GRID", "8")
@@ -128,4 +142,6 @@ def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -
     assert rows(pytester.path)["test_copy"]["verdict"]["outcome"] == "FAIL"
     result = run("-o", "gpumem_max_waits=few")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*-o gpumem_max_waits: 'few' is no number; accepted is a whole number from 0 on, or*"])
+    result.stderr.fnmatch_lines(
+        ["*-o gpumem_max_waits: 'few' is no number; accepted is a whole number from 0 on, or*"]
+    )

@@ -27,7 +27,10 @@ def test_a_process_has_descriptors_of_any_number(tmp_path: Path, least: int) -> 
     passed = [fcntl.fcntl(one, fcntl.F_DUPFD, least) for one in (reads, writes)]
     try:
         os.write(tell, b"hello")
-        assert forked.Popen([sys.executable, str(script), *map(str, passed)], pass_fds=passed).wait() == 0
+        assert (
+            forked.Popen([sys.executable, str(script), *map(str, passed)], pass_fds=passed).wait()
+            == 0
+        )
         assert os.read(heard, 5) == b"hello"
     finally:
         for one in (reads, tell, heard, writes, *passed):

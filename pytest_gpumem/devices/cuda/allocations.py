@@ -20,7 +20,15 @@ from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, DeviceMemory, HostMemory, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    Allocator,
+    DeviceError,
+    DeviceMemory,
+    HostMemory,
+    OutOfMemory,
+    Unsupported,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256  # bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)
@@ -29,7 +37,8 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
 come from it."""
 
-_PAGE = mmap.PAGESIZE  # of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either
+_PAGE = mmap.PAGESIZE
+"""Of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either."""
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
@@ -46,7 +55,9 @@ SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200 scrubs at 9 % of its peak."""
 
 _SPARE_SHARE = 3  # a region is kept for the next scatter if it takes no more than this part of the device's memory: 26 GiB on an H100
-_LEAST_REGION = 20 * 2**30  # bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it
+_LEAST_REGION = 20 * 2**30
+"""Bytes of a region, where there is as much to spare: so that the next, larger set of buffers
+finds room in it."""
 _LEAST_SHARE = 5
 """Such a region takes no more than this part of the device's memory. Beside it and a test's own buffers `PLENTY` is free, so that it stays
 while code of other libraries is measured: to give 20 GiB back and have them scrubbed takes a tenth of a second."""
@@ -71,7 +82,9 @@ class CudaMemory:
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
         self._scrubbed = 0.0  # when the driver will be done with what was freed, on the clock of `time.monotonic`
-        self._locked: dict[int, Allocation] = {}  # page-locked memory that lives, by its address on the host
+        self._locked: dict[
+            int, Allocation
+        ] = {}  # page-locked memory that lives, by its address on the host
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some sizes up and answers for the whole."""
         self._held: dict[int, int] = {}  # bytes of device memory that live, by address
@@ -85,7 +98,13 @@ class CudaMemory:
         return self._peer
 
     def allocate(
-        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+        self,
+        nbytes: int,
+        kind: MemoryKind,
+        *,
+        mapped: bool = True,
+        write_combined: bool = False,
+        portable: bool = True,
     ) -> Allocation:
         check_size(nbytes)
         free = self.free_bytes(kind)
@@ -94,19 +113,25 @@ class CudaMemory:
             self.make_room()
             free = self.free_bytes(kind)
         if nbytes > free:
-            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
+            raise OutOfMemory(
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free"
+            )
         with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
             made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
-            raise DeviceError(f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes")
+            raise DeviceError(
+                f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes"
+            )
         for start in _starts(made):
             self._ends[start] = start + nbytes
         if kind is MemoryKind.DEVICE:
             self._held[made.address] = nbytes
         return made
 
-    def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool) -> Allocation:
+    def _make(
+        self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool
+    ) -> Allocation:
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
         if kind is MemoryKind.POOLED:
@@ -125,7 +150,9 @@ class CudaMemory:
             flags |= runtime.hostAllocMapped if mapped else 0
             flags |= runtime.hostAllocWriteCombined if write_combined else 0
             at = int(runtime.hostAlloc(nbytes, flags))
-            return self._lock(Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at))
+            return self._lock(
+                Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at)
+            )
         if not kind.traits.adopted:
             raise Unsupported(f"{kind.value} memory cannot be allocated")
         # Whole pages of its own, so that no other registration shares one.
@@ -150,7 +177,11 @@ class CudaMemory:
             spare, self._spare = self._spare, None
             return spare
         self.make_room()
-        roomy = min(_LEAST_REGION, self._facts.memory_bytes // _LEAST_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
+        roomy = min(
+            _LEAST_REGION,
+            self._facts.memory_bytes // _LEAST_SHARE,
+            self.free_bytes(MemoryKind.DEVICE) // 2,
+        )
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
         whole = self.allocate(size, MemoryKind.DEVICE)
         return _Region(whole.address, size, 0)
@@ -161,14 +192,22 @@ class CudaMemory:
         before, _total = runtime.memGetInfo()
         cupy.get_default_memory_pool().free_all_blocks()
         torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() and torch.cuda.is_initialized():
+        if (
+            torch is not None
+            and hasattr(torch, "cuda")
+            and torch.cuda.is_available()
+            and torch.cuda.is_initialized()
+        ):
             torch.cuda.empty_cache()
         after, _total = runtime.memGetInfo()
         self._to_scrub(max(0, int(after) - int(before)))
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
         with translated("giving back spare memory"):
-            if self._spare is None or runtime.memGetInfo()[0] >= unless_free * self._facts.memory_bytes:
+            if (
+                self._spare is None
+                or runtime.memGetInfo()[0] >= unless_free * self._facts.memory_bytes
+            ):
                 return False
             self._drop_spare()
             return True
@@ -198,7 +237,9 @@ class CudaMemory:
         owner = pool(nbytes)
         address = getattr(owner, "ptr", None)
         if not isinstance(address, int) or address <= 0:
-            raise DeviceError(f"a pool gives an object with the address of its memory as ptr, not {type(owner).__name__}")
+            raise DeviceError(
+                f"a pool gives an object with the address of its memory as ptr, not {type(owner).__name__}"
+            )
         runtime.deviceSynchronize()  # the pool may have given it in the order of a stream of its own
         return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
 
@@ -212,8 +253,12 @@ class CudaMemory:
         at = _address(array)
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
-        runtime.hostRegister(at, array.nbytes, 1 | 2)  # cudaHostRegisterPortable | cudaHostRegisterMapped
-        return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array))
+        runtime.hostRegister(
+            at, array.nbytes, 1 | 2
+        )  # cudaHostRegisterPortable | cudaHostRegisterMapped
+        return self._lock(
+            Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array)
+        )
 
     def _lock(self, allocation: Allocation) -> Allocation:
         self._locked[allocation.host_address] = allocation
@@ -228,20 +273,31 @@ class CudaMemory:
         return host.on_node(node, links.nearest_node(self._index))
 
     def host(self) -> HostMemory:
-        return HostMemory(host.total_bytes(), host.available_bytes(), sum(a.nbytes for a in self._locked.values()))
+        return HostMemory(
+            host.total_bytes(), host.available_bytes(), sum(a.nbytes for a in self._locked.values())
+        )
 
     def kind_at(self, address: int) -> MemoryKind | None:
         registered = any(
-            a.kind.traits.adopted and any(start <= address < start + a.nbytes for start in (a.host_address, a.address) if start)
+            a.kind.traits.adopted
+            and any(
+                start <= address < start + a.nbytes
+                for start in (a.host_address, a.address)
+                if start
+            )
             for a in self._locked.values()
         )
         start = max((s for s in self._ends if s <= address), default=None)
-        beyond = None if start is None or address < self._ends[start] else (start, self._ends[start])
+        beyond = (
+            None if start is None or address < self._ends[start] else (start, self._ends[start])
+        )
         with translated(f"asking what lies at {address:#x}"):
             return links.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
-        return int(runtime.pointerGetAttributes(at).devicePointer) if self._facts.can_map_host else 0
+        return (
+            int(runtime.pointerGetAttributes(at).devicePointer) if self._facts.can_map_host else 0
+        )
 
     def free(self, allocation: Allocation) -> None:
         """Free or unregister; a second call does nothing. Memory of a lost context went with it."""
@@ -256,7 +312,9 @@ class CudaMemory:
                 self._left(allocation.backing)
             elif allocation.kind is MemoryKind.POOLED and allocation.backing is not None:
                 pass  # its owner gives it back
-            elif allocation.kind is MemoryKind.POOLED:  # the driver's pool keeps it: nothing is scrubbed
+            elif (
+                allocation.kind is MemoryKind.POOLED
+            ):  # the driver's pool keeps it: nothing is scrubbed
                 self._ends.pop(allocation.address, None)
                 self._held.pop(allocation.address, None)
                 runtime.free(allocation.address)
@@ -266,11 +324,15 @@ class CudaMemory:
                 with cupy.cuda.Device(self.peer):
                     runtime.free(allocation.address)
             elif allocation.kind.locked:
-                unlock = runtime.hostUnregister if allocation.kind.traits.adopted else runtime.freeHost
+                unlock = (
+                    runtime.hostUnregister if allocation.kind.traits.adopted else runtime.freeHost
+                )
                 unlock(allocation.host_address)
         except CUPY_ERRORS as error:
             if not is_sticky(error):
-                raise failure(error.status, str(error), f"freeing {allocation.kind.value} memory") from error
+                raise failure(
+                    error.status, str(error), f"freeing {allocation.kind.value} memory"
+                ) from error
         finally:
             allocation.backing = None
             if self._locked.get(allocation.host_address) is allocation:
@@ -282,7 +344,9 @@ class CudaMemory:
         if region.parts:
             return
         spare = self._spare
-        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
+        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (
+            spare is not None and spare.nbytes >= region.nbytes
+        ):
             self._give_back(region.address, region.nbytes)
             return
         self._drop_spare()
@@ -318,7 +382,9 @@ class CudaMemory:
             return host.array(allocation, dtype, size)
         index = self.peer if allocation.kind.on_peer else self._index
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
-        return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0))
+        return cupy.ndarray(
+            (size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0)
+        )
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         return arrays.guest(self.view, allocation, dtype, shape, like)

@@ -43,14 +43,18 @@ class _ByDriver:
 
 def has_pools(index: int) -> bool:
     """True if a device has stream-ordered memory pools."""
-    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
+    error, supported = R.cudaDeviceGetAttribute(
+        R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index
+    )
     return int(error) == 0 and bool(supported)
 
 
 def check_pools(index: int) -> None:
     """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
     if not has_pools(index):
-        raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
+        raise Unsupported(
+            "the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)"
+        )
 
 
 class _Pool:
@@ -65,14 +69,20 @@ class _Pool:
         self._pool: Any = check(R.cudaMemPoolCreate(properties), "creating a memory pool")
         attribute = R.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
         try:
-            check(R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)), "setting a pool's release threshold")
+            check(
+                R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)),
+                "setting a pool's release threshold",
+            )
         except DeviceError:
             self.close()
             raise
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
+        address = check(
+            R.cudaMallocFromPoolAsync(nbytes, self._pool, handle),
+            f"allocating {nbytes} bytes from a pool",
+        )
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -88,7 +98,10 @@ class _CupyPool:
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool"), cast(CudaStream, stream).cupy:
+        with (
+            translated(f"allocating {nbytes} bytes from CuPy's pool"),
+            cast(CudaStream, stream).cupy,
+        ):
             memory = self._pool.malloc(nbytes)
             del memory
 
@@ -104,11 +117,15 @@ class _HostRegister:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         if self._array.nbytes < nbytes + _PAGE:
-            self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)  # written, so that its pages exist
+            self._array = np.full(
+                nbytes + _PAGE, 1, dtype=np.uint8
+            )  # written, so that its pages exist
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
         with translated(f"registering {nbytes} bytes of host memory"):
-            runtime.hostRegister(at, nbytes, 1 | 2)  # cudaHostRegisterPortable | cudaHostRegisterMapped
+            runtime.hostRegister(
+                at, nbytes, 1 | 2
+            )  # cudaHostRegisterPortable | cudaHostRegisterMapped
             runtime.hostUnregister(at)
 
     def close(self) -> None:
@@ -126,7 +143,9 @@ def allocator(name: str, index: int) -> Allocator:
         "cudaMallocAsync": lambda: _Pool(index, 0),
         "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
         "CuPy pool": _CupyPool,
-        "cudaHostAlloc": lambda: _ByDriver(name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))),
+        "cudaHostAlloc": lambda: _ByDriver(
+            name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))
+        ),
         "cudaHostRegister": _HostRegister,
     }
     return made[name]()

@@ -37,7 +37,9 @@ def block_of(parameters: Sequence[tuple[int, int]], pointers: int, extra: int) -
     if not parameters:
         return b""
     if pointers:
-        for address, (offset, size) in zip(words(pointers, len(parameters)), parameters, strict=True):
+        for address, (offset, size) in zip(
+            words(pointers, len(parameters)), parameters, strict=True
+        ):
             block[offset : offset + size] = ctypes.string_at(address, size)
         return bytes(block)
     buffer = _buffer(extra) if extra else None
@@ -67,7 +69,11 @@ def live_memory(address: int) -> Interval | None:
     status, found = D.cuPointerGetAttributes(len(_ATTRIBUTES), list(_ATTRIBUTES), address)
     if int(status) == 0 and int(found[0]):
         begin, size = int(found[1] or 0), int(found[2] or 0)
-        return Interval(begin, begin + size) if begin <= address < begin + size else Interval(address, address + 1)
+        return (
+            Interval(begin, begin + size)
+            if begin <= address < begin + size
+            else Interval(address, address + 1)
+        )
     if address < LEAST_HOST_ADDRESS or address >= 2**56 or not sys.platform.startswith("linux"):
         return None
     page = address - address % mmap.PAGESIZE

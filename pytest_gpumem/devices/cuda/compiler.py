@@ -17,7 +17,8 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
-_DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
+_DEFAULT_SHARED_BYTES = 48 * 1024
+"""Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
 
 class KernelCall:
@@ -26,17 +27,25 @@ class KernelCall:
 
     __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
 
-    def __init__(self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str) -> None:
+    def __init__(
+        self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
+    ) -> None:
         """`function` is CuPy's, `arguments` are NumPy scalars of the kernel's own types, and `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
-            value.view(np.uint8)[: argument.nbytes] = np.frombuffer(argument.tobytes(), dtype=np.uint8)
+            value.view(np.uint8)[: argument.nbytes] = np.frombuffer(
+                argument.tobytes(), dtype=np.uint8
+            )
         # The driver reads each argument through a pointer, and is done with both before a call returns.
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
         self._kept = (function, values, pointers)
         self._address = int(pointers.ctypes.data)
         self._function = int(function.ptr)
-        self._blocks, self._threads, self._shared_bytes = shape.blocks, shape.threads, shape.shared_bytes
+        self._blocks, self._threads, self._shared_bytes = (
+            shape.blocks,
+            shape.threads,
+            shape.shared_bytes,
+        )
         self._doing = doing
 
     def queue(self, stream: CudaStream) -> None:
@@ -44,7 +53,17 @@ class KernelCall:
         # By CuPy, which takes 4.7 us on the host of an H200, where cuda-bindings takes 5.8 us: a sample has three launches.
         try:
             driver.launchKernel(
-                self._function, self._blocks, 1, 1, self._threads, 1, 1, self._shared_bytes, stream.handle, self._address, 0
+                self._function,
+                self._blocks,
+                1,
+                1,
+                self._threads,
+                1,
+                1,
+                self._shared_bytes,
+                stream.handle,
+                self._address,
+                0,
             )
         except CUPY_ERRORS as error:
             raise failure(error.status, str(error), self._doing) from error
@@ -58,7 +77,10 @@ class KernelCall:
         config.hStream = D.CUstream(stream.handle)
         config.attrs = [attribute]
         config.numAttrs = 1
-        check(D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0), f"{self._doing} with a window")
+        check(
+            D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0),
+            f"{self._doing} with a window",
+        )
 
 
 class Compiler:
@@ -78,7 +100,9 @@ class Compiler:
         found = self._functions.get((kernel.source, entry))
         if found is None:
             what = f"kernel {kernel.name!r} ({kernel.source})"
-            found = self._functions[kernel.source, entry] = self._load(sources.read(kernel.source), entry, what)
+            found = self._functions[kernel.source, entry] = self._load(
+                sources.read(kernel.source), entry, what
+            )
         self._allow_shared(found, (kernel.source, entry), shape.shared_bytes)
         return found
 
@@ -107,5 +131,7 @@ class Compiler:
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
     """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises `DeviceError` without one."""
     if "{dtype}" in kernel.entry and dtype not in sources.CPP_TYPES:
-        raise DeviceError(f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(sources.CPP_TYPES)}")
+        raise DeviceError(
+            f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(sources.CPP_TYPES)}"
+        )
     return kernel.expression(sources.CPP_TYPES.get(dtype, ""), shape)

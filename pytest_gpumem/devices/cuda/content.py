@@ -34,7 +34,9 @@ _WORKING_COPIES = 6  # times the bytes of arguments that a reference and a compa
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
     """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
     check_copy(destination, source, nbytes)
-    with translated(f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"):
+    with translated(
+        f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"
+    ):
         runtime.memcpyAsync(
             destination.host_address or destination.address,
             source.host_address or source.address,
@@ -72,7 +74,9 @@ class CudaContent:
         finally:
             self._memory.free(here)
 
-    def _fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
+    def _fill_random(
+        self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream
+    ) -> None:
         element, parts = values.plain_type(dtype)
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
@@ -82,9 +86,15 @@ class CudaContent:
             values.fill(host.array(allocation, element, size), seed)
             return
         function = self._function(fill(element))
-        arguments = (np.uint64(allocation.address), np.int64(size), np.uint64(values.start_of(seed)))
+        arguments = (
+            np.uint64(allocation.address),
+            np.int64(size),
+            np.uint64(values.start_of(seed)),
+        )
         with translated("filling memory"):
-            function(self._blocks(_FILL_BLOCKS_PER_SM, size), (_THREADS,), arguments, stream=stream.cupy)
+            function(
+                self._blocks(_FILL_BLOCKS_PER_SM, size), (_THREADS,), arguments, stream=stream.cupy
+            )
 
     def _function(self, entry: str) -> Any:
         found = self._functions.get(entry)
@@ -95,7 +105,9 @@ class CudaContent:
     def _blocks(self, per_sm: int, size: int) -> tuple[int]:
         return (min(per_sm * self._sm_count, -(-size // _THREADS)),)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(
+        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
+    ) -> None:
         nodes = nodes_of(allocation, node_bytes)
         following = random_cycle(nodes, seed)
         words, queue = node_bytes // 4, cast(CudaStream, stream).cupy
@@ -106,8 +118,12 @@ class CudaContent:
                 return
             # Straight from cudaMalloc and back: blocks that a pool kept would change where later buffers lie.
             with self._reached(allocation, stream) as here, cupy.cuda.using_allocator(None), queue:
-                memory = cupy.cuda.UnownedMemory(here.address, here.nbytes, here, int(queue.device_id))
-                slots = cupy.ndarray((nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0))
+                memory = cupy.cuda.UnownedMemory(
+                    here.address, here.nbytes, here, int(queue.device_id)
+                )
+                slots = cupy.ndarray(
+                    (nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0)
+                )
                 staged = cupy.asarray(following)
                 slots[:, 0] = staged
                 runtime.streamSynchronize(stream.handle)
@@ -117,7 +133,10 @@ class CudaContent:
         if allocation.kind.on_peer:
             _wait(stream)
             # On that GPU: it needs no peer access, as a kernel of this one would.
-            with translated("poisoning the other GPU's memory"), cupy.cuda.Device(self._memory.peer):
+            with (
+                translated("poisoning the other GPU's memory"),
+                cupy.cuda.Device(self._memory.peer),
+            ):
                 runtime.memset(allocation.address, 0xFF, allocation.nbytes)
                 runtime.deviceSynchronize()
             return
@@ -134,11 +153,18 @@ class CudaContent:
         # A copy does not move managed pages as the host's own reads would.
         result = np.empty(size, dtype=dtype)
         if allocation.freed or result.nbytes > allocation.nbytes:
-            raise DeviceError(f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}")
+            raise DeviceError(
+                f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}"
+            )
         with translated("reading memory"):
             runtime.deviceSynchronize()
             if allocation.address:
-                runtime.memcpy(result.__array_interface__["data"][0], allocation.address, result.nbytes, runtime.memcpyDefault)
+                runtime.memcpy(
+                    result.__array_interface__["data"][0],
+                    allocation.address,
+                    result.nbytes,
+                    runtime.memcpyDefault,
+                )
             else:
                 result[:] = host.array(allocation, dtype, size)
         return result
@@ -152,27 +178,43 @@ class CudaContent:
             made = []
             for allocation, dtype, size in wanted:
                 made.append(cupy.empty(size, dtype=dtype))
-                runtime.memcpy(made[-1].data.ptr, allocation.address or allocation.host_address, made[-1].nbytes, runtime.memcpyDefault)
+                runtime.memcpy(
+                    made[-1].data.ptr,
+                    allocation.address or allocation.host_address,
+                    made[-1].nbytes,
+                    runtime.memcpyDefault,
+                )
             runtime.deviceSynchronize()
             return made
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
         source = np.ascontiguousarray(content)
         if allocation.freed or source.nbytes > allocation.nbytes:
-            raise DeviceError(f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}")
+            raise DeviceError(
+                f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}"
+            )
         with translated("writing memory"):
             runtime.deviceSynchronize()
             if allocation.address:
-                runtime.memcpy(allocation.address, source.__array_interface__["data"][0], source.nbytes, runtime.memcpyDefault)
+                runtime.memcpy(
+                    allocation.address,
+                    source.__array_interface__["data"][0],
+                    source.nbytes,
+                    runtime.memcpyDefault,
+                )
                 # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
                 # streams do not wait for the default stream.
                 runtime.deviceSynchronize()
             else:
                 host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
-    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+    def mismatch(
+        self, actual: Any, expected: Any, relative_tolerance: float
+    ) -> tuple[int, int] | None:
         if actual.size != expected.size:
-            raise DeviceError(f"the result has {actual.size} elements, the reference {expected.size}")
+            raise DeviceError(
+                f"the result has {actual.size} elements, the reference {expected.size}"
+            )
         if actual.size == 0:
             return None
         on_host = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
@@ -181,8 +223,13 @@ class CudaContent:
             if not on_host:
                 runtime.deviceSynchronize()  # what wrote the arrays ran on other streams
             # A reference may have computed in a wider type than the kernel stores.
-            first, second = (library.ascontiguousarray(library.asarray(a), dtype=actual.dtype).reshape(-1) for a in (actual, expected))
-            return (values.mismatch if on_host else self._mismatch)(first, second, relative_tolerance)
+            first, second = (
+                library.ascontiguousarray(library.asarray(a), dtype=actual.dtype).reshape(-1)
+                for a in (actual, expected)
+            )
+            return (values.mismatch if on_host else self._mismatch)(
+                first, second, relative_tolerance
+            )
 
     def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         element, parts, rule = values.rule_of(actual.dtype)

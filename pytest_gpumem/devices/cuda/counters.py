@@ -38,7 +38,13 @@ WAKING = 6  # passes over the beacon alone after which counters that deliver not
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
 WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
-CAUSES = {"USER": "prefetch", "COHERENCE": "fault", "PREFETCH": "speculation", "EVICTION": "eviction", "ACCESS_COUNTERS": "access counters"}
+CAUSES = {
+    "USER": "prefetch",
+    "COHERENCE": "fault",
+    "PREFETCH": "speculation",
+    "EVICTION": "eviction",
+    "ACCESS_COUNTERS": "access counters",
+}
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved "speculatively", of its own accord."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,
@@ -94,7 +100,9 @@ class CudaCounters:
                 )
             self._awake = True
             self._refuse_losses(cupti)
-        return page_counts([one for one in self._events if not self._beacon.holds(one.address)], maps=maps)
+        return page_counts(
+            [one for one in self._events if not self._beacon.holds(one.address)], maps=maps
+        )
 
     def activity(self, work: Callable[[], None]) -> Activity:
         """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it queues.
@@ -122,14 +130,19 @@ class CudaCounters:
 
         def receive(cupti: Any, record: Any) -> None:
             use = use_of(cupti, record)
-            name, blocks = (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
+            name, blocks = (
+                (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
+            )
             if name != HOLD:
                 found.append((name, blocks, int(record.start), int(record.end)))
 
         self.watch(USE_KINDS, receive, work)
         # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
         first = min((start for _, _, start, _ in found), default=0)
-        return [Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9) for name, blocks, start, end in found]
+        return [
+            Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9)
+            for name, blocks, start, end in found
+        ]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
@@ -162,7 +175,9 @@ class CudaCounters:
                 stack.enter_context(modules.loading())
             yield
 
-    def watch(self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]) -> None:
+    def watch(
+        self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]
+    ) -> None:
         """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.
 
         CUPTI takes one callback for all records, so this method belongs to the same class.
@@ -202,7 +217,11 @@ class CudaCounters:
             try:
                 for kind in kinds:
                     # Streams are known from when they were made: their records are made anew.
-                    enable = cupti.activity_enable_and_dump if kind == "STREAM" else cupti.activity_enable
+                    enable = (
+                        cupti.activity_enable_and_dump
+                        if kind == "STREAM"
+                        else cupti.activity_enable
+                    )
                     enable(getattr(cupti.ActivityKind, kind))
                     enabled.append(kind)
             except self._errors as error:
@@ -294,10 +313,21 @@ def event(cupti: Any, activity: Any) -> PageEvent | None:
     if kind not in _KINDS:
         return None
     faulted = kind == "GPU_PAGE_FAULT"
-    known = cupti.ActivityUnifiedMemoryAccessType if faulted else cupti.ActivityUnifiedMemoryMigrationCause
+    known = (
+        cupti.ActivityUnifiedMemoryAccessType
+        if faulted
+        else cupti.ActivityUnifiedMemoryMigrationCause
+    )
     name = {int(member): member.name for member in known}.get(int(activity.flags_), "UNKNOWN")
     why = name.lower() if faulted else CAUSES.get(name, "unknown")
-    return PageEvent(_KINDS[kind], int(activity.value), int(activity.start), int(activity.end), int(activity.address), why)
+    return PageEvent(
+        _KINDS[kind],
+        int(activity.value),
+        int(activity.start),
+        int(activity.end),
+        int(activity.address),
+        why,
+    )
 
 
 def _text(error: Exception) -> str:
@@ -306,7 +336,11 @@ def _text(error: Exception) -> str:
 
 
 def _hint(error: Exception) -> str:
-    return " (its version must be that of libcupti)" if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper() else ""
+    return (
+        " (its version must be that of libcupti)"
+        if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper()
+        else ""
+    )
 
 
 _: type[Counters] = CudaCounters

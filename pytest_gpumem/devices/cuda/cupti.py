@@ -20,7 +20,14 @@ from functools import cache
 from typing import Any
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse, copies_together, kernels_together
+from pytest_gpumem.records.uses import (
+    COPY_KINDS,
+    Activity,
+    CopyUse,
+    KernelUse,
+    copies_together,
+    kernels_together,
+)
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
@@ -132,10 +139,14 @@ Receive = Callable[[int, int], None]
 """A receiver. It is called with the id of a callback and the address of its data, in the calling thread, before the call returns.
 `Callbacks` catches its errors and passes them to `lost`.
 """
-_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)  # CUpti_CallbackFunc
+_CALLED = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t
+)  # CUpti_CallbackFunc
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
 _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_ENABLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
+_ENABLE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+)
 
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
@@ -146,7 +157,9 @@ def imported() -> Any:
     try:
         from cupti import cupti
     except ImportError as error:
-        why = f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
+        why = (
+            f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
+        )
         raise NotCounted(why) from error
     return cupti
 
@@ -345,7 +358,9 @@ class _RaisedAgain:
 
     def __call__(self, unraisable: Any) -> None:
         trace = unraisable.exc_traceback
-        if trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__:  # the object is None from Python 3.13 on
+        if (
+            trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__
+        ):  # the object is None from Python 3.13 on
             self.previous(unraisable)
             return
         error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type

@@ -128,7 +128,10 @@ class CudaDevice:
         if not self._dangling and identity(self._index) != self._context:
             # Also those in garbage that is not collected yet: to destroy a handle of the context before is a segmentation fault.
             kinds = (cupy.cuda.Stream, cupy.cuda.Event, CudaStream, CudaGraph)
-            self._dangling = [self, *(one for one in gc.get_objects() if issubclass(type(one), kinds))]
+            self._dangling = [
+                self,
+                *(one for one in gc.get_objects() if issubclass(type(one), kinds)),
+            ]
             _DANGLING.append(self._dangling)
         return bool(self._dangling)
 
@@ -150,7 +153,9 @@ class CudaDevice:
             pass  # a lost context: there is nothing left to free
 
 
-_DANGLING: list[list[object]] = []  # objects that live on because the device was reset under their handles
+_DANGLING: list[
+    list[object]
+] = []  # objects that live on because the device was reset under their handles
 
 
 def _check_same(index: int, facts: DeviceFacts) -> None:

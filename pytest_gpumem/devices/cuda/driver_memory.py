@@ -29,7 +29,14 @@ from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.cuda.unfinished import context_number
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import NO_LINE, NOTHING, AllocationEvent, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
+    NOTHING,
+    AllocationEvent,
+    Figures,
+    MemoryLog,
+    Series,
+)
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
@@ -43,7 +50,8 @@ class _MemoryCall(NamedTuple):
     kind: MemoryPlace
     returned: bool = True
     nbytes: int | None = 1  # None: it frees
-    rows: tuple[int, int] | None = None  # of pitched memory: where the bytes of a row are written to, and how many rows there are
+    rows: tuple[int, int] | None = None
+    """Of pitched memory: where the bytes of a row are written to, and how many rows there are."""
     stream: int | None = None  # of a stream-ordered call
 
 
@@ -51,13 +59,22 @@ _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
     "cuMemAllocPitch_v2": _MemoryCall("device", rows=(1, 3)),
     "cuMemAllocManaged": _MemoryCall("managed"),
-    **dict.fromkeys(("cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostAlloc_v2"), _MemoryCall("pinned")),
+    **dict.fromkeys(
+        ("cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostAlloc_v2"), _MemoryCall("pinned")
+    ),
     "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
     **dict.fromkeys(("cuMemAllocAsync", "cuMemAllocAsync_ptsz"), _MemoryCall("device", stream=2)),
-    **dict.fromkeys(("cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"), _MemoryCall("device", stream=3)),
+    **dict.fromkeys(
+        ("cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"), _MemoryCall("device", stream=3)
+    ),
     "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
-    **dict.fromkeys(("cuMemFreeHost", "cuMemHostUnregister"), _MemoryCall("pinned", returned=False, nbytes=None)),
-    **dict.fromkeys(("cuMemFreeAsync", "cuMemFreeAsync_ptsz"), _MemoryCall("device", returned=False, nbytes=None, stream=1)),
+    **dict.fromkeys(
+        ("cuMemFreeHost", "cuMemHostUnregister"), _MemoryCall("pinned", returned=False, nbytes=None)
+    ),
+    **dict.fromkeys(
+        ("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
+        _MemoryCall("device", returned=False, nbytes=None, stream=1),
+    ),
 }
 """The calls that are read."""
 _VIRTUAL = {
@@ -82,15 +99,28 @@ _ARRAYS = {
 """Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver does not tell the bytes of an array: they
 are those of its elements, without what its layout adds."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
-_ARRAY3D = struct.Struct("<QQQIII")  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_ARRAY3D = struct.Struct(
+    "<QQQIII"
+)  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
 _LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
-_EMPTY = 0x40 | 0x80  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array later
+_EMPTY = 0x40 | 0x80
+"""CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array
+later."""
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
-_OWN_POOLS = {"cuMemPoolCreate": 2, "cuMemPoolDestroy": 1}  # calls that make and destroy pools, with the parameters that are read
+_OWN_POOLS = {
+    "cuMemPoolCreate": 2,
+    "cuMemPoolDestroy": 1,
+}  # calls that make and destroy pools, with the parameters that are read
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
-_ON_HOST = (2, 3, 4)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
-_LOCATION = struct.Struct("<8xii")  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+_ON_HOST = (
+    2,
+    3,
+    4,
+)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
+_LOCATION = struct.Struct(
+    "<8xii"
+)  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
@@ -112,14 +142,19 @@ class DriverMemory(Source):
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
-        self._trimmed: Figures | None = None  # of graphs, after memory that none of them uses was given back
+        # of graphs, after memory that none of them uses was given back
+        self._trimmed: Figures | None = None
         self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
-        self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        self._virtual: dict[
+            int, str
+        ] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
         self._own_pools: list[int] = []  # pools of the device that the process has made
         self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
         self._others: set[int] = set()  # handles of other devices and of other processes
-        self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, and its handle
+        self._mapped: dict[
+            int, tuple[int, int]
+        ] = {}  # by address: bytes of a mapping, and its handle
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._failed: Exception | None = None
         self._end: Callable[[], None] | None = None
@@ -133,7 +168,9 @@ class DriverMemory(Source):
         try:
             if not self._names:
                 self._number_calls(imported())
-            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called, self._missed, begins=False)
+            self._end = CALLBACKS.add(
+                "DRIVER_API", self._names, self._called, self._missed, begins=False
+            )
         except NotCounted as why:
             return str(why)
         return None
@@ -144,10 +181,14 @@ class DriverMemory(Source):
 
     def _number_calls(self, cupti: Any) -> None:
         """Find the calls in the installed version: once, for memory is watched again after each measurement."""
-        numbers = {name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()}
+        numbers = {
+            name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()
+        }
         self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
         self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
-        self._virtual = {numbers[name]: name for name in (*_VIRTUAL, *_ARRAYS, *_OWN_POOLS) if name in numbers}
+        self._virtual = {
+            numbers[name]: name for name in (*_VIRTUAL, *_ARRAYS, *_OWN_POOLS) if name in numbers
+        }
         watched = {*self._calls, *self._pools, *self._virtual}
         self._names = tuple(name for name, number in numbers.items() if number in watched)
 
@@ -161,7 +202,13 @@ class DriverMemory(Source):
                 self._take(call, ended.parameters, ended.correlation)
             elif (name := self._virtual.get(cbid)) is not None and not ended.failed:
                 read = {**_VIRTUAL, **_ARRAYS, **_OWN_POOLS}[name]
-                take = self._take_array if name in _ARRAYS else self._take_pool if name in _OWN_POOLS else self._take_virtual
+                take = (
+                    self._take_array
+                    if name in _ARRAYS
+                    else self._take_pool
+                    if name in _OWN_POOLS
+                    else self._take_virtual
+                )
                 take(name, words(ended.parameters, read))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
@@ -176,12 +223,18 @@ class DriverMemory(Source):
             where, rows = call.rows
             (pitch,) = words(values[where], 1)
             nbytes = pitch * values[rows]
-        if not address or (correlation, address) == self._last:  # the latter: a call within the call
+        if (
+            not address or (correlation, address) == self._last
+        ):  # the latter: a call within the call
             return
         if call.stream is not None and is_captured(values[call.stream]):
             return  # it is a node of a graph, whose memory the driver counts
         # A free is of whatever device; one of another device's memory finds nothing.
-        if nbytes and call.kind == "device" and _known(D.cuPointerGetAttribute(_ORDINAL, address)) != self._index:
+        if (
+            nbytes
+            and call.kind == "device"
+            and _known(D.cuPointerGetAttribute(_ORDINAL, address)) != self._index
+        ):
             return
         self._last = correlation, address
         self._emit(call.kind, address, nbytes)
@@ -219,7 +272,11 @@ class DriverMemory(Source):
             self._hold(values[0], -1)
         else:
             begin, end = values[0], values[0] + values[1]
-            for address in [one for one, (nbytes, _) in self._mapped.items() if begin <= one and one + nbytes <= end]:
+            for address in [
+                one
+                for one, (nbytes, _) in self._mapped.items()
+                if begin <= one and one + nbytes <= end
+            ]:
                 self._hold(self._mapped.pop(address)[1], -1)
 
     def _take_array(self, name: str, values: Sequence[int]) -> None:
@@ -232,14 +289,18 @@ class DriverMemory(Source):
             width, height, form, channels = _ARRAY.unpack(ctypes.string_at(values[1], _ARRAY.size))
             depth, flags, levels = 1, 0, 1
         else:
-            width, height, depth, form, channels, flags = _ARRAY3D.unpack(ctypes.string_at(values[1], _ARRAY3D.size))
+            width, height, depth, form, channels, flags = _ARRAY3D.unpack(
+                ctypes.string_at(values[1], _ARRAY3D.size)
+            )
             levels = values[2] & 0xFFFFFFFF if len(values) > 2 else 1
         if form not in _FORMAT_BYTES:
             raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
         if flags & _EMPTY or int(_known(D.cuCtxGetDevice())) != self._index:
             return
         elements = sum(
-            max(1, width >> level) * max(1, height >> level) * max(1, depth if flags & _LAYERS else depth >> level)
+            max(1, width >> level)
+            * max(1, height >> level)
+            * max(1, depth if flags & _LAYERS else depth >> level)
             for level in range(levels)
         )
         self._held[handle] = 1
@@ -251,7 +312,10 @@ class DriverMemory(Source):
             self._own_pools = [one for one in self._own_pools if one != values[0]]
             return
         (pool,) = words(values[0], 1)
-        if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (_ON_DEVICE, self._index):
+        if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (
+            _ON_DEVICE,
+            self._index,
+        ):
             self._own_pools.append(pool)
             self._nothing = None
 
@@ -267,7 +331,11 @@ class DriverMemory(Source):
         """Report an allocation, or a free of no bytes."""
         if self._log is not None:
             line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
-            self._log.emit(AllocationEvent(time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, line))
+            self._log.emit(
+                AllocationEvent(
+                    time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, line
+                )
+            )
 
     def drain(self) -> None:
         failed, self._failed = self._failed, None
@@ -279,7 +347,11 @@ class DriverMemory(Source):
             return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if self._nothing is None or self._end is None:
             found = self._asked()
-            self._nothing = found if all((one.used or 0, one.unused) == (0, 0) for one in found.values()) else None
+            self._nothing = (
+                found
+                if all((one.used or 0, one.unused) == (0, 0) for one in found.values())
+                else None
+            )
             return found
         return self._nothing
 
@@ -295,16 +367,27 @@ class DriverMemory(Source):
         def of_pools(attribute: Any) -> int:
             return sum(int(_known(R.cudaMemPoolGetAttribute(one, attribute))) for one in pools)
 
-        used, reserved = of_pools(pool.cudaMemPoolAttrUsedMemCurrent), of_pools(pool.cudaMemPoolAttrReservedMemCurrent)
+        used, reserved = (
+            of_pools(pool.cudaMemPoolAttrUsedMemCurrent),
+            of_pools(pool.cudaMemPoolAttrReservedMemCurrent),
+        )
         in_graphs, held = (
             int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, attribute)))
-            for attribute in (graphs.cudaGraphMemAttrUsedMemCurrent, graphs.cudaGraphMemAttrReservedMemCurrent)
+            for attribute in (
+                graphs.cudaGraphMemAttrUsedMemCurrent,
+                graphs.cudaGraphMemAttrReservedMemCurrent,
+            )
         )
         if self._end is not None:
             ordered = Figures(None, reserved - used)
         else:
-            ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
-        return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
+            ordered = Figures(
+                used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False
+            )
+        return {
+            (DRIVER, "device"): ordered,
+            (GRAPHS, "device"): Figures(in_graphs, held - in_graphs),
+        }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
@@ -320,7 +403,9 @@ class DriverMemory(Source):
         if allocated.address in self._held:
             return True
         try:
-            return int(runtime.pointerGetAttributes(allocated.address).type) != 0  # cudaMemoryTypeUnregistered
+            return (
+                int(runtime.pointerGetAttributes(allocated.address).type) != 0
+            )  # cudaMemoryTypeUnregistered
         except CUPY_ERRORS:
             return True
 
@@ -328,7 +413,9 @@ class DriverMemory(Source):
         self._nothing = None
         self._others.clear()  # handles may be released unseen, and their numbers given out again
         if self._own_pools:
-            self._missed("a stream-ordered pool of the test's own lived during a measurement: what it keeps since then is not known")
+            self._missed(
+                "a stream-ordered pool of the test's own lived during a measurement: what it keeps since then is not known"
+            )
         end, self._end = self._end, None
         if end is not None:
             end()

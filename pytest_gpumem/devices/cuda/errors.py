@@ -34,7 +34,9 @@ _STICKY_NAMES = (
     "cudaErrorMpsClientTerminated",
     "cudaErrorExternalDevice",
 )
-STICKY = frozenset(int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name))
+STICKY = frozenset(
+    int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name)
+)
 
 CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
 
@@ -45,8 +47,12 @@ _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 def failure(code: int, text: str, doing: str) -> DeviceError:
     """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
     if code in STICKY:
-        return ContextLost(f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails.")
-    return OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
+        return ContextLost(
+            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails."
+        )
+    return (
+        OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
+    )
 
 
 def is_sticky(error: Exception) -> bool:
@@ -62,7 +68,11 @@ def check(result: Any, doing: str) -> Any:
     if int(error) != 0:
         R.cudaGetLastError()
         of_driver = isinstance(error, D.CUresult)
-        name, text = (D.cuGetErrorName, D.cuGetErrorString) if of_driver else (R.cudaGetErrorName, R.cudaGetErrorString)
+        name, text = (
+            (D.cuGetErrorName, D.cuGetErrorString)
+            if of_driver
+            else (R.cudaGetErrorName, R.cudaGetErrorString)
+        )
         raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None

@@ -24,7 +24,10 @@ from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
 _NEEDED = (
-    ("pynvml", "nvidia-ml-py cannot be imported: pip install nvidia-ml-py"),  # on macOS, without a driver, it is no dependency
+    (
+        "pynvml",
+        "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
+    ),  # on macOS, without a driver, it is no dependency
     ("cupy", f"CuPy is not installed: {_INSTALL}"),
     ("cuda.bindings", f"cuda-bindings is not installed: {_INSTALL}"),
 )
@@ -73,7 +76,9 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
             f"the driver supports CUDA {_dotted(found.supported)}, the installed CuPy needs CUDA {linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{found.supported // 1000}]'"
         )
-    return msgspec.structs.replace(found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked)))
+    return msgspec.structs.replace(
+        found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked))
+    )
 
 
 class DriverFacts(msgspec.Struct, frozen=True, tag=True):
@@ -84,7 +89,9 @@ class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     gpus: tuple[str, ...] = ()
     """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the others. The second one is its peer
     (`links.peer_of`)."""
-    alike: tuple[str, ...] = ()  # those of them whose results are of the same device: equal `DeviceFacts.key`
+    alike: tuple[
+        str, ...
+    ] = ()  # those of them whose results are of the same device: equal `DeviceFacts.key`
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -128,14 +135,19 @@ def query(index: int) -> DriverFacts:
     if count == 0:
         raise CudaUnavailable(f"the driver sees no GPU{among}")
     if index >= count:
-        raise CudaUnavailable(f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}")
+        raise CudaUnavailable(
+            f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}"
+        )
     device = _value(driver.cuDeviceGet(index))
     facts = _read(driver, device)
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
     direct = [other for other in others if _reach(driver, device, other)]
     ordered = [*direct, *(other for other in others if other not in direct)]
     every = [facts, *(_read(driver, other) for other in ordered)]
-    gpus, alike = (tuple(one.uuid for one in some if one.uuid) for some in (every, [one for one in every if one.key == facts.key]))
+    gpus, alike = (
+        tuple(one.uuid for one in some if one.uuid)
+        for some in (every, [one for one in every if one.key == facts.key])
+    )
     return DriverFacts(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
 
@@ -178,7 +190,9 @@ def _device_count(driver: Any) -> int:
 def _linked_version() -> int:
     """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library, read without cuInit."""
     try:
-        from cupy_backends.cuda.api import runtime  # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
+        from cupy_backends.cuda.api import (
+            runtime,
+        )  # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
     except ImportError:  # where CuPy itself has to find the libraries first
         from cupy.cuda import runtime
 
@@ -209,7 +223,10 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     return DeviceFacts(
         name=name,
         simulated=False,
-        compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        compute_capability=(
+            attribute("COMPUTE_CAPABILITY_MAJOR"),
+            attribute("COMPUTE_CAPABILITY_MINOR"),
+        ),
         sm_count=attribute("MULTIPROCESSOR_COUNT"),
         max_threads_per_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
         memory_bytes=int(_value(driver.cuDeviceTotalMem(device))),
@@ -297,11 +314,25 @@ class FactsProcess:
     """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`: no process can be started."""
 
     def __init__(self, index: int) -> None:
-        command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            _PROGRAM,
+            str(index),
+            str(_ROOT),
+            *filter(None, sys.path),
+        ]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        except OSError as error:  # such as an interpreter inside another program, which has no file of its own
-            raise CudaUnavailable(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        except (
+            OSError
+        ) as error:  # such as an interpreter inside another program, which has no file of its own
+            raise CudaUnavailable(
+                f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
+            ) from None
 
     @property
     def running(self) -> bool:
@@ -313,13 +344,17 @@ class FactsProcess:
         try:
             out, errors = self._process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            raise CudaUnavailable(f"the NVIDIA driver did not answer within {SECONDS:.0f} s") from None
+            raise CudaUnavailable(
+                f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
+            ) from None
         finally:
             self.close()
         lines = out.splitlines()
         if self._process.returncode or not lines:
             reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise CudaUnavailable(f"the process that asks the NVIDIA driver ended with {self._process.returncode}: {reason[-1]}")
+            raise CudaUnavailable(
+                f"the process that asks the NVIDIA driver ended with {self._process.returncode}: {reason[-1]}"
+            )
         return lines[-1]
 
     def close(self) -> None:

@@ -17,8 +17,16 @@ _FOOTPRINTS: dict[int, SourceFootprints] = {}
 def footprints(index: int) -> SourceFootprints:
     """Return those of a GPU. The open device has the same."""
     if index not in _FOOTPRINTS:
-        libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        _FOOTPRINTS[index] = SourceFootprints(DriverMemory(index), libraries, partial(context_number, index))
+        libraries = (
+            CupyMemory(index),
+            TorchMemory(index),
+            NumbaMemory(),
+            RmmMemory(index),
+            JaxMemory(index),
+        )
+        _FOOTPRINTS[index] = SourceFootprints(
+            DriverMemory(index), libraries, partial(context_number, index)
+        )
     return _FOOTPRINTS[index]
 
 

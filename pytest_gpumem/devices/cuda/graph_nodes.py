@@ -29,8 +29,16 @@ _UPDATED = (
 )  # whose first parameter is the executable graph, and whose second the new one
 _SET = ("cuGraphExecKernelNodeSetParams", "cuGraphExecKernelNodeSetParams_v2")
 """Calls whose parameters are the executable graph, the node and its new CUDA_KERNEL_NODE_PARAMS."""
-_LOST = ("cuGraphExecDestroy", "cuGraphExecNodeSetParams")  # calls after which the nodes of the executable graph are unknown
-_TEMPLATE_CHANGES = ("cuGraphDestroy", "cuGraphNodeSetParams", "cuGraphKernelNodeSetParams", "cuGraphKernelNodeSetParams_v2")
+_LOST = (
+    "cuGraphExecDestroy",
+    "cuGraphExecNodeSetParams",
+)  # calls after which the nodes of the executable graph are unknown
+_TEMPLATE_CHANGES = (
+    "cuGraphDestroy",
+    "cuGraphNodeSetParams",
+    "cuGraphKernelNodeSetParams",
+    "cuGraphKernelNodeSetParams_v2",
+)
 """Calls that destroy a graph or change a kernel of it, and leave executable ones as they are."""
 CALLS = (*_MADE, *_UPDATED, *_SET, *_LOST, *_TEMPLATE_CHANGES)
 
@@ -47,10 +55,16 @@ class GraphNodes:
     `parameters`: tells where the parameters of a kernel lie, by its name and handle.
     """
 
-    def __init__(self, parameters: Callable[[str, int | None], tuple[tuple[int, int], ...] | None]) -> None:
+    def __init__(
+        self, parameters: Callable[[str, int | None], tuple[tuple[int, int], ...] | None]
+    ) -> None:
         self._parameters = parameters
-        self._template: dict[int, int] = {}  # by executable graph: the graph whose nodes it has, until they are read
-        self._kernels: dict[int, dict[int, NodeKernel]] = {}  # by executable graph, once read: by node
+        self._template: dict[
+            int, int
+        ] = {}  # by executable graph: the graph whose nodes it has, until they are read
+        self._kernels: dict[
+            int, dict[int, NodeKernel]
+        ] = {}  # by executable graph, once read: by node
 
     def kernels(self, executable: int) -> Sequence[NodeKernel] | None:
         """The kernels of an executable graph; None if they are not known."""
@@ -69,7 +83,9 @@ class GraphNodes:
             self._read(*words(address, 1))
         elif name in _TEMPLATE_CHANGES and self._template:
             graph = words(address, 1)[0] if name == "cuGraphDestroy" else None
-            for executable in [one for one, template in self._template.items() if graph in (None, template)]:
+            for executable in [
+                one for one, template in self._template.items() if graph in (None, template)
+            ]:
                 self._read(executable)
 
     def ended(self, name: str, address: int) -> None:
@@ -102,13 +118,25 @@ class GraphNodes:
             if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
                 given = known(D.cuGraphKernelNodeGetParams(node))
                 function, kernel = int(given.func), int(given.kern)
-                name = known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
-                yield int(node), self._kernel(name.decode(), kernel or function, int(given.kernelParams), int(given.extra))
+                name = known(
+                    D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func)
+                )
+                yield (
+                    int(node),
+                    self._kernel(
+                        name.decode(), kernel or function, int(given.kernelParams), int(given.extra)
+                    ),
+                )
 
     def _kernel(self, name: str, function: int, pointers: int, extra: int) -> NodeKernel:
         layout = self._parameters(name, function) or self._parameters(name, None)
         block = None if layout is None else block_of(layout, pointers, extra)
-        return NodeKernel(name, None if block is None or layout is None else texts(block, layout, Addresses(live_memory).token))
+        return NodeKernel(
+            name,
+            None
+            if block is None or layout is None
+            else texts(block, layout, Addresses(live_memory).token),
+        )
 
 
 def nodes(graph: Any) -> Iterator[tuple[Any, Any]]:

@@ -44,7 +44,10 @@ class CudaGraphs:
     def record(self, event: Any, stream: CudaStream) -> None:
         """Record an event of CuPy's; during a capture as an external node, whose time can be read after every replay."""
         if self._stream is stream:
-            check(R.cudaEventRecordWithFlags(event.ptr, stream.handle, R.cudaEventRecordExternal), "recording an event in a graph")
+            check(
+                R.cudaEventRecordWithFlags(event.ptr, stream.handle, R.cudaEventRecordExternal),
+                "recording an event in a graph",
+            )
         else:
             runtime.eventRecord(event.ptr, stream.handle)
 
@@ -57,9 +60,14 @@ class CudaGraphs:
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         reading = "reading the access-policy window of a graph's kernel"
         nodes = _kernels(cast(CudaGraph, graph).template)
-        return tuple(l2.unpacked(check(R.cudaGraphKernelNodeGetAttribute(node, _WINDOW), reading)) for node in nodes)
+        return tuple(
+            l2.unpacked(check(R.cudaGraphKernelNodeGetAttribute(node, _WINDOW), reading))
+            for node in nodes
+        )
 
-    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> CudaGraph:
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> CudaGraph:
         if window is not None:
             check_window(window, self._facts)
         if self._stream is not None:
@@ -80,7 +88,12 @@ class CudaGraphs:
             if window is not None:
                 for node in _kernels(graph):
                     # Before the graph is made executable: that one keeps what its nodes have now.
-                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, l2.packed(window, R.cudaKernelNodeAttrValue)), _SETTING)
+                    check(
+                        R.cudaGraphKernelNodeSetAttribute(
+                            node, _WINDOW, l2.packed(window, R.cudaKernelNodeAttrValue)
+                        ),
+                        _SETTING,
+                    )
             executable = int(runtime.graphInstantiate(graph))
             template, graph = graph, 0
         except CannotCapture:
@@ -127,12 +140,17 @@ def _nodes(graph: int) -> list[tuple[Any, Any]]:
 
 
 def _kernels(graph: int) -> list[Any]:
-    return [node for node, kind in _nodes(graph) if kind == R.cudaGraphNodeType.cudaGraphNodeTypeKernel]
+    return [
+        node for node, kind in _nodes(graph) if kind == R.cudaGraphNodeType.cudaGraphNodeTypeKernel
+    ]
 
 
 def _is_empty(graph: int) -> bool:
     """True if a graph holds nothing but events: the work went to another stream."""
-    idle = (R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord, R.cudaGraphNodeType.cudaGraphNodeTypeEmpty)
+    idle = (
+        R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord,
+        R.cudaGraphNodeType.cudaGraphNodeTypeEmpty,
+    )
     return all(kind in idle for _, kind in _nodes(graph))
 
 

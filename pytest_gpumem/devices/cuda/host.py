@@ -22,7 +22,9 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
     # CuPy's pointer gives Python's buffer protocol, over memory that somebody else owns.
-    pointer = PinnedMemoryPointer(SimpleNamespace(ptr=allocation.host_address, size=allocation.nbytes), 0)
+    pointer = PinnedMemoryPointer(
+        SimpleNamespace(ptr=allocation.host_address, size=allocation.nbytes), 0
+    )
     return np.frombuffer(pointer, dtype=dtype, count=size)
 
 
@@ -33,7 +35,9 @@ def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that new allocations of the host can take without swapping: of the machine, and of the control groups if these are tighter."""
-    return max(0, min([_meminfo(proc, "MemAvailable"), *(left for _, left in _limits(proc, cgroup))]))
+    return max(
+        0, min([_meminfo(proc, "MemAvailable"), *(left for _, left in _limits(proc, cgroup))])
+    )
 
 
 def _meminfo(proc: Path, name: str) -> int:
@@ -48,12 +52,16 @@ def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    own = cgroup / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    own = cgroup / next(
+        (line.removeprefix("0::/") for line in lines if line.startswith("0::/")), ""
+    )
     for group in (own, *own.parents):
         with suppress(OSError):  # no memory controller, or another mount than this process's
             limit = (group / "memory.max").read_text().strip()
             used = int((group / "memory.current").read_text())
-            counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            counters = dict(
+                line.split() for line in (group / "memory.stat").read_text().splitlines()
+            )
             if limit != "max":
                 # File pages that were not used lately are given back on demand.
                 yield int(limit), int(limit) - used + int(counters.get("inactive_file", 0))
@@ -108,7 +116,9 @@ def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Ite
     cpus = before & there[wanted]
     if not cpus:
         if node is not None:
-            raise Unsupported(f"numa={node}: none of the CPUs of that NUMA node is this process's to run on")
+            raise Unsupported(
+                f"numa={node}: none of the CPUs of that NUMA node is this process's to run on"
+            )
         yield None
         return
     os.sched_setaffinity(0, cpus)

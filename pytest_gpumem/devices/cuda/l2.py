@@ -11,7 +11,13 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    AccessProperty,
+    DeviceError,
+    Stream,
+    Unsupported,
+    WindowSpec,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 _NUMBERS = {
@@ -32,7 +38,12 @@ class CudaL2:
         self._facts = facts
 
     def set_aside(self) -> int:
-        return int(check(R.cudaDeviceGetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize), "reading the L2 set-aside"))
+        return int(
+            check(
+                R.cudaDeviceGetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize),
+                "reading the L2 set-aside",
+            )
+        )
 
     def request_set_aside(self, nbytes: int) -> int:
         # Under MPS only its server can set it (CUDA Programming Guide, L2 set-aside).
@@ -40,17 +51,27 @@ class CudaL2:
         if reason is not None:
             raise Unsupported(reason)
         wanted = min(nbytes, self._facts.persisting_l2_max_bytes)
-        check(R.cudaDeviceSetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize, wanted), f"setting aside {wanted} bytes of L2")
+        check(
+            R.cudaDeviceSetLimit(R.cudaLimit.cudaLimitPersistingL2CacheSize, wanted),
+            f"setting aside {wanted} bytes of L2",
+        )
         return self.set_aside()
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         if window is not None:
             check_window(window, self._facts)
         value = packed(window, R.cudaStreamAttrValue)
-        check(R.cudaStreamSetAttribute(stream.handle, _WINDOW, value), "setting the access-policy window")
+        check(
+            R.cudaStreamSetAttribute(stream.handle, _WINDOW, value),
+            "setting the access-policy window",
+        )
 
     def window(self, stream: Stream) -> WindowSpec | None:
-        return unpacked(check(R.cudaStreamGetAttribute(stream.handle, _WINDOW), "reading the access-policy window"))
+        return unpacked(
+            check(
+                R.cudaStreamGetAttribute(stream.handle, _WINDOW), "reading the access-policy window"
+            )
+        )
 
     def reset_persisting(self) -> None:
         check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
@@ -59,7 +80,9 @@ class CudaL2:
 def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
     """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of no bytes is off."""
     value = kind()
-    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)  # writes through to `value`
+    _fill(
+        value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty
+    )  # writes through to `value`
     return value
 
 
@@ -90,6 +113,8 @@ def unpacked(value: Any) -> WindowSpec | None:
     ratio = round(ratio, 7) if math.isfinite(ratio) else ratio
     numbers = int(policy.hitProp), int(policy.missProp)
     if not {*numbers} <= {*_PROPERTIES}:
-        raise DeviceError(f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}")
+        raise DeviceError(
+            f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}"
+        )
     hit, miss = (_PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)

@@ -27,7 +27,8 @@ class CudaKernels:
         self._index = index
         self._facts = facts
         self._compiler = compiler
-        self._entered: Stream | None = None  # the current stream of the libraries, inside `current_stream`
+        # the current stream of the libraries, inside `current_stream`
+        self._entered: Stream | None = None
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:
@@ -72,14 +73,21 @@ class CudaKernels:
     def _prepared(self, launch: Launch) -> KernelCall:
         if launch.backing is None:
             function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
-            launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
+            launch.backing = KernelCall(
+                function,
+                launch.shape,
+                packed_arguments(launch),
+                f"launching kernel {launch.kernel.name!r}",
+            )
         call: KernelCall = launch.backing
         return call
 
 
 def element_type(launch: Launch) -> str:
     """Element type of the first array parameter, which instantiates the kernel's template."""
-    return launch.call.arrays[next(p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR)].dtype
+    return launch.call.arrays[
+        next(p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR)
+    ].dtype
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
@@ -107,5 +115,7 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
 def _address(launch: Launch, name: str) -> int:
     allocation = launch.arrays[name]
     if not allocation.address:
-        raise DeviceError(f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}")
+        raise DeviceError(
+            f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}"
+        )
     return allocation.address

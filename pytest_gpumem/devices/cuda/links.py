@@ -23,7 +23,9 @@ _HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA do
 _PAGE = mmap.PAGESIZE  # bytes of a page of the host, the least that page-locked memory takes
 
 
-def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:
+def memory_kind(
+    address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None
+) -> MemoryKind | None:
     """The kind of memory at an address, according to the driver.
     `address`: on the host or on any device.
     `index`: the device whose memory is "device", not "peer".
@@ -47,7 +49,9 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
     if kind != _HOST:
-        raise DeviceError(f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents")
+        raise DeviceError(
+            f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents"
+        )
     if registered:
         return MemoryKind.REGISTERED
     # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped from a device file, on an H200 from
@@ -93,7 +97,9 @@ def peer_of(index: int) -> int:
 
 
 def _reaches(index: int, other: int) -> bool:
-    return bool(runtime.deviceCanAccessPeer(index, other)) and bool(runtime.deviceCanAccessPeer(other, index))
+    return bool(runtime.deviceCanAccessPeer(index, other)) and bool(
+        runtime.deviceCanAccessPeer(other, index)
+    )
 
 
 @contextmanager
@@ -103,7 +109,9 @@ def peer_access(index: int, allowed: bool) -> Iterator[None]:
     """
     peer = peer_of(index)
     if allowed and not _reaches(index, peer):
-        raise Unsupported(f"devices {index} and {peer} cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)")
+        raise Unsupported(
+            f"devices {index} and {peer} cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)"
+        )
     changed = []
     try:
         for device, other in ((index, peer), (peer, index)):
@@ -117,11 +125,22 @@ def peer_access(index: int, allowed: bool) -> Iterator[None]:
 
 def _set_access(device: int, other: int, allowed: bool) -> bool:
     """Allow or forbid one device to reach another's memory; gives whether that changed anything."""
-    state = R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled if allowed else R.cudaError_t.cudaErrorPeerAccessNotEnabled
+    state = (
+        R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
+        if allowed
+        else R.cudaError_t.cudaErrorPeerAccessNotEnabled
+    )
     with cupy.cuda.Device(device):
-        result = R.cudaDeviceEnablePeerAccess(other, 0) if allowed else R.cudaDeviceDisablePeerAccess(other)
+        result = (
+            R.cudaDeviceEnablePeerAccess(other, 0)
+            if allowed
+            else R.cudaDeviceDisablePeerAccess(other)
+        )
         if int(result[0]) == int(state):
             R.cudaGetLastError()  # that nothing had to be changed is no error to be found later
             return False
-        check(result, f"{'allowing' if allowed else 'forbidding'} device {device} to reach the memory of device {other}")
+        check(
+            result,
+            f"{'allowing' if allowed else 'forbidding'} device {device} to reach the memory of device {other}",
+        )
     return True

@@ -15,12 +15,23 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, NotCounted, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
-BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])  # of cuda-bindings, which names places as its own CUDA does
+BINDINGS_MAJOR = int(
+    cuda.bindings.__version__.split(".", 1)[0]
+)  # of cuda-bindings, which names places as its own CUDA does
 _CPU = -1  # cudaCpuDeviceId
-_WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
-BEACON_BYTES = 2 * 2**20  # size of one block of the driver's: no other pages share it, so no fault beside it moves it
+_WORDS = {
+    Advice.READ_MOSTLY: "ReadMostly",
+    Advice.PREFERRED_LOCATION: "PreferredLocation",
+    Advice.ACCESSED_BY: "AccessedBy",
+}
+BEACON_BYTES = 2 * 2**20
+"""Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
 # Errors of a driver without the call: one of CUDA 12, or for a GPU that cannot do it.
-_TOO_OLD = ("cudaErrorNotSupported", "cudaErrorCallRequiresNewerDriver", "cudaErrorInsufficientDriver")
+_TOO_OLD = (
+    "cudaErrorNotSupported",
+    "cudaErrorCallRequiresNewerDriver",
+    "cudaErrorInsufficientDriver",
+)
 
 
 class CudaManaged:
@@ -34,15 +45,21 @@ class CudaManaged:
         check_managed(allocation, "prefetched", self._facts)
         arguments = place(R, BINDINGS_MAJOR, self._index, to_host)
         check(
-            R.cudaMemPrefetchAsync(allocation.address, allocation.nbytes, *arguments, stream.handle),
+            R.cudaMemPrefetchAsync(
+                allocation.address, allocation.nbytes, *arguments, stream.handle
+            ),
             f"prefetching {allocation.nbytes} bytes to the {'host' if to_host else 'device'}",
         )
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         check_managed(allocation, "advised about", self._facts)
-        where = location(R, BINDINGS_MAJOR, self._index, to_host)  # the driver ignores the place of ReadMostly
+        where = location(
+            R, BINDINGS_MAJOR, self._index, to_host
+        )  # the driver ignores the place of ReadMostly
         check(
-            R.cudaMemAdvise(allocation.address, allocation.nbytes, advice_number(advice, on=on), where),
+            R.cudaMemAdvise(
+                allocation.address, allocation.nbytes, advice_number(advice, on=on), where
+            ),
             f"{'setting' if on else 'unsetting'} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",
         )
 
@@ -50,12 +67,16 @@ class CudaManaged:
         check_managed(allocation, "discarded", self._facts)
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
-            raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13")
+            raise Unsupported(
+                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"
+            )
         result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
         if getattr(result[0], "name", "") in _TOO_OLD:
             R.cudaGetLastError()
             driver = self._facts.driver or "of unknown version"
-            raise Unsupported(f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}")
+            raise Unsupported(
+                f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
+            )
         check(result, f"discarding {allocation.nbytes} bytes")
 
     def oversubscribe(self, nbytes: int) -> Allocation:

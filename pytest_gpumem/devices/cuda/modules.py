@@ -33,24 +33,43 @@ _LOADS = (
     *("cuLibraryLoadData", "cuLibraryLoadFromFile"),
 )
 """Calls whose first parameter is the address of the new handle of a module or library."""
-_LOOKS_UP = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryGetModule")
+_LOOKS_UP = (
+    "cuModuleGetFunction",
+    "cuLibraryGetKernel",
+    "cuKernelGetFunction",
+    "cuLibraryGetModule",
+)
 """Calls whose first parameter is the address of a handle, and whose second the handle of what holds it."""
-_BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")  # those whose third parameter is the name of a kernel
+_BY_NAME = (
+    "cuModuleGetFunction",
+    "cuLibraryGetKernel",
+)  # those whose third parameter is the name of a kernel
 _LAUNCHES = {
     f"{name}{suffix}": places
-    for name, places in {"cuLaunchKernel": (0, 6, 7), "cuLaunchKernelEx": (1, 2, 3), "cuLaunchCooperativeKernel": (0, 6, None)}.items()
+    for name, places in {
+        "cuLaunchKernel": (0, 6, 7),
+        "cuLaunchKernelEx": (1, 2, 3),
+        "cuLaunchCooperativeKernel": (0, 6, None),
+    }.items()
     for suffix in ("", "_ptsz")
 }
 """Calls that launch a kernel, with the words of their parameters that hold the function, `kernelParams` and `extra`."""
 
 
-_GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")  # calls whose first parameter is an executable graph
+_GRAPH_LAUNCHES = (
+    "cuGraphLaunch",
+    "cuGraphLaunch_ptsz",
+)  # calls whose first parameter is an executable graph
 
 
 class _ModuleData(ctypes.Structure):
     """A CUpti_ModuleResourceData."""
 
-    _fields_ = (("number", ctypes.c_uint32), ("nbytes", ctypes.c_size_t), ("cubin", ctypes.c_size_t))
+    _fields_ = (
+        ("number", ctypes.c_uint32),
+        ("nbytes", ctypes.c_size_t),
+        ("cubin", ctypes.c_size_t),
+    )
 
 
 _DESCRIPTOR = 2  # word of a CUpti_ResourceData with the address of what it describes
@@ -74,7 +93,9 @@ class Launches:
 
     def __init__(self) -> None:
         self.kernels: list[LaunchFunction] = []
-        self.graphs: list[Sequence[NodeKernel] | None] = []  # the kernels of each graph; None where they are not known
+        self.graphs: list[
+            Sequence[NodeKernel] | None
+        ] = []  # the kernels of each graph; None where they are not known
         self.addresses = Addresses(live_memory)
 
 
@@ -86,26 +107,48 @@ class Modules:
         """Raises `NotCounted` as `Callbacks.add`."""
         self._cubins: dict[int, Cubin | bytes] = {}
         """By CUPTI's number of the module; parsed when it is first asked for."""
-        self._known: dict[int, dict[str, MachineCode | None]] = {}  # by number of the module and name: the answers, which take time
+        self._known: dict[
+            int, dict[str, MachineCode | None]
+        ] = {}  # by number of the module and name: the answers, which take time
         self._holder: dict[int, int] = {}
         """By the handle of a function, kernel or library's module: the handle that it was looked up in."""
         self._loaded: dict[int, list[int]] = {}  # modules by the handle of a CUmodule or CUlibrary
         self._unplaced: list[int] = []  # modules whose handle is unknown
-        self._names: dict[int, set[str]] = {}  # names of the kernels that were looked up in each module or library
+        self._names: dict[
+            int, set[str]
+        ] = {}  # names of the kernels that were looked up in each module or library
         self._local = threading.local()
         self._collecting: Launches | None = None
-        self.failed: Exception | None = None  # what went wrong in a callback: from then on no code is known
-        self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
-        self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
+        # what went wrong in a callback: from then on no code is known
+        self.failed: Exception | None = None
+        self._ends = [
+            CALLBACKS.add(
+                "RESOURCE",
+                ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"),
+                partial(self._receive, self._module),
+            )
+        ]
+        self._ends.append(
+            CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call))
+        )
         self._graphs = GraphNodes(self.parameters)
-        self._ends.append(CALLBACKS.add("DRIVER_API", graph_nodes.CALLS, partial(self._receive, self._graph), self._graphs.forget))
+        self._ends.append(
+            CALLBACKS.add(
+                "DRIVER_API",
+                graph_nodes.CALLS,
+                partial(self._receive, self._graph),
+                self._graphs.forget,
+            )
+        )
         self._cupti: Any = imported()
 
     @contextmanager
     def launches(self) -> Iterator[Launches]:
         """Collect the launches of all threads inside the block."""
         found = self._collecting = Launches()
-        end = CALLBACKS.add("DRIVER_API", (*_LAUNCHES, *_GRAPH_LAUNCHES), partial(self._receive, self._call))
+        end = CALLBACKS.add(
+            "DRIVER_API", (*_LAUNCHES, *_GRAPH_LAUNCHES), partial(self._receive, self._call)
+        )
         try:
             yield found
         finally:
@@ -122,9 +165,13 @@ class Modules:
             raise UnknownCode(f"a callback of CUPTI failed: {self.failed}")
         digests = {code.digest for code in self._codes(name, function)}
         if not digests:
-            raise UnknownCode(f"the machine code of {name} is not known: its module was loaded before the session watched")
+            raise UnknownCode(
+                f"the machine code of {name} is not known: its module was loaded before the session watched"
+            )
         if len(digests) > 1:
-            raise UnknownCode(f"the machine code of {name} is ambiguous: {len(digests)} modules hold different kernels of that name")
+            raise UnknownCode(
+                f"the machine code of {name} is ambiguous: {len(digests)} modules hold different kernels of that name"
+            )
         return digests.pop()
 
     def parameters(self, name: str, function: int | None) -> tuple[tuple[int, int], ...] | None:
@@ -191,7 +238,11 @@ class Modules:
             self._calls[-1].append(module)
             return
         # A library is loaded at the first launch of one of its kernels, and launches are not followed now.
-        fitting = [handle for handle in self._names if handle not in self._loaded and self._fits(module, handle)]
+        fitting = [
+            handle
+            for handle in self._names
+            if handle not in self._loaded and self._fits(module, handle)
+        ]
         if len(fitting) == 1:
             self._loaded[fitting[0]] = [module]
         else:
@@ -213,7 +264,14 @@ class Modules:
         address, failed = call.parameters, call.failed
         if (places := _LAUNCHES.get(name)) is not None:
             # At the end of the call: the module that it loaded tells how the arguments lie, and they still lie there.
-            self._launched(places, address, call.correlation, (call.symbol or b"").decode(errors="replace"), loaded, failed=failed)
+            self._launched(
+                places,
+                address,
+                call.correlation,
+                (call.symbol or b"").decode(errors="replace"),
+                loaded,
+                failed=failed,
+            )
             return
         first, second, *others = words(address, 3 if name in _BY_NAME else 2)
         if name in _GRAPH_LAUNCHES:
@@ -232,7 +290,9 @@ class Modules:
             return
         self._holder[handle] = second
         if name in _BY_NAME:
-            self._names.setdefault(second, set()).add(ctypes.string_at(others[0]).decode(errors="replace"))
+            self._names.setdefault(second, set()).add(
+                ctypes.string_at(others[0]).decode(errors="replace")
+            )
         self._place(second, loaded)
 
     def _graph(self, number: int, data: int) -> None:
@@ -243,7 +303,14 @@ class Modules:
             self._graphs.ended(name, call.parameters)
 
     def _launched(
-        self, places: tuple[int, int, int | None], address: int, number: int, name: str, loaded: list[int], *, failed: bool
+        self,
+        places: tuple[int, int, int | None],
+        address: int,
+        number: int,
+        name: str,
+        loaded: list[int],
+        *,
+        failed: bool,
     ) -> None:
         """A call has launched a kernel. `places`: as in `_LAUNCHES`; `address`: of the call's parameters."""
         given = words(address, max(place for place in places if place is not None) + 1)
@@ -253,7 +320,11 @@ class Modules:
             return
         layout = self.parameters(name, function)
         block = None if layout is None else block_of(layout, parameters, extra)
-        found = None if block is None or layout is None else texts(block, layout, self._collecting.addresses.token)
+        found = (
+            None
+            if block is None or layout is None
+            else texts(block, layout, self._collecting.addresses.token)
+        )
         self._collecting.kernels.append(LaunchFunction(number, name, function, found))
 
     def _place(self, handle: int, loaded: list[int]) -> None:

@@ -42,7 +42,11 @@ def handle(pci_bus_id: str | None) -> Any | None:
     """Handle of the GPU at a PCI bus id, or None without NVML.
     NVML numbers devices by PCI order and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
     """
-    return asked(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id) if pci_bus_id is not None and present() else None
+    return (
+        asked(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
+        if pci_bus_id is not None and present()
+        else None
+    )
 
 
 def _running(gpu: Any, facts: DeviceFacts) -> list[Any] | None:
@@ -79,7 +83,11 @@ class ConditionReader:
             return Conditions()
         if (now := time.monotonic()) - self._listed > LISTED:
             self._listed, self._others = now, self._count_others()
-        return Conditions(**_readings(gpu), throttle_reasons=reason_names(clock_reasons(gpu)), other_processes=self._others)
+        return Conditions(
+            **_readings(gpu),
+            throttle_reasons=reason_names(clock_reasons(gpu)),
+            other_processes=self._others,
+        )
 
     def _count_others(self) -> int | None:
         running = _running(self._gpu, self._facts)
@@ -88,7 +96,9 @@ class ConditionReader:
         pids = {p.pid for p in running}
         if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
             # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
-            pids -= {pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()}
+            pids -= {
+                pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()
+            }
         return other_processes(pids, os.getpid())
 
 
@@ -96,7 +106,9 @@ def _parent(pid: int) -> int | None:
     """The parent of a process; None if the operating system does not report it."""
     try:
         # The name before it, in brackets, may hold anything.
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        )
     except (OSError, ValueError, IndexError):
         return None
 
@@ -142,9 +154,15 @@ def read_card(pci_bus_id: str | None) -> Card:
         raise NvmlUnavailable(str(error)) from None
     count = asked(pynvml.nvmlDeviceGetCount) or 0
     try:
-        gpu = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id) if pci_bus_id is not None else pynvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = (
+            pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
+            if pci_bus_id is not None
+            else pynvml.nvmlDeviceGetHandleByIndex(0)
+        )
     except pynvml.NVMLError as error:
-        raise NvmlUnavailable(f"of {count} cards, none {f'at {pci_bus_id}' if pci_bus_id else 'to look at'}: {error}") from None
+        raise NvmlUnavailable(
+            f"of {count} cards, none {f'at {pci_bus_id}' if pci_bus_id else 'to look at'}: {error}"
+        ) from None
     return _read(gpu, count)
 
 
@@ -172,11 +190,15 @@ def _read(gpu: Any, count: int) -> Card:
         remap_failed=None if remapped is None else bool(remapped[3]),
         **_readings(gpu),
         max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        max_memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
+        max_memory_clock_hz=_scaled(
+            1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM
+        ),
         power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
         default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
         throttle_reasons=reason_names(reasons),
-        chosen_clocks=None if reasons is None else bool(reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
+        chosen_clocks=None
+        if reasons is None
+        else bool(reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
         link_generation=asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
         max_link_generation=asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
         card_link_generation=asked(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
@@ -193,7 +215,9 @@ def _readings(gpu: Any) -> dict[str, float | None]:
     return {
         "sm_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
         "memory_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
-        "temperature_c": _scaled(1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
+        "temperature_c": _scaled(
+            1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU
+        ),
         "power_w": _scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
     }
 
@@ -217,7 +241,9 @@ def _processes(gpu: Any) -> tuple[CardProcess, ...] | None:
     if running is None:
         return None
     return tuple(
-        CardProcess(one.pid, asked(pynvml.nvmlSystemGetProcessName, one.pid) or None, one.usedGpuMemory)
+        CardProcess(
+            one.pid, asked(pynvml.nvmlSystemGetProcessName, one.pid) or None, one.usedGpuMemory
+        )
         for one in running
         if one.pid != os.getpid()
     )

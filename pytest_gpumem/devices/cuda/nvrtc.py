@@ -51,10 +51,14 @@ def compiled(source: str, entry: str, architecture: str) -> KernelCode:
     try:
         _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
         options = [f"--gpu-architecture={architecture}", *OPTIONS]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        (status,) = nvrtc.nvrtcCompileProgram(
+            program, len(options), [option.encode() for option in options]
+        )
         if int(status) != 0:
             log = _text(nvrtc, program, "ProgramLog")
-            raise DoesNotCompile(f"{entry} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
+            raise DoesNotCompile(
+                f"{entry} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}"
+            )
         code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
         return KernelCode(code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode())
     finally:
@@ -81,7 +85,10 @@ def architecture_of(capability: tuple[int, int]) -> str:
 def first_error(log: str) -> str:
     """The first line of an NVRTC log that names an error, or the first line at all."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "the compiler gave no message")
+    return next(
+        (line for line in lines if "error" in line.lower()),
+        lines[0] if lines else "the compiler gave no message",
+    )
 
 
 def _loaded() -> Any:
@@ -97,7 +104,9 @@ def _library(function: Callable[..., Any], *arguments: object) -> Any:
     try:
         return function(*arguments)
     except RuntimeError as missing:
-        raise DoesNotCompile(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
+        raise DoesNotCompile(
+            f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}"
+        ) from None
 
 
 def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:

@@ -131,7 +131,9 @@ def compiled_meanwhile(facts: DeviceFacts) -> Iterator[KernelCompiler]:
     A kernel that does not compile is compiled again where it is launched, and reported there.
     """
     nvrtc = KernelCompiler(facts.compute_capability)
-    thread = threading.Thread(target=_compile, args=(nvrtc, facts), name="gpumem-compiler", daemon=True)
+    thread = threading.Thread(
+        target=_compile, args=(nvrtc, facts), name="gpumem-compiler", daemon=True
+    )
     thread.start()
     try:
         yield nvrtc
@@ -147,5 +149,8 @@ def _compile(nvrtc: KernelCompiler, facts: DeviceFacts) -> None:
             kernel = CATALOGUE[name]
             assert kernel.source is not None
             arrays = {parameter.name: ArrayFacts(0, "f4", 4) for parameter in kernel.parameters}
-            nvrtc.get(sources.read(kernel.source), kernel.expression("float", kernel.shape(facts, Call(arrays))))
+            nvrtc.get(
+                sources.read(kernel.source),
+                kernel.expression("float", kernel.shape(facts, Call(arrays))),
+            )
         nvrtc.get(HOLD_SOURCE, HOLD)

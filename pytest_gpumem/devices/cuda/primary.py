@@ -14,7 +14,9 @@ from cuda.bindings import driver as D  # noqa: N812
 def made_meanwhile(index: int) -> Iterator[None]:
     """Make the primary context of a device beside the block, which has to make it current. There an error of the driver occurs again, and
     is reported."""
-    thread = threading.Thread(target=_make, args=(index, made := list[D.CUdevice]()), name="gpumem-context", daemon=True)
+    thread = threading.Thread(
+        target=_make, args=(index, made := list[D.CUdevice]()), name="gpumem-context", daemon=True
+    )
     thread.start()
     try:
         yield

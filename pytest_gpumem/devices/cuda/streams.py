@@ -26,13 +26,21 @@ from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Unsupported
+from pytest_gpumem.devices.protocol import (
+    DeviceError,
+    Event,
+    Hold,
+    HoldExpired,
+    Stream,
+    Unsupported,
+)
 from pytest_gpumem.kernels.kernel import LaunchShape
 
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
-_CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200
+_CLOCK_SECONDS = 10e-6
+"""Shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200."""
 
 
 @dataclass(eq=False)
@@ -64,7 +72,9 @@ class Holds:
         if not self._memory.address:
             memory.free(self._memory)
             raise Unsupported("the device cannot map host memory: a stream cannot be held")
-        self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(_SLOTS, _SLOT_WORDS)
+        self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(
+            _SLOTS, _SLOT_WORDS
+        )
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
         self._calls: dict[tuple[int, float], KernelCall] = {}  # by flag and time-out
@@ -80,8 +90,13 @@ class Holds:
         try:
             call = self._calls.get((slot, timeout))
             if call is None:
-                arguments = (np.uint64(self._memory.address + slot * _SLOT_WORDS * 4), np.uint64(round(timeout * 1e9)))
-                call = self._calls[slot, timeout] = KernelCall(self._function, LaunchShape(1, 1), arguments, "holding a stream")
+                arguments = (
+                    np.uint64(self._memory.address + slot * _SLOT_WORDS * 4),
+                    np.uint64(round(timeout * 1e9)),
+                )
+                call = self._calls[slot, timeout] = KernelCall(
+                    self._function, LaunchShape(1, 1), arguments, "holding a stream"
+                )
             call.queue(stream)
         except BaseException:
             self._free.append(slot)
@@ -115,7 +130,9 @@ class Holds:
 def _handles_of_libraries() -> Iterator[int]:
     """The handles of all stream objects of CuPy and PyTorch."""
     torch: Any = sys.modules.get("torch")
-    kinds = [(cupy.cuda.Stream, "ptr")] + ([(torch.cuda.Stream, "cuda_stream")] if hasattr(torch, "cuda") else [])
+    kinds = [(cupy.cuda.Stream, "ptr")] + (
+        [(torch.cuda.Stream, "cuda_stream")] if hasattr(torch, "cuda") else []
+    )
     for one in gc.get_objects():
         for kind, name in kinds:
             if issubclass(type(one), kind):
@@ -173,7 +190,9 @@ class CudaStreams:
         try:  # not `translated`: samples repeat it
             milliseconds = float(runtime.eventElapsedTime(cast(Any, start).ptr, cast(Any, end).ptr))
         except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), "reading the time between two events") from error
+            raise failure(
+                error.status, str(error), "reading the time between two events"
+            ) from error
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.
         return round(milliseconds * 1e-3, 12)
 
@@ -184,14 +203,21 @@ class CudaStreams:
             else:
                 runtime.streamSynchronize(stream.handle)
         except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), f"waiting for {'the device' if stream is None else 'a stream'}") from error
+            raise failure(
+                error.status,
+                str(error),
+                f"waiting for {'the device' if stream is None else 'a stream'}",
+            ) from error
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
 
     def end_captures(self) -> int:
         # The legacy default stream cannot be captured, and asking for it while others are captured is an error.
         handles = {stream.handle for stream in self._streams} | set(_handles_of_libraries())
-        return sum(_end_capture(handle) for handle in sorted(handles - {0, runtime.streamLegacy, runtime.streamPerThread}))
+        return sum(
+            _end_capture(handle)
+            for handle in sorted(handles - {0, runtime.streamLegacy, runtime.streamPerThread})
+        )
 
     def join(self, stream: Stream, other: Stream) -> None:
         try:  # not `translated`: samples repeat it

@@ -19,7 +19,10 @@ def unfinished() -> bool | None:
     error, context = D.cuCtxGetCurrent()
     if int(error) or not int(context):
         return None
-    return any(_pending(stream) for stream in {int(D.CU_STREAM_LEGACY), int(D.CU_STREAM_PER_THREAD), *_current()})
+    return any(
+        _pending(stream)
+        for stream in {int(D.CU_STREAM_LEGACY), int(D.CU_STREAM_PER_THREAD), *_current()}
+    )
 
 
 def _pending(stream: int) -> bool:

@@ -21,7 +21,17 @@ from pytest_gpumem.devices.cuda.modules import Launches, LaunchFunction, Unknown
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
-KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "MEMORY2", "SYNCHRONIZATION", "RUNTIME", "DRIVER", "STREAM")
+KINDS = (
+    "CONCURRENT_KERNEL",
+    "MEMCPY",
+    "MEMCPY2",
+    "MEMSET",
+    "MEMORY2",
+    "SYNCHRONIZATION",
+    "RUNTIME",
+    "DRIVER",
+    "STREAM",
+)
 """CUpti_ActivityKind of all records that are read."""
 
 _QUERY = re.compile(
@@ -38,8 +48,14 @@ _WAITS = {
     "STREAM_WAIT_EVENT": (StepKind.JOIN, ""),
 }
 """CUpti_ActivitySynchronizationType in our words."""
-_WINDOW = struct.Struct("<QQfii")  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
-_PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}  # CUaccessProperty
+_WINDOW = struct.Struct(
+    "<QQfii"
+)  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+_PROPERTIES = {
+    0: AccessProperty.NORMAL,
+    1: AccessProperty.STREAMING,
+    2: AccessProperty.PERSISTING,
+}  # CUaccessProperty
 
 
 class _Codes(Protocol):
@@ -64,10 +80,20 @@ class PassRecords:
             self.calls.append((int(record.start), call_name(cupti, kind, int(record.cbid))))
         elif kind == "STREAM":
             if priority := int(record.priority):
-                self.priorities[int(record.stream_id)] = priority - 2**32 if priority >= 2**31 else priority
+                self.priorities[int(record.stream_id)] = (
+                    priority - 2**32 if priority >= 2**31 else priority
+                )
         elif kind == "SYNCHRONIZATION":
-            if (known := _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)) is not None:
-                self.waits.append((int(record.start), int(record.correlation_id), Step(*known, stream=_stream(record))))
+            if (
+                known := _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
+            ) is not None:
+                self.waits.append(
+                    (
+                        int(record.start),
+                        int(record.correlation_id),
+                        Step(*known, stream=_stream(record)),
+                    )
+                )
         elif kind == "CONCURRENT_KERNEL":
             graph = int(record.graph_node_id)
             self.steps.append((_place(record), kernel(record), graph == 0))
@@ -81,10 +107,20 @@ class PassRecords:
         `codes`: tells machine code.
         Raises `Undelivered`: CUPTI delivered another number of kernels than were launched.
         """
-        calls = Counter(name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name))
-        waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]
+        calls = Counter(
+            name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name)
+        )
+        waits = [
+            ((number, 0, 0), step, False)
+            for start, number, step in self.waits
+            if begin <= start <= end
+        ]
         ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
-        kernels = iter(_of_kernels(ordered, launches, graph_launched=any("GraphLaunch" in name for name in calls)))
+        kernels = iter(
+            _of_kernels(
+                ordered, launches, graph_launched=any("GraphLaunch" in name for name in calls)
+            )
+        )
         steps, unknown = [], dict[str, None]()
         for _, step, _ in ordered:
             known: dict[str, Any] = {}
@@ -98,45 +134,75 @@ class PassRecords:
 
 
 def _of_kernels(
-    ordered: Sequence[tuple[tuple[int, int, int], Step, bool]], launches: Launches, *, graph_launched: bool
+    ordered: Sequence[tuple[tuple[int, int, int], Step, bool]],
+    launches: Launches,
+    *,
+    graph_launched: bool,
 ) -> list[tuple[int | None, tuple[str, ...] | None]]:
     """The function and the arguments of each kernel, None where they are unknown. `graph_launched`: a call launched a graph."""
     own = [(place[0], step.name) for place, step, called in ordered if called]
-    of_graphs = [(place[0], step.name) for place, step, called in ordered if step.kind is StepKind.KERNEL and not called]
+    of_graphs = [
+        (place[0], step.name)
+        for place, step, called in ordered
+        if step.kind is StepKind.KERNEL and not called
+    ]
     if len(own) != len(launches.kernels):
         raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches.kernels)} kernels")
     if graph_launched and not of_graphs:
         raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
-    called_by = iter(_launches([place for place, _ in own], [name for _, name in own], launches.kernels))
+    called_by = iter(
+        _launches([place for place, _ in own], [name for _, name in own], launches.kernels)
+    )
     in_graphs = iter(_arguments_in_graphs(of_graphs, launches.graphs))
     found: list[tuple[int | None, tuple[str, ...] | None]] = []
     for _, step, called in ordered:
         if step.kind is StepKind.KERNEL:
             launch = next(called_by) if called else None
-            found.append((None, next(in_graphs)) if not called else (None, None) if launch is None else (launch.function, launch.arguments))
+            found.append(
+                (None, next(in_graphs))
+                if not called
+                else (None, None)
+                if launch is None
+                else (launch.function, launch.arguments)
+            )
     return found
 
 
-def _identity(name: str, function: int | None, arguments: tuple[str, ...] | None, codes: _Codes) -> tuple[dict[str, Any], str | None]:
+def _identity(
+    name: str, function: int | None, arguments: tuple[str, ...] | None, codes: _Codes
+) -> tuple[dict[str, Any], str | None]:
     """The machine code and the arguments of a kernel, as fields of its step, and why one of them is unknown."""
     try:
         code = codes.code(name, function)
     except UnknownCode as why:
         return {}, str(why)
-    unread = f"the arguments of {name} cannot be read, so they are not in the digest" if arguments is None else None
+    unread = (
+        f"the arguments of {name} cannot be read, so they are not in the digest"
+        if arguments is None
+        else None
+    )
     return {"code": code, "arguments": arguments}, unread
 
 
-def _launches(numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]) -> list[LaunchFunction | None]:
+def _launches(
+    numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]
+) -> list[LaunchFunction | None]:
     """The call that launched each kernel: by CUPTI's number of it, or where runtime and driver number it differently, by the order."""
     by_number = {launch.correlation: launch for launch in launches}
     found = [by_number.get(number) for number in numbers]
-    if any(launch is None or launch.name != name for launch, name in zip(found, names, strict=True)):
+    if any(
+        launch is None or launch.name != name for launch, name in zip(found, names, strict=True)
+    ):
         found = list(launches)
-    return [None if launch is None or launch.name != name else launch for launch, name in zip(found, names, strict=True)]
+    return [
+        None if launch is None or launch.name != name else launch
+        for launch, name in zip(found, names, strict=True)
+    ]
 
 
-def _arguments_in_graphs(kernels: Sequence[tuple[int, str]], graphs: Sequence[Sequence[NodeKernel] | None]) -> list[tuple[str, ...] | None]:
+def _arguments_in_graphs(
+    kernels: Sequence[tuple[int, str]], graphs: Sequence[Sequence[NodeKernel] | None]
+) -> list[tuple[str, ...] | None]:
     """The arguments of each kernel of a graph: the launches of graphs follow each other as their calls do, and kernels of one name as the
     nodes do.
     `kernels`: number of the call, and name.
@@ -150,7 +216,11 @@ def _arguments_in_graphs(kernels: Sequence[tuple[int, str]], graphs: Sequence[Se
     for number, graph in zip(numbers, launched, strict=True):
         for name in {name for of, name in ran if of == number}:
             nodes = [node for node in graph or () if node.name == name]
-            left[number, name] = iter(nodes if len(nodes) == ran[number, name] else [NodeKernel(name, None)] * ran[number, name])
+            left[number, name] = iter(
+                nodes
+                if len(nodes) == ran[number, name]
+                else [NodeKernel(name, None)] * ran[number, name]
+            )
     return [next(left[kernel]).arguments for kernel in kernels]
 
 
@@ -189,15 +259,24 @@ def window(address: int) -> str | None:
     if not nbytes:
         return None
     normal = AccessProperty.NORMAL
-    return WindowSpec(base, nbytes, ratio, _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)).words
+    return WindowSpec(
+        base, nbytes, ratio, _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)
+    ).words
 
 
 def memory_step(cupti: Any, kind: str, record: Any) -> Step:
     """A record of a copy, a memset, or of memory that is allocated or freed."""
     if kind == "MEMORY2":
-        freed = cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
+        freed = (
+            cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
+        )
         memory = memory_kind(cupti, record.memory_kind)
-        return Step(StepKind.FREE if freed else StepKind.ALLOCATION, memory=memory, nbytes=int(record.bytes), stream=_stream(record))
+        return Step(
+            StepKind.FREE if freed else StepKind.ALLOCATION,
+            memory=memory,
+            nbytes=int(record.bytes),
+            stream=_stream(record),
+        )
     use = memset_use(cupti, record) if kind == "MEMSET" else copy_use(cupti, record)
     name = "" if kind == "MEMSET" else use.kind
     return Step(

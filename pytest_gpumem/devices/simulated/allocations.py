@@ -11,17 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import check_allocator, check_host_array, check_oversubscription, check_size, part_of
+from pytest_gpumem.devices.checks import (
+    check_allocator,
+    check_host_array,
+    check_oversubscription,
+    check_size,
+    part_of,
+)
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
-from pytest_gpumem.devices.protocol import Allocation, Allocator, HostMemory, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    Allocator,
+    HostMemory,
+    OutOfMemory,
+    Stream,
+    Unsupported,
+)
 from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
 from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-SMALL_BYTES = 2**20  # below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own
+SMALL_BYTES = 2**20
+"""Below this an allocation shares a 2 MiB page with others; from here on it starts on a page of
+its own."""
 SMALL_ALIGNMENT = 512
 PAGE_BYTES = 2 * 2**20
 
@@ -90,7 +105,9 @@ class Cost:
 COSTS = {
     "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
     "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6),
-    "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6, keeps=True),
+    "cudaMallocAsync, kept": Cost(
+        MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6, keeps=True
+    ),
     "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=5.5e-6, first=120e-6, keeps=True),
     "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
     "cudaHostRegister": Cost(MemoryKind.REGISTERED, by_driver=True),
@@ -108,7 +125,13 @@ class SimulatedMemory(Facet):
         self._host_addresses = AddressSpace(0x5500_0000_0000)
 
     def allocate(
-        self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
+        self,
+        nbytes: int,
+        kind: MemoryKind,
+        *,
+        mapped: bool = True,
+        write_combined: bool = False,
+        portable: bool = True,
     ) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
         check_size(nbytes)
@@ -149,7 +172,9 @@ class SimulatedMemory(Facet):
         room = max(0, self.free_bytes(MemoryKind.MANAGED))
         self._used[MemoryKind.MANAGED] += nbytes
         address = self._device_addresses.take(nbytes)
-        allocation = self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, backing(nbytes)))
+        allocation = self._made(
+            Allocation(MemoryKind.MANAGED, nbytes, address, address, backing(nbytes))
+        )
         self._machine.pages[id(allocation)] = Pages(nbytes, room=room)
         return allocation
 
@@ -171,7 +196,9 @@ class SimulatedMemory(Facet):
         kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
         self._take(array.nbytes, kind)
         address = self._device_addresses.take(array.nbytes) if register else 0
-        allocation = Allocation(kind, array.nbytes, address, array.ctypes.data, backing(array.nbytes, array))
+        allocation = Allocation(
+            kind, array.nbytes, address, array.ctypes.data, backing(array.nbytes, array)
+        )
         self._live[id(allocation)] = allocation
         self._timeline.host += ALLOCATE + self._locking(array.nbytes, kind) if register else 0.0
         return allocation
@@ -199,7 +226,11 @@ class SimulatedMemory(Facet):
             used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
             return max(0, sheet.memory_bytes - sheet.context_bytes - used)
         host = self.host()
-        return min(int(host.total * _PINNABLE) - host.locked, host.available) if kind.locked else host.available
+        return (
+            min(int(host.total * _PINNABLE) - host.locked, host.available)
+            if kind.locked
+            else host.available
+        )
 
     def _take(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
@@ -212,7 +243,9 @@ class SimulatedMemory(Facet):
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
         if needed > free:
-            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
+            raise OutOfMemory(
+                f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device"
+            )
         made: dict[int, Allocation] = {}
         for which in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
@@ -229,7 +262,9 @@ class SimulatedMemory(Facet):
         for allocation in self._live.values():
             for start in (allocation.address, allocation.host_address):
                 if start and start <= address < start + allocation.nbytes:
-                    return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind  # a driver knows no pools
+                    return (
+                        MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind
+                    )  # a driver knows no pools
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
 
     def host(self) -> HostMemory:
@@ -257,7 +292,9 @@ class SimulatedMemory(Facet):
             asked = name if isinstance(name, str) else repr(like)
             raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {asked}")
         if allocation.kind.on_device:
-            raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory, or another library")
+            raise Unsupported(
+                "NumPy cannot see device memory; choose managed or pinned memory, or another library"
+            )
         if allocation.kind.managed:
             self._timeline.wait()
             self._timeline.host += self._machine.host_access(allocation, writes=True)
@@ -266,7 +303,9 @@ class SimulatedMemory(Facet):
             return array.reshape(shape)
         # Partly backed: as many whole rows as there are.
         row = math.prod(shape[1:])
-        return array[: array.size // row * row].reshape(-1, *shape[1:]) if array.size >= row else array
+        return (
+            array[: array.size // row * row].reshape(-1, *shape[1:]) if array.size >= row else array
+        )
 
 
 class SimulatedAllocator:

@@ -31,7 +31,9 @@ PREFIX_BYTES = 64 * KiB
 def backing(nbytes: int, over: NDArray[Any] | None = None) -> NDArray[np.uint8]:
     """The bytes behind an allocation of `nbytes`: new ones, or those of a user's array."""
     real = nbytes if nbytes <= BACKED_BYTES else min(nbytes, PREFIX_BYTES)
-    return np.zeros(real, dtype=np.uint8) if over is None else over.reshape(-1).view(np.uint8)[:real]
+    return (
+        np.zeros(real, dtype=np.uint8) if over is None else over.reshape(-1).view(np.uint8)[:real]
+    )
 
 
 def backed(allocation: Allocation) -> NDArray[np.uint8]:
@@ -63,17 +65,27 @@ def computation(launch: Launch) -> Callable[[], None]:
     reference = kernel.reference
     if reference is None:
         raise Unsupported(f"{kernel.name} has no reference to run on the simulated device")
-    arrays = {name: prefix(launch.arrays[name], facts.dtype, facts.size) for name, facts in call.arrays.items()}
-    cut = min((array.size for name, array in arrays.items() if array.size < call.arrays[name].size), default=None)
+    arrays = {
+        name: prefix(launch.arrays[name], facts.dtype, facts.size)
+        for name, facts in call.arrays.items()
+    }
+    cut = min(
+        (array.size for name, array in arrays.items() if array.size < call.arrays[name].size),
+        default=None,
+    )
     arrays = {name: array[:cut] for name, array in arrays.items()}
     written = [p.name for p in kernel.parameters if p.role in (Role.WRITE, Role.UPDATE)]
-    if not any(arrays[name].size for name in written):  # such as a chunk behind the bytes that are real
+    if not any(
+        arrays[name].size for name in written
+    ):  # such as a chunk behind the bytes that are real
         return lambda: None
 
     def run() -> None:
         if len(arrays) == 1:
             ((name, array),) = arrays.items()
-            results = _of_one_array(reference, name, array.tobytes(), array.dtype.str, tuple(call.scalars.items()))
+            results = _of_one_array(
+                reference, name, array.tobytes(), array.dtype.str, tuple(call.scalars.items())
+            )
         else:
             results = reference(dict(arrays), call.scalars)
         for name in written:
@@ -86,7 +98,11 @@ def computation(launch: Launch) -> Callable[[], None]:
 
 @lru_cache(maxsize=256)
 def _of_one_array(
-    reference: Callable[..., Mapping[str, Any]], name: str, content: bytes, dtype: str, scalars: tuple[tuple[str, int | float], ...]
+    reference: Callable[..., Mapping[str, Any]],
+    name: str,
+    content: bytes,
+    dtype: str,
+    scalars: tuple[tuple[str, int | float], ...],
 ) -> Mapping[str, Any]:
     """The results of a kernel with one array. A staged copy launches the same chunks in every sample."""
     return reference({name: np.frombuffer(content, dtype)}, dict(scalars))
@@ -102,7 +118,9 @@ class SimulatedContent(Facet):
         target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
         self._fill(allocation, partial(values.fill, target, seed), stream)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(
+        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
+    ) -> None:
         nodes_of(allocation, node_bytes)
         words = node_bytes // 4
         nodes = prefix(allocation, "i4", allocation.nbytes)
@@ -125,10 +143,20 @@ class SimulatedContent(Facet):
             effect()
             return
         write = Access("memory", "write", allocation.nbytes, allocation.nbytes)
-        ran = what_ran.Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=allocation.nbytes)
-        self._timeline.queue(own, QueueStep(WorkItem(COMPUTE, self._machine.touching([(write, allocation)])), effect, ran), LAUNCH)
+        ran = what_ran.Step(
+            StepKind.MEMSET, memory=memory_name(allocation), nbytes=allocation.nbytes
+        )
+        self._timeline.queue(
+            own,
+            QueueStep(
+                WorkItem(COMPUTE, self._machine.touching([(write, allocation)])), effect, ran
+            ),
+            LAUNCH,
+        )
 
-    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+    def copy(
+        self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream
+    ) -> None:
         own = own_stream(stream)
         check_copy(destination, source, nbytes)
         target, origin = backed(destination)[:nbytes], backed(source)[:nbytes]
@@ -137,9 +165,19 @@ class SimulatedContent(Facet):
         if waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
         way = "2".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
-        ran = what_ran.Step(StepKind.COPY, way, source=memory_name(source), memory=memory_name(destination), nbytes=nbytes)
+        ran = what_ran.Step(
+            StepKind.COPY,
+            way,
+            source=memory_name(source),
+            memory=memory_name(destination),
+            nbytes=nbytes,
+        )
         duration = partial(self._machine.watched, ran, duration)
-        self._timeline.queue(own, QueueStep(WorkItem(engine, duration), partial(np.copyto, target[:n], origin[:n]), ran), LAUNCH)
+        self._timeline.queue(
+            own,
+            QueueStep(WorkItem(engine, duration), partial(np.copyto, target[:n], origin[:n]), ran),
+            LAUNCH,
+        )
         if waits:
             self._timeline.wait([own])
 
@@ -148,9 +186,9 @@ class SimulatedContent(Facet):
         content = prefix(allocation, dtype, size)
         nbytes = size * np.dtype(dtype).itemsize
         self._timeline.wait()
-        self._timeline.host += self._machine.host_access(allocation, writes=False) + nbytes / self._host_speed(
-            allocation, self._machine.sheet.pageable_to_host, read=True
-        )
+        self._timeline.host += self._machine.host_access(
+            allocation, writes=False
+        ) + nbytes / self._host_speed(allocation, self._machine.sheet.pageable_to_host, read=True)
         return content.copy()
 
     def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
@@ -162,7 +200,9 @@ class SimulatedContent(Facet):
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         self._timeline.wait()
         self._timeline.host += self._machine.host_access(allocation, writes=True)
-        self._timeline.host += array.nbytes / self._host_speed(allocation, self._machine.sheet.pageable_to_device, read=False)
+        self._timeline.host += array.nbytes / self._host_speed(
+            allocation, self._machine.sheet.pageable_to_device, read=False
+        )
         memory[: array.nbytes] = array[: len(memory)]
 
     def _host_speed(self, allocation: Allocation, device: float, *, read: bool) -> float:
@@ -171,7 +211,12 @@ class SimulatedContent(Facet):
         slow = read and id(allocation) in self._machine.write_combined
         return self._machine.sheet.host_bandwidth * (_WRITE_COMBINED_READ if slow else 1.0)
 
-    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+    def mismatch(
+        self, actual: Any, expected: Any, relative_tolerance: float
+    ) -> tuple[int, int] | None:
         n = min(np.size(actual), np.size(expected))  # of what is backed
-        left, right = (np.ascontiguousarray(array, dtype=np.asarray(actual).dtype).reshape(-1)[:n] for array in (actual, expected))
+        left, right = (
+            np.ascontiguousarray(array, dtype=np.asarray(actual).dtype).reshape(-1)[:n]
+            for array in (actual, expected)
+        )
         return values.mismatch(left, right, relative_tolerance)

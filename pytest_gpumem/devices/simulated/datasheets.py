@@ -32,7 +32,9 @@ class Fit:
 
     read_efficiency: float  # share of the peak that pure reads reach
     write_efficiency: float  # share of the peak that pure writes reach
-    turnaround: float  # share of the peak lost where reads and writes mix one to one (the bus turns around)
+    turnaround: (
+        float  # share of the peak lost where reads and writes mix one to one (the bus turns around)
+    )
     l2_hit_time: float  # time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue
     l2_miss_time: float  # latency that a load from DRAM adds
     shared_l2: float
@@ -41,9 +43,13 @@ class Fit:
     knee: float  # reuse distance, in capacities, at which half of the accesses miss
     persisting_knee: float  # the same for persisting lines in their set-aside
     persisting_sharpness: float  # the same for persisting lines
-    write_pressure: float  # share of the cache that dirty lines take from reads when writes saturate the memory
+    write_pressure: (
+        float  # share of the cache that dirty lines take from reads when writes saturate the memory
+    )
     thrash: float  # extra cost of a miss that replaces a persisting line
-    streaming_retention: float  # chance of a line with the streaming property to survive where a normal line would
+    streaming_retention: (
+        float  # chance of a line with the streaming property to survive where a normal line would
+    )
     streaming_update: float  # extra cost of a miss on a streaming line that is read and written: it may be evicted in between
     squeeze_share: float  # share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does
     squeeze_slope: float  # share of the write bandwidth lost for each unit of L2 below that
@@ -88,35 +94,46 @@ class Datasheet:
     overlap: float = 3.0
     """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
     launch: float = 0.8e-6  # least time of a kernel on the device. Fit set: rows "floor" of H100.
-    record: float = 1.28e-6  # between two events with nothing between. Fit set: rows "floor" of H100.
+    record: float = 1.28e-6
+    """Between two events with nothing between. Fit set: rows "floor" of H100."""
     visibility: float = 1.2e-6  # added to an event behind a kernel. Fit set: rows "floor" of H100.
-    ramp: float = 1.3e-6  # first loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100.
+    ramp: float = 1.3e-6
+    """First loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100."""
     tick: float = 32e-9  # resolution of events. Fit set: rows "floor" of H100.
     random_efficiency: float = 0.5  # share of the bandwidth left where lines are touched in no order. An assumption, not fitted.
-    l1_latency_cycles: float = 43.0  # of a dependent load that hits L1. Fit set: the suite's latencies of H100.
-    shared_latency_cycles: float = 30.0  # of a dependent load from shared memory. An assumption, not fitted.
+    l1_latency_cycles: float = 43.0
+    """Of a dependent load that hits L1. Fit set: the suite's latencies of H100."""
+    shared_latency_cycles: float = 30.0
+    """Of a dependent load from shared memory. An assumption, not fitted."""
     edge_cost: float = 4 / 9
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
     zero_copy_share: float = 0.95  # bandwidth of kernels that read host memory over that of copies. An assumption, not fitted.
     sector_packets: float = 2.35
     """Cost of a sector that crosses the link alone, over that of one of four. Fit set: H100's row "mapped, stride 32"."""
     link_latency: float = 1.2e-6  # of a dependent load from mapped host memory. Fit set: the suite's latencies of H100.
-    fault_group_bytes: int = 645 * KiB  # bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100.
+    fault_group_bytes: int = 645 * KiB
+    """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting"
+    of H100."""
     fault_group_time: float = 58e-6
     """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
     collapse_time: float = 200e-6  # time in which a written page loses its copy on the other side. Fit set: H100's row "written".
-    faults_per_group: float = 159 / 26  # page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above
+    faults_per_group: float = 159 / 26
+    """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as
+    above."""
     page_by_page_faults: float = 6 / 96
     """Groups of faults over those of other kernels, where each warp has a page of its own. Fit set: H100's rows "init from the host" and
     "init, a warp for 64 KiB", whose times differ by less than the runs."""
-    cpu_fault_bytes: int = 16 * MiB // 48  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
+    cpu_fault_bytes: int = 16 * MiB // 48
+    """Bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise."""
     populate_bytes: int = 2 * MiB  # page size of a first touch by the device
     populate_time: float = 4e-6  # time of mapping one such page. An assumption, not fitted.
-    migration_share: float = 0.75  # share of the link that prefetches and migrations reach. An assumption, not fitted.
+    migration_share: float = 0.75
+    """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
     host_memory_bytes: int = 128 * GiB  # memory of the modelled host
     host_bandwidth: float = 13e9  # host code that reads or writes host memory. Fit set: H100's row "packed on the host".
     page_locking: float = 1.6e9  # bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc".
-    registering: float = 23e9  # bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister".
+    registering: float = 23e9
+    """Bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister"."""
     copy_start: float = 3.3e-6
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
@@ -141,7 +158,11 @@ class Datasheet:
 
     def facts(self) -> DeviceFacts:
         """The facts of a device made after this sheet, whose fields have the same names; `simulated` is true."""
-        alike = {name: getattr(self, name) for name in DeviceFacts.__struct_fields__ if hasattr(self, name)}
+        alike = {
+            name: getattr(self, name)
+            for name in DeviceFacts.__struct_fields__
+            if hasattr(self, name)
+        }
         return DeviceFacts(
             **alike,
             simulated=True,
@@ -250,7 +271,10 @@ DATASHEETS: dict[str, Datasheet] = {
         sm_clock=1.695e9,  # [GA102]
         ecc=None,  # [GA102] GDDR6X without ECC
         l2_bytes=6 * MiB,  # [GA102]
-        persisting_l2_max_bytes=11 * 6 * MiB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
+        persisting_l2_max_bytes=11
+        * 6
+        * MiB
+        // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
         default_set_aside=0,
         l2_bandwidth=2.5e12,  # an assumption, not fitted
         l2_latency=140e-9,  # an assumption, not fitted

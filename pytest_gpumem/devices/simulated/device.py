@@ -32,7 +32,14 @@ from pytest_gpumem.devices.simulated.streams import (
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once, copies_together, kernels_together
+from pytest_gpumem.records.uses import (
+    Activity,
+    CopyUse,
+    KernelUse,
+    at_once,
+    copies_together,
+    kernels_together,
+)
 from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 
 
@@ -72,7 +79,9 @@ class SimulatedL2(Facet):
 class SimulatedManaged(Facet):
     """Moves pages and takes advice."""
 
-    def __init__(self, timeline: Timeline, machine: SimulatedMachine, memory: SimulatedMemory) -> None:
+    def __init__(
+        self, timeline: Timeline, machine: SimulatedMachine, memory: SimulatedMemory
+    ) -> None:
         super().__init__(timeline, machine)
         self.oversubscribe = memory.oversubscribe
 
@@ -84,7 +93,9 @@ class SimulatedManaged(Facet):
         engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
         self._timeline.queue(own_stream(stream), QueueStep(WorkItem(engine, duration)), LAUNCH)
 
-    def _run_prefetch(self, allocation: Allocation, pages: Pages, to_host: bool, start: float) -> float:
+    def _run_prefetch(
+        self, allocation: Allocation, pages: Pages, to_host: bool, start: float
+    ) -> float:
         if to_host:
             moved = pages.to_host()
             seconds = self._machine.timing.pages.prefetched_to_host(moved)
@@ -108,7 +119,11 @@ class SimulatedManaged(Facet):
         pages = self._pages_of(allocation, "discarded")
         self._timeline.forbid_capture("a discard cannot be captured")
         self._timeline.called("cudaMemDiscardBatchAsync")
-        self._timeline.queue(own_stream(stream), QueueStep(WorkItem(COMPUTE, partial(self._run_discard, pages))), LAUNCH)
+        self._timeline.queue(
+            own_stream(stream),
+            QueueStep(WorkItem(COMPUTE, partial(self._run_discard, pages))),
+            LAUNCH,
+        )
 
     def _run_discard(self, pages: Pages, start: float) -> float:
         pages.discard()
@@ -145,15 +160,31 @@ class SimulatedCounters(Facet):
         for ran, start, seconds in self._watched(work):
             nanoseconds = round(seconds * 1e9)
             if ran.grid is not None and ran.block is not None:
-                kernels.append(KernelUse(ran.name, ran.grid, ran.block, 1, nanoseconds, shared=ran.dynamic_shared))
+                kernels.append(
+                    KernelUse(
+                        ran.name, ran.grid, ran.block, 1, nanoseconds, shared=ran.dynamic_shared
+                    )
+                )
                 times.append((start * 1e9, start * 1e9 + nanoseconds))
             else:
-                copies.append(CopyUse(ran.name, ran.source or "", ran.memory or "", 1, ran.nbytes or 0, nanoseconds))
+                copies.append(
+                    CopyUse(
+                        ran.name,
+                        ran.source or "",
+                        ran.memory or "",
+                        1,
+                        ran.nbytes or 0,
+                        nanoseconds,
+                    )
+                )
         together = kernels_together(kernels), copies_together(copies)
         return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)))
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        return [Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds) for ran, start, seconds in self._watched(work)]
+        return [
+            Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds)
+            for ran, start, seconds in self._watched(work)
+        ]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()
@@ -204,7 +235,12 @@ class SimulatedDevice:
 
     def conditions(self) -> Conditions:
         sheet = self.machine.sheet
-        return Conditions(sm_clock_hz=sheet.sm_clock, memory_clock_hz=sheet.memory_clock, throttle_reasons=(), other_processes=0)
+        return Conditions(
+            sm_clock_hz=sheet.sm_clock,
+            memory_clock_hz=sheet.memory_clock,
+            throttle_reasons=(),
+            other_processes=0,
+        )
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -77,7 +77,9 @@ class SimulatedStream:
 
     handle: int
     ready: float = 0.0  # virtual time at which the last finished item ended
-    queue: deque[tuple[float, Item]] = field(default_factory=deque)  # items that wait, each with the host's time of issue
+    queue: deque[tuple[float, Item]] = field(
+        default_factory=deque
+    )  # items that wait, each with the host's time of issue
     after_work: bool = False  # the last item was work: a record behind it also waits for the work's writes to be visible
     expired: bool = False  # a hold timed out since the last synchronisation
 
@@ -131,7 +133,9 @@ class Engine:
                 start = self._start(stream)
                 # An engine takes what has waited longest: otherwise the first streams would keep the last one from it.
                 since = max(stream.ready, stream.queue[0][0])
-                if start is not None and (best is None or (start, since) < (earliest, waiting_since)):
+                if start is not None and (
+                    best is None or (start, since) < (earliest, waiting_since)
+                ):
                     best, earliest, waiting_since = stream, start, since
             if best is None:
                 return

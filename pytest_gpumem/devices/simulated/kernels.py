@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Launch, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    DeviceError,
+    Foreign,
+    Launch,
+    Stream,
+    Unsupported,
+    WindowSpec,
+)
 from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.content import computation
 from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, WorkItem
@@ -41,7 +49,12 @@ class SimulatedKernels(Facet):
     `copy`: the facet `content`'s.
     """
 
-    def __init__(self, timeline: Timeline, machine: SimulatedMachine, copy: Callable[[Allocation, Allocation, int, Stream], None]) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        machine: SimulatedMachine,
+        copy: Callable[[Allocation, Allocation, int, Stream], None],
+    ) -> None:
         super().__init__(timeline, machine)
         self._copy = copy
 
@@ -71,20 +84,31 @@ class SimulatedKernels(Facet):
         ran: what_ran.Step,
         cost: float,
     ) -> None:
-        duration = partial(self._machine.watched, ran, partial(self._machine.run_kernel, work, window))
+        duration = partial(
+            self._machine.watched, ran, partial(self._machine.run_kernel, work, window)
+        )
         if window is not None and self._timeline.recording:
             ran = replace(ran, window=window.words)
-        self._timeline.queue(stream, QueueStep(WorkItem(COMPUTE, duration, self._machine.share_of(work)), effect, ran), cost)
+        self._timeline.queue(
+            stream,
+            QueueStep(WorkItem(COMPUTE, duration, self._machine.share_of(work)), effect, ran),
+            cost,
+        )
 
     def _prepare(self, launch: Launch) -> _ReadyLaunch:
         kernel, call = launch.kernel, launch.call
         for name, allocation in launch.arrays.items():
             if not allocation.address:
-                raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
+                raise DeviceError(
+                    f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see"
+                )
         work = timing.work_of(
             self._machine.sheet,
             self._machine.pages,
-            [(a, launch.arrays[a.argument], call.arrays[a.argument].itemsize) for a in kernel.accesses(call)],
+            [
+                (a, launch.arrays[a.argument], call.arrays[a.argument].itemsize)
+                for a in kernel.accesses(call)
+            ],
             launch.shape,
             kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
             kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None,
@@ -92,7 +116,11 @@ class SimulatedKernels(Facet):
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
         code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {launch.shape.vectors}"
-        return _ReadyLaunch(computation(launch), work, replace(_kernel_step(kernel.name, launch.shape, code), arguments=_arguments(launch)))
+        return _ReadyLaunch(
+            computation(launch),
+            work,
+            replace(_kernel_step(kernel.name, launch.shape, code), arguments=_arguments(launch)),
+        )
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
@@ -106,23 +134,48 @@ class SimulatedKernels(Facet):
         own = own_stream(stream)
         # Memory without an access is known to be touched, not how: once, to be read. An access without memory is to memory of its size.
         known = foreign.allocations[: len(foreign.accesses)]
-        accesses = [*foreign.accesses, *(Access("memory", "read", m.nbytes, m.nbytes) for m in foreign.allocations[len(known) :])]
-        unknown = [Allocation(MemoryKind.DEVICE, access.footprint, 0, 0) for access in foreign.accesses[len(known) :]]
+        accesses = [
+            *foreign.accesses,
+            *(
+                Access("memory", "read", m.nbytes, m.nbytes)
+                for m in foreign.allocations[len(known) :]
+            ),
+        ]
+        unknown = [
+            Allocation(MemoryKind.DEVICE, access.footprint, 0, 0)
+            for access in foreign.accesses[len(known) :]
+        ]
         touched = zip(accesses, [*foreign.allocations, *unknown], strict=True)
         full = self._machine.full_grid
-        work = timing.work_of(self._machine.sheet, self._machine.pages, [(access, m, 4) for access, m in touched], full, 4, None)
+        work = timing.work_of(
+            self._machine.sheet,
+            self._machine.pages,
+            [(access, m, 4) for access, m in touched],
+            full,
+            4,
+            None,
+        )
         window = self._timeline.window_of_kernel(own)
         code = ""
         if self._timeline.watching is not None:
             code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
-        self._queue(own, work, window, foreign.reference, _kernel_step("reference", full, code), 2 * LAUNCH)
+        self._queue(
+            own, work, window, foreign.reference, _kernel_step("reference", full, code), 2 * LAUNCH
+        )
 
 
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
     """A launch as a step. `code` is the source and the model, which stand for machine code."""
     digest = hashlib.sha256(code.encode()).hexdigest()
     grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
-    return what_ran.Step(StepKind.KERNEL, name, code=digest, grid=grid, block=block, dynamic_shared=shape.shared_bytes)
+    return what_ran.Step(
+        StepKind.KERNEL,
+        name,
+        code=digest,
+        grid=grid,
+        block=block,
+        dynamic_shared=shape.shared_bytes,
+    )
 
 
 def _arguments(launch: Launch) -> tuple[str, ...]:
@@ -140,7 +193,13 @@ def _arguments(launch: Launch) -> tuple[str, ...]:
     ]
     block = b"".join(value.tobytes().ljust(WORD, b"\0") for value in packed)
     places = [(WORD * index, value.nbytes) for index, value in enumerate(packed)]
-    return texts(block, places, Addresses(lambda at: next((one for one in memory if one.begin <= at < one.end), None)).token)
+    return texts(
+        block,
+        places,
+        Addresses(
+            lambda at: next((one for one in memory if one.begin <= at < one.end), None)
+        ).token,
+    )
 
 
 @lru_cache
@@ -165,12 +224,18 @@ def _code_of(function: Callable[[], object]) -> str:
         outside = inspect.getclosurevars(function)
     except ValueError:  # a variable that the function finds outside has no value yet
         return repr(_instructions(code))
-    values = {name: value for name, value in {**outside.globals, **outside.nonlocals}.items() if isinstance(value, _PLAIN)}
+    values = {
+        name: value
+        for name, value in {**outside.globals, **outside.nonlocals}.items()
+        if isinstance(value, _PLAIN)
+    }
     return repr((_instructions(code), sorted(values.items())))
 
 
 def _instructions(code: CodeType) -> tuple[object, ...]:
-    constants = [_instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [
+        _instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts
+    ]
     return code.co_code, code.co_names, constants
 
 

@@ -76,14 +76,18 @@ class L2Lines:
     def state(self) -> State:
         """A snapshot, to compare or restore."""
         if self._snapshot is None:
-            lines = [(key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items()]
+            lines = [
+                (key, line.normal, line.persisting, line.dirty) for key, line in self._lines.items()
+            ]
             self._snapshot = self.set_aside, tuple(lines)
         return self._snapshot
 
     def restore(self, state: State) -> None:
         """Restore a snapshot."""
         self.set_aside, lines = state
-        self._lines = OrderedDict([(key, Lines(normal, persisting, dirty)) for key, normal, persisting, dirty in lines])
+        self._lines = OrderedDict(
+            [(key, Lines(normal, persisting, dirty)) for key, normal, persisting, dirty in lines]
+        )
         self._persists = True
         self._snapshot = state
 
@@ -125,7 +129,9 @@ class L2Lines:
             line.dirty *= left
         return evicted
 
-    def touch(self, allocation: Allocation, *, normal: float, persisting: float, dirty: float) -> float:
+    def touch(
+        self, allocation: Allocation, *, normal: float, persisting: float, dirty: float
+    ) -> float:
         """An access leaves these bytes of an allocation in L2, as its most recently used lines; gives bytes written back for room.
         `allocation`: whose lines.
         `normal`: bytes with the normal property.
@@ -160,7 +166,11 @@ class L2Lines:
     def _shrink(self) -> None:
         self._snapshot = None
         persisting = self.persisting - self.set_aside
-        normal = sum([line.normal for line in self._lines.values()]) - self.capacity - max(0.0, persisting)
+        normal = (
+            sum([line.normal for line in self._lines.values()])
+            - self.capacity
+            - max(0.0, persisting)
+        )
         if normal <= 0.0 and persisting <= 0.0:
             return
         for key in list(self._lines):

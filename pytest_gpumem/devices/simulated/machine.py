@@ -47,9 +47,15 @@ class Noise:
         factor = self._placements.get((addresses, footprint))
         if factor is None:
             digest = hashlib.blake2b(repr((self._seed, addresses)).encode(), digest_size=8).digest()
-            z = min(3.0, max(-3.0, _NORMAL.inv_cdf((int.from_bytes(digest, "little") + 0.5) / 2**64)))
+            z = min(
+                3.0, max(-3.0, _NORMAL.inv_cdf((int.from_bytes(digest, "little") + 0.5) / 2**64))
+            )
             small, large = 6 * MiB, 96 * MiB
-            spread = 0.021 * min(1.0, (small / max(1.0, min(footprint, large))) ** 0.626) * min(1.0, large / max(1.0, footprint)) ** 1.2
+            spread = (
+                0.021
+                * min(1.0, (small / max(1.0, min(footprint, large))) ** 0.626)
+                * min(1.0, large / max(1.0, footprint)) ** 1.2
+            )
             self._placements[addresses, footprint] = factor = math.exp(spread * z)
         return factor
 
@@ -82,7 +88,10 @@ class SimulatedMachine:
         self._busy_until = 0.0
         self._running: list[tuple[float, float]] = []
         """End of each kernel under a window, and the bytes that are to persist for it."""
-        self._link_until = {True: 0.0, False: 0.0}  # when the last copy to the host, and the last one from it, ends
+        self._link_until = {
+            True: 0.0,
+            False: 0.0,
+        }  # when the last copy to the host, and the last one from it, ends
 
     @property
     def full_grid(self) -> LaunchShape:
@@ -93,8 +102,14 @@ class SimulatedMachine:
         if start - self._busy_until > _IDLE:
             self.noise.rest()
         self._running = [one for one in self._running if one[0] > start]
-        seconds = self.timing.kernel(work, window, sum(persisting for _, persisting in self._running))
-        seconds *= self.noise.placement(work.addresses, work.reach) * self.noise.sample(seconds) * self.noise.warm_up()
+        seconds = self.timing.kernel(
+            work, window, sum(persisting for _, persisting in self._running)
+        )
+        seconds *= (
+            self.noise.placement(work.addresses, work.reach)
+            * self.noise.sample(seconds)
+            * self.noise.warm_up()
+        )
         self._busy_until = start + seconds
         if window is not None and (persisting := self.timing.persisting(work, window)):
             self._running.append((start + seconds, persisting))
@@ -104,21 +119,31 @@ class SimulatedMachine:
         """Share of the threads that fit the device which a launch takes."""
         return min(1.0, work.threads / (self.facts.sm_count * self.facts.max_threads_per_sm))
 
-    def run_copy(self, destination: Allocation, source: Allocation, nbytes: int, start: float) -> float:
+    def run_copy(
+        self, destination: Allocation, source: Allocation, nbytes: int, start: float
+    ) -> float:
         for memory in (destination, source):
             pages = self.pages.get(id(memory))
             if pages is not None:
                 pages.to_device()
         self.l2.forget(destination)
-        seconds = self.sheet.launch + self.sheet.copy_start + self.timing.copy(destination, source, nbytes)
+        seconds = (
+            self.sheet.launch
+            + self.sheet.copy_start
+            + self.timing.copy(destination, source, nbytes)
+        )
         seconds *= self.noise.sample(seconds)
         there = destination.kind.on_host
-        seconds += self.sheet.duplex_loss * max(0.0, min(seconds, self._link_until[not there] - start))
+        seconds += self.sheet.duplex_loss * max(
+            0.0, min(seconds, self._link_until[not there] - start)
+        )
         self._link_until[there] = start + seconds
         self._busy_until = start + seconds
         return seconds
 
-    def copying(self, destination: Allocation, source: Allocation, nbytes: int) -> tuple[Callable[[float], float], str, bool]:
+    def copying(
+        self, destination: Allocation, source: Allocation, nbytes: int
+    ) -> tuple[Callable[[float], float], str, bool]:
         """Duration, engine, and whether the host waits for a copy."""
         waits = destination.kind.pageable or source.kind.pageable
         if source.kind.on_host:
@@ -134,14 +159,18 @@ class SimulatedMachine:
 
     def touching(self, accesses: Sequence[tuple[Access, Allocation]]) -> Callable[[float], float]:
         """Duration of a driver's own kernel, such as a fill."""
-        work = work_of(self.sheet, self.pages, [(a, m, 4) for a, m in accesses], self.full_grid, 4, None)
+        work = work_of(
+            self.sheet, self.pages, [(a, m, 4) for a, m in accesses], self.full_grid, 4, None
+        )
         return partial(self.run_kernel, work, None)
 
     def host_access(self, allocation: Allocation, *, writes: bool) -> float:
         """The host touches memory: managed pages come to it. Seconds that this takes."""
         pages = self.pages.get(id(allocation))
         self.l2.forget(allocation)
-        return 0.0 if pages is None else self.timing.pages.host_touched(pages.to_host(writes=writes))
+        return (
+            0.0 if pages is None else self.timing.pages.host_touched(pages.to_host(writes=writes))
+        )
 
     def watched(self, ran: Step, duration: Callable[[float], float], start: float) -> float:
         """The time of a kernel or a copy, which is recorded if activity is."""

@@ -95,7 +95,11 @@ class Pages:
     def touched_by_device(self, share: float, *, writes: bool) -> TouchedBytes:
         """A launch touches a share of the pages."""
         host, untouched = self.on_host * share, self.untouched
-        populated = min(untouched, max(0.0, share * self.nbytes - host - self.on_device - self.on_both)) if share < 1.0 else untouched
+        populated = (
+            min(untouched, max(0.0, share * self.nbytes - host - self.on_device - self.on_both))
+            if share < 1.0
+            else untouched
+        )
         unshared = self.on_both * share if writes else 0.0
         self.on_both -= unshared
         self.on_device += unshared
@@ -106,7 +110,13 @@ class Pages:
             newly = 0.0 if self.accessed_by_device else max(0.0, host + stays - self.mapped)
             self.mapped = max(self.mapped, host + stays)
             self.on_device += populated - stays
-            return TouchedBytes(fresh=populated - stays, mapped=newly, unshared=unshared, remote=host + stays, evicted=self._evict())
+            return TouchedBytes(
+                fresh=populated - stays,
+                mapped=newly,
+                unshared=unshared,
+                remote=host + stays,
+                evicted=self._evict(),
+            )
         dropped = self.discarded * share
         moved = host - dropped
         again = 0.0
@@ -117,7 +127,13 @@ class Pages:
         self.on_host -= host
         self.discarded -= dropped
         self._arrive(moved, dropped + populated, copies=self.read_mostly and not writes)
-        return TouchedBytes(moved=moved, fresh=populated, dropped=dropped, unshared=unshared, evicted=again + self._evict())
+        return TouchedBytes(
+            moved=moved,
+            fresh=populated,
+            dropped=dropped,
+            unshared=unshared,
+            evicted=again + self._evict(),
+        )
 
     def _arrive(self, moved: float, fresh: float, *, copies: bool) -> None:
         if copies:
@@ -170,7 +186,9 @@ class PageLog:
         self._clear()
         return found
 
-    def faulted(self, address: int, touched: TouchedBytes, *, writes: bool, page_by_page: bool) -> float:
+    def faulted(
+        self, address: int, touched: TouchedBytes, *, writes: bool, page_by_page: bool
+    ) -> float:
         """A launch touched pages; gives the seconds that it lost."""
         sheet = self._sheet
         counted = sheet.page_by_page_faults if page_by_page else 1.0
@@ -187,9 +205,13 @@ class PageLog:
                 seconds += groups * time
                 self._groups(address, nbytes, counted * groups, writes)
         if touched.moved > 0.0:
-            faults = math.floor(max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group)
+            faults = math.floor(
+                max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group
+            )
             faulted = min(touched.moved, float(faults * PAGE_BYTES))
-            seconds += self._crossed("to_device", faulted, "fault") + self._crossed("to_device", touched.moved - faulted, "speculation")
+            seconds += self._crossed("to_device", faulted, "fault") + self._crossed(
+                "to_device", touched.moved - faulted, "speculation"
+            )
         if touched.evicted > 0.0:
             seconds += self._crossed("to_host", touched.evicted, "eviction")
         if touched.fresh > 0.0:
@@ -223,7 +245,10 @@ class PageLog:
         self._counts["gpu_faults"] += faults
         shown = range(min(count, SHOWN_GROUPS - len(self._shown)))
         access = "write" if writes else "read"
-        self._shown += [FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access) for i in shown]
+        self._shown += [
+            FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access)
+            for i in shown
+        ]
 
     def _crossed(self, way: str, nbytes: float, cause: str) -> float:
         seconds = nbytes / self.bandwidth

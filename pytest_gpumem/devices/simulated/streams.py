@@ -15,9 +15,27 @@ from typing import cast
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_window, why_not_captured
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Hold, HoldExpired, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    CannotCapture,
+    DeviceError,
+    Event,
+    Graph,
+    Hold,
+    HoldExpired,
+    Stream,
+    WindowSpec,
+)
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, SimulatedEvent, SimulatedStream, StampItem, WaitItem
+from pytest_gpumem.devices.simulated.engine import (
+    Engine,
+    HoldItem,
+    Item,
+    Mark,
+    SimulatedEvent,
+    SimulatedStream,
+    StampItem,
+    WaitItem,
+)
 from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.what_ran import StepKind
@@ -47,7 +65,9 @@ class StepLog:
     """What ran so far, while a launch is watched."""
 
     steps: list[what_ran.Step] = field(default_factory=list)
-    calls: Counter[str] = field(default_factory=Counter)  # calls of the CUDA runtime that have no step, by name
+    calls: Counter[str] = field(
+        default_factory=Counter
+    )  # calls of the CUDA runtime that have no step, by name
 
 
 @dataclass(eq=False)
@@ -72,17 +92,24 @@ class Timeline:
     """The host's virtual clock, the queues of the streams and the capture that is under way. All facets queue their work here."""
 
     def __init__(self, sheet: Datasheet) -> None:
-        self.engine = Engine(submit=_SUBMIT, record=sheet.record, visibility=sheet.visibility, tick=sheet.tick)
+        self.engine = Engine(
+            submit=_SUBMIT, record=sheet.record, visibility=sheet.visibility, tick=sheet.tick
+        )
         self.host = 0.0  # seconds on the host's clock
-        self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # of each stream that ever had one
+        self.windows: dict[
+            SimulatedStream, WindowSpec | None
+        ] = {}  # of each stream that ever had one
         self.capturing: Capture | None = None
-        self.cannot: CannotCapture | None = None  # why the capture that is under way, or the last one, is impossible
+        # why the capture that is under way, or the last one, is impossible
+        self.cannot: CannotCapture | None = None
         self.watching: StepLog | None = None
 
     def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
         if self.watching is not None:
-            self.watching.steps.append(step if stream is None else replace(step, stream=stream.handle))
+            self.watching.steps.append(
+                step if stream is None else replace(step, stream=stream.handle)
+            )
 
     @property
     def recording(self) -> bool:
@@ -110,7 +137,9 @@ class Timeline:
     def wait(self, streams: Sequence[SimulatedStream] | None = None) -> None:
         """The host waits for streams, or for all; a hold that nobody released runs into its time-out."""
         self.run()
-        for stream in [one for one in (self.engine.busy if streams is None else streams) if one.queue]:
+        for stream in [
+            one for one in (self.engine.busy if streams is None else streams) if one.queue
+        ]:
             while (held := self.engine.holding(stream)) is not None:
                 self.engine.release(*held, at=math.inf)
                 self.run()
@@ -137,7 +166,9 @@ class Timeline:
             step.effect()
         self.engine.queue(stream, step.item, self.host)
 
-    def window_of_kernel(self, stream: SimulatedStream, own: WindowSpec | None = None) -> WindowSpec | None:
+    def window_of_kernel(
+        self, stream: SimulatedStream, own: WindowSpec | None = None
+    ) -> WindowSpec | None:
         """The window of a kernel that is queued now: its graph's, else its launch's own, else its stream's."""
         if own is None:
             own = self.windows.get(stream)
@@ -174,7 +205,9 @@ class Facet:
 class SimulatedHold:
     """A stream that waits."""
 
-    def __init__(self, timeline: Timeline, stream: SimulatedStream, item: HoldItem, clock: float | None) -> None:
+    def __init__(
+        self, timeline: Timeline, stream: SimulatedStream, item: HoldItem, clock: float | None
+    ) -> None:
         self._timeline = timeline
         self._stream = stream
         self._item = item
@@ -209,7 +242,9 @@ class SimulatedStreams(Facet):
         return SimulatedEvent()
 
     def record(self, event: Event, stream: Stream) -> None:
-        self._timeline.queue(own_stream(stream), QueueStep(StampItem(cast(SimulatedEvent, event))), _RECORD)
+        self._timeline.queue(
+            own_stream(stream), QueueStep(StampItem(cast(SimulatedEvent, event))), _RECORD
+        )
 
     def elapsed(self, start: Event, end: Event) -> float:
         first, last = cast(SimulatedEvent, start), cast(SimulatedEvent, end)
@@ -220,7 +255,9 @@ class SimulatedStreams(Facet):
             if event.time is None and not event.pending:
                 raise DeviceError(f"the {which} event was never recorded")
             if event.pending or event.time is None or event.time > self._timeline.host:
-                raise DeviceError(f"the {which} event has not completed: synchronize before reading the time")
+                raise DeviceError(
+                    f"the {which} event has not completed: synchronize before reading the time"
+                )
             times.append(event.time)
         return times[1] - times[0]
 
@@ -234,7 +271,9 @@ class SimulatedStreams(Facet):
         if expired:
             for one in expired:
                 one.expired = False
-            raise HoldExpired("a held stream ran into its time-out: the host waited for work that was queued behind it")
+            raise HoldExpired(
+                "a held stream ran into its time-out: the host waited for work that was queued behind it"
+            )
 
     def end_captures(self) -> int:
         return 0
@@ -247,7 +286,9 @@ class SimulatedStreams(Facet):
             self._timeline.refuse("it uses another stream")
         mark = Mark(marked)
         self._timeline.queue(marked, QueueStep(mark), _JOIN)
-        self._timeline.queue(waiting, QueueStep(WaitItem(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
+        self._timeline.queue(
+            waiting, QueueStep(WaitItem(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0
+        )
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         self._timeline.forbid_capture("it holds the stream")
@@ -259,7 +300,9 @@ class SimulatedStreams(Facet):
 class SimulatedGraphs(Facet):
     """Captures work; a replay queues it again."""
 
-    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> Graph:
         if self._timeline.capturing is not None:
             raise CannotCapture("another capture is under way")
         if window is not None:

@@ -20,7 +20,9 @@ from pytest_gpumem.kernels.kernel import Access, LaunchShape
 _SECTORS = 4.0  # sectors of a coalesced warp-wide request of 4-byte words
 _WORDS = 8.0  # words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word
 _KNOWN = 1024  # launches whose outcome is remembered
-_SATURATED = 2 / 3  # share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines
+_SATURATED = 2 / 3
+"""Share of a launch's time from which on writes that keep the memory busy fill the queue of
+dirty lines."""
 
 
 @dataclass
@@ -56,7 +58,9 @@ class Use:
         self.l2_inflation = max(self.l2_inflation, sectors / _SECTORS)
         # Whole sectors move, unless neighbours ask for the rest of each soon after.
         whole = 1.0 if access.nearby else moved
-        distinct = min(access.footprint * whole, max(float(access.footprint), float(self.allocation.nbytes)))
+        distinct = min(
+            access.footprint * whole, max(float(access.footprint), float(self.allocation.nbytes))
+        )
         self.footprint = max(self.footprint, distinct)
         self.dependent |= access.dependent
         self.random |= access.random
@@ -79,7 +83,11 @@ class Use:
     @property
     def density(self) -> float:
         """Share of the allocation's sectors that a scattered access moves; 1 for any other."""
-        return min(1.0, self.footprint / self.allocation.nbytes) if self.scattered and self.l2_inflation >= _WORDS else 1.0
+        return (
+            min(1.0, self.footprint / self.allocation.nbytes)
+            if self.scattered and self.l2_inflation >= _WORDS
+            else 1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -125,14 +133,19 @@ def work_of(
     per_sm = min(
         sheet.max_blocks_per_sm,
         sheet.max_threads_per_sm // max(1, shape.threads),
-        sheet.shared_bytes_per_sm // shape.shared_bytes if shape.shared_bytes else sheet.max_blocks_per_sm,
+        sheet.shared_bytes_per_sm // shape.shared_bytes
+        if shape.shared_bytes
+        else sheet.max_blocks_per_sm,
     )
     for access, allocation, itemsize in accesses:
         use = uses.setdefault(id(allocation), Use(allocation, pages.get(id(allocation)), itemsize))
         use.add(access, sheet)
         if access.wrapping:
             of_block = _of_block(allocation.nbytes // itemsize, shape) * itemsize
-            use.per_sm = min(float(allocation.nbytes), of_block * min(float(per_sm), max(1.0, shape.blocks / sheet.sm_count)))
+            use.per_sm = min(
+                float(allocation.nbytes),
+                of_block * min(float(per_sm), max(1.0, shape.blocks / sheet.sm_count)),
+            )
             use.by_all = of_block * shape.blocks > allocation.nbytes
         if access.dependent:
             steps = max(steps, access.requested / itemsize)
@@ -155,7 +168,9 @@ def work_of(
         # A grid of fewer blocks than there are SMs leaves the rest idle.
         on_chip=on_chip_cycles / (max(1, min(shape.blocks, sheet.sm_count)) * sheet.sm_clock),
         on_chip_loads=on_chip_loads,
-        turnover=max(0.0, shape.blocks / resident - 1.0) * math.sqrt(shape.threads) * sheet.fit.turnover,
+        turnover=max(0.0, shape.blocks / resident - 1.0)
+        * math.sqrt(shape.threads)
+        * sheet.fit.turnover,
     )
 
 
@@ -192,7 +207,9 @@ class Timing:
         """Bytes that are to persist for one launch."""
         if window.hit is not AccessProperty.PERSISTING:
             return 0.0
-        return window.hit_ratio * sum(u.footprint * self._covered(u.allocation, window) for u in work.local)
+        return window.hit_ratio * sum(
+            u.footprint * self._covered(u.allocation, window) for u in work.local
+        )
 
     def kernel(self, work: LaunchWork, window: WindowSpec | None, beside: float = 0.0) -> float:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them.
@@ -213,7 +230,14 @@ class Timing:
         self._known[now] = work, seconds, self._l2.state()
         return seconds + faults
 
-    def _through_the_caches(self, work: LaunchWork, window: WindowSpec | None, beside: float, managed: float, remote: float) -> float:
+    def _through_the_caches(
+        self,
+        work: LaunchWork,
+        window: WindowSpec | None,
+        beside: float,
+        managed: float,
+        remote: float,
+    ) -> float:
         """Seconds of one launch without its page faults; leaves L2 as the launch leaves it."""
         sheet, l2 = self._sheet, self._l2
         local = work.local
@@ -222,7 +246,11 @@ class Timing:
         # How busy writes keep the memory decides how much of the cache waits to be written back.
         write_time = work.written / (sheet.dram_peak * sheet.fit.write_efficiency)
         saturating = work.written > l2.capacity
-        pressure = sheet.fit.write_pressure * self._write_share(work, local, write_time) if saturating else 0.0
+        pressure = (
+            sheet.fit.write_pressure * self._write_share(work, local, write_time)
+            if saturating
+            else 0.0
+        )
         capacity = max(1.0, l2.capacity * (1.0 - pressure))
 
         whole = miss_ratio(total / capacity, sheet.fit.knee, sheet.fit.sharpness)
@@ -241,7 +269,12 @@ class Timing:
             write += use_write
             incoming += max(use_read, u.writes * h.first)
             served = (u.reads + u.writes) * (1.0 - h.first) + (again + rewritten) * (1.0 - h.again)
-            hit += served * u.l2_inflation / u.inflation * (sheet.fit.merging if u.nearby and u.writes else 1.0)
+            hit += (
+                served
+                * u.l2_inflation
+                / u.inflation
+                * (sheet.fit.merging if u.nearby and u.writes else 1.0)
+            )
             if u.random and not u.dependent:
                 random += use_read + use_write
         left = 0.0
@@ -254,17 +287,27 @@ class Timing:
                 l2.release(u.allocation, h.released)
             left += max(0.0, l2.lines(u.allocation).dirty - before) if u.writes else 0.0
         # Dirty lines that stay in L2 are billed to the launch that evicts them.
-        write = max(0.0, write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))))
+        write = max(
+            0.0,
+            write - min(left, sum(u.writes * h.first for u, h in zip(local, hits, strict=True))),
+        )
 
         moved = read + write
         dram_time = self._dram_time(read, write, random, sparse)
         if saturating and sheet.fit.squeeze_share > l2.outside_share:
             # Too little cache to gather writes in: they reach DRAM in worse order.
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
-            dram_time += write / (sheet.dram_peak * sheet.fit.write_efficiency) * (1.0 / max(0.05, room) - 1.0)
+            dram_time += (
+                write
+                / (sheet.dram_peak * sheet.fit.write_efficiency)
+                * (1.0 / max(0.05, room) - 1.0)
+            )
         l2_time = hit / sheet.l2_bandwidth
         away = remote / managed if managed else 0.0
-        latency_time = max(self._latency_time(work, local, hits, away), self._on_chip_wait(work)) + work.turnover
+        latency_time = (
+            max(self._latency_time(work, local, hits, away), self._on_chip_wait(work))
+            + work.turnover
+        )
         body = self._join(dram_time, l2_time, latency_time, link, work.on_chip)
         ramp = sheet.ramp * min(1.0, moved / total) if total > 0.0 else 0.0
         return sheet.launch + ramp + body
@@ -283,10 +326,14 @@ class Timing:
             if u.pages is None:
                 continue
             managed += u.footprint
-            touched = u.pages.touched_by_device(min(1.0, u.footprint / u.allocation.nbytes), writes=u.writes > 0.0)
+            touched = u.pages.touched_by_device(
+                min(1.0, u.footprint / u.allocation.nbytes), writes=u.writes > 0.0
+            )
             if touched.moved or touched.evicted:
                 self._l2.forget(u.allocation)
-            seconds += self.pages.faulted(u.allocation.address, touched, writes=u.writes > 0.0, page_by_page=u.page_by_page)
+            seconds += self.pages.faulted(
+                u.allocation.address, touched, writes=u.writes > 0.0, page_by_page=u.page_by_page
+            )
             remote += touched.remote
         return seconds, managed, remote
 
@@ -295,7 +342,11 @@ class Timing:
             return 0.0
         bandwidth = self._sheet.pinned_bandwidth * self._sheet.zero_copy_share
         # A sector that crosses alone needs a packet of its own.
-        there = [(u, u.l2_inflation * (self._sheet.sector_packets if u.scattered else 1.0)) for u in work.uses if u.allocation.kind.on_host]
+        there = [
+            (u, u.l2_inflation * (self._sheet.sector_packets if u.scattered else 1.0))
+            for u in work.uses
+            if u.allocation.kind.on_host
+        ]
         reads = sum(u.read_requests * moved for u, moved in there)
         writes = sum(u.write_requests * moved for u, moved in there)
         # The link is full duplex.
@@ -303,9 +354,17 @@ class Timing:
 
     def _write_share(self, work: LaunchWork, local: Sequence[Use], write_time: float) -> float:
         """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
-        read_time = sum(u.reads for u in local) / (self._sheet.dram_peak * self._sheet.fit.read_efficiency)
-        loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
-        busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work), self._on_chip_wait(work))
+        read_time = sum(u.reads for u in local) / (
+            self._sheet.dram_peak * self._sheet.fit.read_efficiency
+        )
+        loads = (
+            max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0)
+            / work.threads
+            / work.loads_in_flight
+        )
+        busy = write_time / self._join(
+            write_time + read_time, loads * self._hit_time(work), self._on_chip_wait(work)
+        )
         return min(1.0, busy / _SATURATED)
 
     def _hit_time(self, work: LaunchWork) -> float:
@@ -314,11 +373,20 @@ class Timing:
     def _on_chip_wait(self, work: LaunchWork) -> float:
         """Seconds for which a thread waits for shared memory; what a loop costs beside its load is the same as with a load from L2."""
         sheet = self._sheet
-        each = sheet.shared_latency_cycles / sheet.sm_clock + max(0.0, self._hit_time(work) - sheet.l2_latency)
+        each = sheet.shared_latency_cycles / sheet.sm_clock + max(
+            0.0, self._hit_time(work) - sheet.l2_latency
+        )
         return work.on_chip_loads / work.threads / work.loads_in_flight * each
 
     def _hits(
-        self, u: Use, total: float, whole: float, capacity: float, local: Sequence[Use], window: WindowSpec | None, beside: float
+        self,
+        u: Use,
+        total: float,
+        whole: float,
+        capacity: float,
+        local: Sequence[Use],
+        window: WindowSpec | None,
+        beside: float,
     ) -> _Hits:
         fit, l2 = self._sheet.fit, self._l2
         lines = l2.lines(u.allocation)
@@ -328,13 +396,22 @@ class Timing:
         if u.onward:
             # Lines of earlier launches are reused once the whole array has passed through the cache.
             array = float(u.allocation.nbytes)
-            resident = min(1.0, lines.normal / array) * (1.0 - miss_ratio(array / capacity, fit.knee, fit.sharpness))
+            resident = min(1.0, lines.normal / array) * (
+                1.0 - miss_ratio(array / capacity, fit.knee, fit.sharpness)
+            )
         held = min(1.0, lines.persisting / u.footprint)
         first = max(0.0, 1.0 - held - resident)
         # Between two uses of a line, every access of the launch advances by the same share of its requests.
         requested = max(u.read_requests, u.write_requests)
         share = u.footprint / (requested * u.inflation) if requested > 0.0 else 1.0
-        passing = 0.0 if u.nearby else sum(min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share) for v in local)
+        passing = (
+            0.0
+            if u.nearby
+            else sum(
+                min(v.footprint, max(v.read_requests, v.write_requests) * v.inflation * share)
+                for v in local
+            )
+        )
         # A line that is written has one home: both partitions of L2 may keep a copy of one that is only read.
         room = capacity * fit.shared_l2 if u.by_all and not u.writes else capacity
         miss = miss_ratio(passing / room, fit.knee, fit.sharpness)
@@ -343,22 +420,44 @@ class Timing:
         if u.onward:
             left = min(lines.normal + left * first, float(u.allocation.nbytes))
         covered = self._covered(u.allocation, window)
-        if window is None or covered <= 0.0 or (l2.set_aside == 0 and window.hit is AccessProperty.PERSISTING):
+        if (
+            window is None
+            or covered <= 0.0
+            or (l2.set_aside == 0 and window.hit is AccessProperty.PERSISTING)
+        ):
             again = miss * (1.0 - held)
             return _Hits(first, again, again, left, lines.persisting, 1.0)
         if window.hit is AccessProperty.NORMAL:
             again = miss * (1.0 - held)
-            return _Hits(first, again, again, left, lines.persisting, 1.0, released=window.hit_ratio * covered * lines.persisting)
+            return _Hits(
+                first,
+                again,
+                again,
+                left,
+                lines.persisting,
+                1.0,
+                released=window.hit_ratio * covered * lines.persisting,
+            )
         ratio = window.hit_ratio * covered if window.hit is AccessProperty.PERSISTING else 0.0
         persisting = ratio * u.footprint
-        lost = miss_ratio((persisting + beside) / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness) if l2.set_aside else 0.0
+        lost = (
+            miss_ratio(
+                (persisting + beside) / l2.set_aside, fit.persisting_knee, fit.persisting_sharpness
+            )
+            if l2.set_aside
+            else 0.0
+        )
         # A streaming line goes first; what it finds is what normal lines would find, at a discount.
         retained = fit.streaming_retention if window.miss is AccessProperty.STREAMING else 1.0
         streaming, streams = (1.0 - miss) * retained, covered - ratio
         # A persisting line that its set-aside has lost is found where a normal one would be.
         sector = ratio * (1.0 - lost * miss) + (1.0 - covered) * (1.0 - miss) + streams * streaming
         # A streaming line may go between its read and its write.
-        twice = fit.streaming_update * streams * (1.0 - streaming) / max(1.0 - sector, 1e-9) if u.reads and u.writes else 0.0
+        twice = (
+            fit.streaming_update * streams * (1.0 - streaming) / max(1.0 - sector, 1e-9)
+            if u.reads and u.writes
+            else 0.0
+        )
         # A warp waits for the last of its sectors, and the hit ratio chooses sectors one by one.
         return _Hits(
             first=first,
@@ -384,13 +483,22 @@ class Timing:
             return 0.0
         r, w = read / moved, write / moved
         efficiency = r * fit.read_efficiency + w * fit.write_efficiency - fit.turnaround * 4 * r * w
-        return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.dram_peak * efficiency)
+        return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (
+            sheet.dram_peak * efficiency
+        )
 
-    def _latency_time(self, work: LaunchWork, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
+    def _latency_time(
+        self, work: LaunchWork, local: Sequence[Use], hits: Sequence[_Hits], away: float
+    ) -> float:
         """Seconds for which threads wait for their loads; `away` is the share of managed memory that lies beyond the link."""
         sheet, fit = self._sheet, self._sheet.fit
         beyond_link = max(
-            (1.0 if u.allocation.kind.on_host else away if u.pages is not None else 0.0 for u in work.uses if u.dependent), default=0.0
+            (
+                1.0 if u.allocation.kind.on_host else away if u.pages is not None else 0.0
+                for u in work.uses
+                if u.dependent
+            ),
+            default=0.0,
         )
         slowest = work.dependent_steps * sheet.link_latency * beyond_link
         updates = 0.0
@@ -408,8 +516,12 @@ class Timing:
                 slowest = max(slowest, work.dependent_steps * step)
             else:
                 loads = u.read_requests / u.itemsize / work.threads / work.loads_in_flight
-                beyond = miss_ratio(u.per_sm / sheet.shared_bytes_per_sm, fit.l1_knee, fit.l1_sharpness)
-                near = self._hit_time(work) - (1.0 - beyond) * (sheet.l2_latency - sheet.l1_latency_cycles / sheet.sm_clock)
+                beyond = miss_ratio(
+                    u.per_sm / sheet.shared_bytes_per_sm, fit.l1_knee, fit.l1_sharpness
+                )
+                near = self._hit_time(work) - (1.0 - beyond) * (
+                    sheet.l2_latency - sheet.l1_latency_cycles / sheet.sm_clock
+                )
                 waiting = loads * (near + beyond * waits * fit.l2_miss_time)
                 slowest = max(slowest, waiting)
                 # The store to an array that is updated may alias the next load, which therefore comes after it.

@@ -38,16 +38,33 @@ def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Ma
     for index, (placement, median) in enumerate(zip(placements, medians, strict=True)):
         left, right = x(first - 0.5), x(first + len(placement) - 0.5)
         if index % 2:
-            shades.append(f"M{svg.number(left)} {svg.number(frame.top)}H{svg.number(right)}V{svg.number(frame.bottom)}H{svg.number(left)}z")
+            shades.append(
+                f"M{svg.number(left)} {svg.number(frame.top)}H{svg.number(right)}V{svg.number(frame.bottom)}H{svg.number(left)}z"
+            )
         dots += [(x(first + place), y(sample)) for place, sample in thinned(placement, each)]
         lines.append(f"M{svg.number(left)} {svg.number(y(median))}H{svg.number(right)}")
         first += len(placement)
-    parts = [f'<path class="shade" d="{"".join(shades)}"/>' if shades else "", frame.y_axis(y, "latency")]
+    parts = [
+        f'<path class="shade" d="{"".join(shades)}"/>' if shades else "",
+        frame.y_axis(y, "latency"),
+    ]
     few = " few" if len(dots) <= _FEW else ""
-    parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{svg.points(dots)}"/>')
+    parts.append(
+        f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{svg.points(dots)}"/>'
+    )
     parts.append(_histogram(samples, frame, y))
-    many = counted(len(samples), "sample") + (f" on {len(placements)} placements" if len(placements) > 1 else "")
-    parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, f"{many}, in the order taken", anchor="middle", style="unit"))
+    many = counted(len(samples), "sample") + (
+        f" on {len(placements)} placements" if len(placements) > 1 else ""
+    )
+    parts.append(
+        svg.text(
+            (frame.left + frame.right) / 2,
+            frame.bottom + 16,
+            f"{many}, in the order taken",
+            anchor="middle",
+            style="unit",
+        )
+    )
     return svg.drawing(_HEIGHT - 12, parts, f"{many} in {unit.name}")
 
 
@@ -87,12 +104,19 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     values = [*(one.latency for one in past), now]
     most = MOST_INTERVAL * max(values)
     halves = [*(one.half_width or 0.0 for one in past), half_width or 0.0]
-    ends = [(max(value - half, 0.0), min(value + half, max(most, value))) for value, half in zip(values, halves, strict=True)]
+    ends = [
+        (max(value - half, 0.0), min(value + half, max(most, value)))
+        for value, half in zip(values, halves, strict=True)
+    ]
     unit = svg.time_unit(values)
     y = frame.y(*svg.spanned([end for pair in ends for end in pair], least=0.002 * now), unit)
     x = frame.x(-0.5, len(past) + 0.5)
     parts = [frame.y_axis(y, "latency")]
-    if whiskers := [f"M{x(index):.0f} {y(low):.0f}V{y(high):.0f}" for index, (low, high) in enumerate(ends[:-1]) if high > low]:
+    if whiskers := [
+        f"M{x(index):.0f} {y(low):.0f}V{y(high):.0f}"
+        for index, (low, high) in enumerate(ends[:-1])
+        if high > low
+    ]:
         parts.append(f'<path class="s0 whisker" d="{"".join(whiskers)}"/>')
     thread = "L".join(f"{x(index):.0f} {y(value):.0f}" for index, value in enumerate(values))
     parts.append(f'<path class="s0 thread" d="M{thread}"{svg.tips(_tip(one) for one in past)}/>')
@@ -103,9 +127,13 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     first, last = f"{past[0].utc:%Y-%m-%d}", f"{past[-1].utc:%Y-%m-%d}"
     parts.append(svg.text(frame.left, frame.bottom + 16, first))
     if last != first:
-        parts.append(svg.text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end"))
+        parts.append(
+            svg.text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end")
+        )
     parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return svg.drawing(_HEIGHT - 12, parts, f"latency over {counted(len(past), 'earlier run')}, in {unit.name}")
+    return svg.drawing(
+        _HEIGHT - 12, parts, f"latency over {counted(len(past), 'earlier run')}, in {unit.name}"
+    )
 
 
 def _tip(one: Past) -> str:
@@ -155,9 +183,23 @@ def trend(past: Sequence[EarlierRun]) -> Markup:
     ends = [end for one in past for end in (one.low, one.high)]
     y = frame.y(*svg.spanned([*ends, 0.0], least=0.002), svg.Unit("%", 0.01))
     x = frame.x(-0.5, len(past) + 0.5)
-    parts = [frame.y_axis(y, "latency against this run"), svg.line(frame.left, y(0.0), frame.right, y(0.0), "axis")]
-    parts += [svg.line(x(index), y(one.low), x(index), y(one.high), "s0 whisker") for index, one in enumerate(past)]
-    parts.append(svg.path([(x(index), y(value)) for index, value in enumerate([*(one.middle for one in past), 0.0])], "s0 curve"))
+    parts = [
+        frame.y_axis(y, "latency against this run"),
+        svg.line(frame.left, y(0.0), frame.right, y(0.0), "axis"),
+    ]
+    parts += [
+        svg.line(x(index), y(one.low), x(index), y(one.high), "s0 whisker")
+        for index, one in enumerate(past)
+    ]
+    parts.append(
+        svg.path(
+            [
+                (x(index), y(value))
+                for index, value in enumerate([*(one.middle for one in past), 0.0])
+            ],
+            "s0 curve",
+        )
+    )
     for index, one in enumerate(past):
         revision = f" {one.revision[:7]}" if one.revision else ""
         spread = f"{100 * one.low:+.2f} to {100 * one.high:+.2f} %"
@@ -165,9 +207,19 @@ def trend(past: Sequence[EarlierRun]) -> Markup:
         parts.append(svg.dot(x(index), y(one.middle), 3.6, "s0 dot", tip))
     parts.append(svg.dot(x(len(past)), y(0.0), 4, "s1 dot", f"this run, {rows}"))
     parts.append(svg.text(frame.left, frame.bottom + 16, f"{past[0].utc:%Y-%m-%d}"))
-    parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, "runs, oldest first", anchor="middle", style="unit"))
+    parts.append(
+        svg.text(
+            (frame.left + frame.right) / 2,
+            frame.bottom + 16,
+            "runs, oldest first",
+            anchor="middle",
+            style="unit",
+        )
+    )
     parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return svg.drawing(_SUITE_HEIGHT - 12, parts, f"latency of {rows} over {counted(len(past), 'earlier run')}")
+    return svg.drawing(
+        _SUITE_HEIGHT - 12, parts, f"latency of {rows} over {counted(len(past), 'earlier run')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +240,9 @@ def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
     frame = svg.Frame(_SUITE_HEIGHT + 30)
     sizes, unit = [one.nbytes for one in loads], svg.rate_unit([one.bandwidth for one in loads])
     ceilings = list(_ceilings(loads, peak))
-    y = frame.y(*svg.from_zero([*(one.bandwidth for one in loads), *(value for value, _ in ceilings)]), unit)
+    y = frame.y(
+        *svg.from_zero([*(one.bandwidth for one in loads), *(value for value, _ in ceilings)]), unit
+    )
     x = frame.x(min(sizes) / 1.5, max(sizes) * 1.5, svg.Unit("MiB", 2.0**20), log=True)
     axis = frame.x_axis(x, "MiB that a launch moves, logarithmic")
     parts = [frame.y_axis(y, "bandwidth"), axis]
@@ -197,11 +251,23 @@ def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
         # The lower line has its name below it, so that the names of near lines stay apart.
         below = 12 if value < max(of for of, _ in ceilings) else -4
         side = ("start", frame.left + 4) if index == 0 else ("end", frame.right)
-        parts.append(svg.text(side[1], y(value) + below, f"{name} {unit.text(value)}", anchor=side[0], style="unit"))
+        parts.append(
+            svg.text(
+                side[1],
+                y(value) + below,
+                f"{name} {unit.text(value)}",
+                anchor=side[0],
+                style="unit",
+            )
+        )
     for one in loads:
         tip = f"{one.name}: {format_rate(one.bandwidth)} of {short_bytes(one.nbytes)}"
-        parts.append(svg.dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip))
-    return svg.drawing(frame.height, parts, f"bandwidth of {counted(len(loads), 'row')} over the bytes of a launch")
+        parts.append(
+            svg.dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip)
+        )
+    return svg.drawing(
+        frame.height, parts, f"bandwidth of {counted(len(loads), 'row')} over the bytes of a launch"
+    )
 
 
 def _ceilings(loads: Sequence[Load], peak: float | None) -> Iterator[tuple[float, str]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-TEMPLATES = Path(__file__).parents[1] / "templates"  # folder of the page's template, style sheet and script
+TEMPLATES = Path(__file__).parents[1] / "templates"
+"""Folder of the page's template, style sheet and script."""
 COLOURS = 6  # series that have a colour of their own: classes s0, s1 ... of the style sheet
 WIDTH = 480  # units across a drawing, which takes the width of its column: on a telephone a unit is three quarters of a pixel
 CHARACTER = 6.9  # units across a character of the drawings' font, on average
@@ -100,8 +101,12 @@ def fitted(content: str, units: float) -> str:
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _RATES = (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0))
-_BYTES = tuple((name, 1024.0**power) for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1), ("B", 0)))
-_MANY = 5000.0  # ratio of the ends of a logarithmic scale from which on only powers of ten have labels
+_BYTES = tuple(
+    (name, 1024.0**power)
+    for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1), ("B", 0))
+)
+_MANY = 5000.0
+"""Ratio of the ends of a logarithmic scale from which on only powers of ten have labels."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,8 @@ class Unit:
     """The unit of an axis."""
 
     name: str
-    factor: float = 1.0  # the unit in the unit of the values: 1e-6 for microseconds of values in seconds
+    factor: float = 1.0
+    """The unit in the unit of the values: 1e-6 for microseconds of values in seconds."""
 
     def text(self, value: float) -> str:
         """A value in this unit, in at most four digits, without the unit's name."""
@@ -140,7 +146,11 @@ def short(value: float) -> str:
     """A figure in at most four digits, without an exponent where that is possible."""
     if value == 0:
         return "0"
-    return f"{value:.0f}" if 1000 <= abs(value) < (1e9 if value == round(value) else 1e6) else f"{value:.4g}"
+    return (
+        f"{value:.0f}"
+        if 1000 <= abs(value) < (1e9 if value == round(value) else 1e6)
+        else f"{value:.4g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,11 @@ class Scale:
     unit: Unit = Unit("")
 
     def __call__(self, value: float) -> float:
-        share = math.log(value / self.low) / math.log(self.high / self.low) if self.log else (value - self.low) / (self.high - self.low)
+        share = (
+            math.log(value / self.low) / math.log(self.high / self.low)
+            if self.log
+            else (value - self.low) / (self.high - self.low)
+        )
         return self.start + share * (self.end - self.start)
 
     @property
@@ -169,7 +183,10 @@ class Scale:
             found = [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
         else:
             step = nice_step((high - low) / 5)
-            found = [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+            found = [
+                index * step
+                for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+            ]
         return [tick * self.unit.factor for tick in found]
 
 
@@ -179,7 +196,9 @@ def nice_step(least: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
 
 
-def spanned(values: Sequence[float], *, margin: float = 0.05, least: float = 0.0) -> tuple[float, float]:
+def spanned(
+    values: Sequence[float], *, margin: float = 0.05, least: float = 0.0
+) -> tuple[float, float]:
     """A range of all values with a margin on both sides; `least` is its least width."""
     low, high = min(values), max(values)
     width = max(high - low, least, abs(high) * 1e-6, 1e-300)
@@ -222,7 +241,12 @@ class Frame:
         at = [(round(scale(tick)), scale.unit.text(tick)) for tick in scale.ticks]
         grid = "".join(f"M{number(self.left)} {y}H{number(self.right)}" for y, _ in at)
         labels = "".join(text(self.left - 5, y + 4, label) for y, label in at)
-        above = text(0, self.top - 8, ", ".join(part for part in (name, scale.unit.name) if part), style="unit")
+        above = text(
+            0,
+            self.top - 8,
+            ", ".join(part for part in (name, scale.unit.name) if part),
+            style="unit",
+        )
         return f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}</g>{above}'
 
     def x_axis(self, scale: Scale, title: str = "", ticks: Sequence[float] | None = None) -> str:
@@ -232,11 +256,16 @@ class Frame:
             label, at = scale.unit.text(tick), scale(tick)
             half = len(label) * CHARACTER / 2
             if at - half >= free and at + half <= WIDTH + 2:
-                drawn.append(line(at, self.bottom, at, self.bottom + 4, "axis") + text(at, self.bottom + 15, label, anchor="middle"))
+                drawn.append(
+                    line(at, self.bottom, at, self.bottom + 4, "axis")
+                    + text(at, self.bottom + 15, label, anchor="middle")
+                )
                 free = at + half + 6
         middle = (self.left + self.right) / 2
         return (
             line(self.left, self.bottom, self.right, self.bottom, "axis")
             + "".join(drawn)
-            + text(middle, self.bottom + 29, title or scale.unit.name, anchor="middle", style="unit")
+            + text(
+                middle, self.bottom + 29, title or scale.unit.name, anchor="middle", style="unit"
+            )
         )

@@ -50,7 +50,9 @@ NOISY = LimitResult("max_regression", UNDECIDED, Code.NOISY)
 
 
 def acceptance(*changes: AcceptedChange, test: str = TEST) -> Acceptance:
-    return Acceptance(test, "checks bounds", "ada", changes or (AcceptedChange(TEST, Scope.TIME, "8.4%"),), "abc")
+    return Acceptance(
+        test, "checks bounds", "ada", changes or (AcceptedChange(TEST, Scope.TIME, "8.4%"),), "abc"
+    )
 
 
 def time(size: str) -> Acceptance:
@@ -67,7 +69,9 @@ def kernels(limit: str, size: str) -> Acceptance:
 
 def launch(copies: int = 0) -> Measurement:
     steps = [Step(StepKind.KERNEL, "triad", code="a", grid=(4096, 1, 1), block=(256, 1, 1))] * 2
-    return measurement(what_ran=what_ran(steps + [Step(StepKind.COPY, "H2D", nbytes=8)] * copies, {}))
+    return measurement(
+        what_ran=what_ran(steps + [Step(StepKind.COPY, "H2D", nbytes=8)] * copies, {})
+    )
 
 
 def failing(
@@ -83,10 +87,22 @@ def failing(
     if CREPT in results:
         comparison = replace(comparison, low=0.0, since_first=0.05, since_first_low=0.04)
     ordered = tuple(sorted(results, key=lambda one: one.outcome.rank))
-    verdict = Verdict(ordered[0].outcome, "because", comparison, code=ordered[0].code, limits=ordered)
-    limits = Limits(max_regression="2%", max_peak_regression="0 B", max_kernels="base", max_copies="base")
+    verdict = Verdict(
+        ordered[0].outcome, "because", comparison, code=ordered[0].code, limits=ordered
+    )
+    limits = Limits(
+        max_regression="2%", max_peak_regression="0 B", max_kernels="base", max_copies="base"
+    )
     footprint = Footprint(watched=("cuda",), peak=peak)
-    return Row(TEST, limits, verdict, measured or launch(copies=3), footprint=footprint, failed=True, **changes)
+    return Row(
+        TEST,
+        limits,
+        verdict,
+        measured or launch(copies=3),
+        footprint=footprint,
+        failed=True,
+        **changes,
+    )
 
 
 def left(row: Row, *accepted: Acceptance, **how: Any) -> Verdict:
@@ -127,7 +143,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_names_are_safe_and_apart(one: str, other: str) -> None:
     names = {acceptance(test=test).file_name for test in (one, other)}
     assert len(names) == len({one, other})
-    assert all(name.replace("-", "").removesuffix(".json").isalnum() and name.isascii() and len(name) < 80 for name in names)
+    assert all(
+        name.replace("-", "").removesuffix(".json").isalnum() and name.isascii() and len(name) < 80
+        for name in names
+    )
 
 
 def edited(**content: Any) -> bytes:
@@ -146,7 +165,10 @@ def change(**fields: Any) -> bytes:
         (b"{", "not JSON"),
         (b"[]", "$: not an object with the keys schema, sha256 and content"),
         (b'{"schema": 2, "sha256": "", "content": {}}', "$.schema: 2; this version reads 1"),
-        (text(acceptance()).replace("8.4%", "84%").encode(), "$.sha256: does not fit the content, which was edited"),
+        (
+            text(acceptance()).replace("8.4%", "84%").encode(),
+            "$.sha256: does not fit the content, which was edited",
+        ),
         (text(acceptance()).replace("ada", "bob").encode(), "$.sha256: does not fit the content"),
         (edited(reason=" "), "$.content.reason: empty"),
         (edited(who=""), "$.content.who: empty"),
@@ -158,16 +180,31 @@ def change(**fields: Any) -> bytes:
         (change(size="0.08"), "$.content.changes[0].size: '0.08' "),
         (change(size="-8%"), "$.content.changes[0].size: '-8%' "),
         (change(size=None), "$.content.changes[0].size: None; the scope time takes one"),
-        (change(limit="max_regression"), "$.content.changes[0].limit: 'max_regression'; the scope time has none"),
+        (
+            change(limit="max_regression"),
+            "$.content.changes[0].limit: 'max_regression'; the scope time has none",
+        ),
         (change(old="5%"), "$.content.changes[0].old: '5%'; the scope time has none"),
         (change(scope="memory", size="96"), "$.content.changes[0].size: '96' "),
         (change(scope="removed"), "$.content.changes[0].size: '1%'; the scope removed has none"),
-        (change(scope="kernels"), "$.content.changes[0].limit: None; the scope kernels takes the name of a limit"),
-        (change(scope="kernels", limit="max_latency"), "$.content.changes[0].limit: 'max_latency'; the scope kernels takes one of "),
+        (
+            change(scope="kernels"),
+            "$.content.changes[0].limit: None; the scope kernels takes the name of a limit",
+        ),
+        (
+            change(scope="kernels", limit="max_latency"),
+            "$.content.changes[0].limit: 'max_latency'; the scope kernels takes one of ",
+        ),
         (change(scope="kernels", limit="max_copies", size="x"), "$.content.changes[0].size: 'x' "),
-        (change(scope="limit", limit="max_speed"), "$.content.changes[0].limit: 'max_speed'; the scope limit takes one of "),
+        (
+            change(scope="limit", limit="max_speed"),
+            "$.content.changes[0].limit: 'max_speed'; the scope limit takes one of ",
+        ),
         (change(scope="limit", limit="max_latency"), "$.content.changes[0].size: '1%' "),
-        (text(acceptance(test="b.py::test")).encode(), "its name does not fit its content; gpumem accept named it b-py-test-"),
+        (
+            text(acceptance(test="b.py::test")).encode(),
+            "its name does not fit its content; gpumem accept named it b-py-test-",
+        ),
     ],
 )
 def test_what_is_refused_names_file_and_field(tmp_path: Path, written: bytes, words: str) -> None:
@@ -214,18 +251,29 @@ def test_a_formatted_file_is_the_same_acceptance() -> None:
         (LimitResult("", FAIL), time("900%"), False),
         (SLOWER, acceptance(AcceptedChange(TEST, Scope.LIMIT, "900%", "max_regression")), False),
         (SLOWER, acceptance(AcceptedChange(TEST, Scope.REMOVED)), False),
-        (SLOWER, acceptance(AcceptedChange("tests/test_a.py::test_other", Scope.TIME, "900%")), False),
+        (
+            SLOWER,
+            acceptance(AcceptedChange("tests/test_a.py::test_other", Scope.TIME, "900%")),
+            False,
+        ),
         (SLOWER, acceptance(AcceptedChange(f"{TEST}[warm]", Scope.TIME, "900%")), False),
         (SLOWER, acceptance(AcceptedChange("tests/test_a.py", Scope.TIME, "9%")), True),
     ],
 )
-def test_a_limit_is_accepted_up_to_a_size(result: LimitResult, accepted: Acceptance, covered: bool) -> None:
+def test_a_limit_is_accepted_up_to_a_size(
+    result: LimitResult, accepted: Acceptance, covered: bool
+) -> None:
     row = failing(result)
     verdict = left(row, accepted)
     if not covered:
         assert verdict == row.verdict
         return
-    assert (verdict.outcome, verdict.code, verdict.accepted, verdict.limits) == (Outcome.ACCEPTED, result.code, (result.limit,), ())
+    assert (verdict.outcome, verdict.code, verdict.accepted, verdict.limits) == (
+        Outcome.ACCEPTED,
+        result.code,
+        (result.limit,),
+        (),
+    )
     assert verdict.reason == f"{result.limit} accepted (ada: checks bounds)"
 
 
@@ -241,13 +289,21 @@ def test_what_is_not_accepted_is_what_is_left() -> None:
     assert left(failing(KERNELS, SLOWER), TWO).outcome is FAIL
     assert left(failing(KERNELS, SLOWER), TWO).limits == (SLOWER,)
     noisy = left(failing(KERNELS, NOISY), TWO)
-    assert (noisy.outcome, noisy.code, noisy.limits, noisy.accepted) == (UNDECIDED, Code.NOISY, (NOISY,), ("max_kernels",))
+    assert (noisy.outcome, noisy.code, noisy.limits, noisy.accepted) == (
+        UNDECIDED,
+        Code.NOISY,
+        (NOISY,),
+        ("max_kernels",),
+    )
     assert left(failing(KERNELS, SLOWER), TWO, time("8.4%")).outcome is Outcome.ACCEPTED
     # In two steps, as in a gate.
     first = left(failing(KERNELS, SLOWER), TWO, time("8.4%"), scopes=(Scope.KERNELS,))
     assert first.limits == (SLOWER,)
     second = left(replace(failing(KERNELS), verdict=first), TWO, time("8.4%"))
-    assert (second.outcome, second.accepted) == (Outcome.ACCEPTED, ("max_kernels", "max_regression"))
+    assert (second.outcome, second.accepted) == (
+        Outcome.ACCEPTED,
+        ("max_kernels", "max_regression"),
+    )
 
 
 def test_a_duet_says_how_much_slower() -> None:
@@ -273,8 +329,13 @@ def test_what_does_not_fail_stays(outcome: Outcome) -> None:
 NEVER = {"max_latency", ""}
 
 
-@given(st.lists(st.sampled_from(RESULTS), min_size=1, unique=True), st.lists(st.sampled_from(ALL), unique=True))
-def test_nothing_but_what_is_accepted_goes(results: Sequence[LimitResult], accepted: Sequence[Acceptance]) -> None:
+@given(
+    st.lists(st.sampled_from(RESULTS), min_size=1, unique=True),
+    st.lists(st.sampled_from(ALL), unique=True),
+)
+def test_nothing_but_what_is_accepted_goes(
+    results: Sequence[LimitResult], accepted: Sequence[Acceptance]
+) -> None:
     row = failing(*results)
     verdict = left(row, *accepted)
     gone = [one for one in row.verdict.limits if one not in verdict.limits]
@@ -322,7 +383,9 @@ def test_what_no_acceptance_covers_is_the_tests_own() -> None:
 
 
 def test_a_row_that_is_measured_differently_is_accepted_as_it_is() -> None:
-    row = failing(LimitResult("max_regression", UNDECIDED, Code.MEASURED_DIFFERENTLY), low=-0.3, high=-0.2)
+    row = failing(
+        LimitResult("max_regression", UNDECIDED, Code.MEASURED_DIFFERENTLY), low=-0.3, high=-0.2
+    )
     assert list(changes_of(row)) == [AcceptedChange(TEST, Scope.TIME, "0%")]
 
 
@@ -330,7 +393,11 @@ def test_a_loosened_limit_is_accepted_up_to_its_new_value() -> None:
     none = AcceptedChange(TEST, Scope.LIMIT, "none", "max_kept")
     own = acceptance(AcceptedChange(TEST, Scope.LIMIT, "10%", "max_regression", "5%"), none)
     found = Acceptances([own, time("900%")])
-    assert found.loosens(TEST, "max_regression", "10%") is found.loosens(TEST, "max_regression", "7%") is own
+    assert (
+        found.loosens(TEST, "max_regression", "10%")
+        is found.loosens(TEST, "max_regression", "7%")
+        is own
+    )
     assert found.loosens(TEST, "max_regression", "900%") is None
     assert found.loosens(TEST, "max_regression", None) is None
     assert found.loosens(TEST, "max_latency", "1 s") is None
@@ -349,12 +416,24 @@ def test_a_removed_measurement() -> None:
 
 
 def test_rows_that_wait_for_a_saved_run_have_no_history() -> None:
-    runs: Any = dict.fromkeys((TEST, f"{TEST}[warm]", "tests/test_a.py::test_old", "tests/test_a.py::test_other"), ("a run",))
+    runs: Any = dict.fromkeys(
+        (TEST, f"{TEST}[warm]", "tests/test_a.py::test_old", "tests/test_a.py::test_other"),
+        ("a run",),
+    )
     removed = acceptance(AcceptedChange("tests/test_a.py::test_old", Scope.REMOVED))
-    looser = acceptance(AcceptedChange("tests/test_a.py::test_other", Scope.LIMIT, "9%", "max_regression"))
+    looser = acceptance(
+        AcceptedChange("tests/test_a.py::test_other", Scope.LIMIT, "9%", "max_regression")
+    )
     own = time("9%")
-    baseline = Baseline(runs, footprints=dict(runs), taken_over=frozenset({(own.digest, f"{TEST}[warm]")}))
+    baseline = Baseline(
+        runs, footprints=dict(runs), taken_over=frozenset({(own.digest, f"{TEST}[warm]")})
+    )
     left = awaiting(baseline, Acceptances([own, removed, looser], baseline.taken_over))
-    assert set(left.rows) == set(left.footprints) == {f"{TEST}[warm]", "tests/test_a.py::test_other"}
-    assert left.accepted(TEST) == "a change of it was accepted (ada: checks bounds), and no run was saved since"
+    assert (
+        set(left.rows) == set(left.footprints) == {f"{TEST}[warm]", "tests/test_a.py::test_other"}
+    )
+    assert (
+        left.accepted(TEST)
+        == "a change of it was accepted (ada: checks bounds), and no run was saved since"
+    )
     assert left.accepted("tests/test_a.py::test_other") is None

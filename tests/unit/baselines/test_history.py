@@ -13,7 +13,17 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import WINDOW, Baseline, History, Reset, RunFile, SavedProcess, SavedRow, assemble, changes
+from pytest_gpumem.baselines.history import (
+    WINDOW,
+    Baseline,
+    History,
+    Reset,
+    RunFile,
+    SavedProcess,
+    SavedRow,
+    assemble,
+    changes,
+)
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
@@ -35,7 +45,9 @@ def accepted(
     assert stored.measurement is not None
     process = SavedProcess(f"p{day}", START + timedelta(days=day), revision, H100, day)
     further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
-    return SavedRow(stored.nodeid, structs.replace(stored.measurement, further=further), process, reset)
+    return SavedRow(
+        stored.nodeid, structs.replace(stored.measurement, further=further), process, reset
+    )
 
 
 def reset(day: int, id: str) -> Reset:
@@ -70,7 +82,9 @@ def test_first_runs_are_something_to_have_moved_on_from(runs: int, since: list[i
 
 
 def test_a_window_is_counted_in_runs_whatever_their_processes() -> None:
-    history = of([accepted(day, processes=1 + day % 3) for day in range(10)], window=4).history(KEY, every)
+    history = of([accepted(day, processes=1 + day % 3) for day in range(10)], window=4).history(
+        KEY, every
+    )
     assert (days(history.accepted), first(history)) == ([6, 7, 8, 9], [0, 1, 2])
 
 
@@ -84,7 +98,9 @@ def test_window_and_first_runs_are_comparable_ones() -> None:
 
 
 def test_window_and_first_runs_are_of_the_reset() -> None:
-    rows = [accepted(day) for day in range(10)] + [accepted(day, reset="b") for day in range(10, 16)]
+    rows = [accepted(day) for day in range(10)] + [
+        accepted(day, reset="b") for day in range(10, 16)
+    ]
     history = of(rows, reset(5, "a"), reset(9, "b")).history(KEY, every)
     assert (days(history.accepted), first(history)) == ([10, 11, 12, 13, 14, 15], [10, 11, 12])
 
@@ -106,7 +122,9 @@ def test_a_reset_is_of_one_row() -> None:
         ("bbba", ("b", 4), [3]),
     ],
 )
-def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revisions: str, rejected: tuple[str, int], left: list[int]) -> None:
+def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(
+    revisions: str, rejected: tuple[str, int], left: list[int]
+) -> None:
     rows = [accepted(day, revision=revision) for day, revision in enumerate(revisions)]
     runs = [run(row, replace(row, nodeid="tests/test_a.py::test_copy")) for row in rows]
     revision, sequence = rejected
@@ -129,19 +147,36 @@ FACTS = structs.replace(H100, driver="580.95.05", cuda="13.0")
 AT = datetime(2026, 11, 1, tzinfo=timezone.utc)
 
 
-def clocked(memory: float | None = 2.619e9, sm: float | None = 1.98e9, **changed: Any) -> Measurement:
+def clocked(
+    memory: float | None = 2.619e9, sm: float | None = 1.98e9, **changed: Any
+) -> Measurement:
     # Before the samples the device was idle.
-    conditions = (Conditions(sm_clock_hz=345e6, memory_clock_hz=1.593e9), Conditions(sm_clock_hz=sm, memory_clock_hz=memory))
+    conditions = (
+        Conditions(sm_clock_hz=345e6, memory_clock_hz=1.593e9),
+        Conditions(sm_clock_hz=sm, memory_clock_hz=memory),
+    )
     made = row(conditions=conditions, **{"kernel_source": "k" * 64, **changed}).measurement
     assert made is not None
     return made
 
 
-def run_of(facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> SavedRow:
-    return SavedRow("a.py::test", clocked(**changed), SavedProcess("p", AT, None, facts), test_source=test_source)
+def run_of(
+    facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any
+) -> SavedRow:
+    return SavedRow(
+        "a.py::test",
+        clocked(**changed),
+        SavedProcess("p", AT, None, facts),
+        test_source=test_source,
+    )
 
 
-def said(*window: SavedRow, facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
+def said(
+    *window: SavedRow,
+    facts: DeviceFacts = FACTS,
+    test_source: str | None = "t" * 64,
+    **changed: Any,
+) -> tuple[str, ...]:
     return changes(clocked(**changed), facts, test_source, window)
 
 
@@ -151,7 +186,9 @@ def test_nothing_changed() -> None:
 
 
 def test_driver_and_cuda() -> None:
-    assert said(run_of(), facts=structs.replace(FACTS, driver="590.10")) == ("driver 580.95.05 -> 590.10",)
+    assert said(run_of(), facts=structs.replace(FACTS, driver="590.10")) == (
+        "driver 580.95.05 -> 590.10",
+    )
     assert said(run_of(), facts=structs.replace(FACTS, cuda="13.1")) == ("CUDA 13.0 -> 13.1",)
 
 
@@ -171,7 +208,9 @@ def test_what_is_unknown_is_no_change() -> None:
     assert said(run_of(), test_source=None, kernel_source=None) == ()
     unknown = structs.replace(FACTS, driver=None)
     assert said(run_of(unknown), facts=unknown) == ()
-    assert said(run_of(structs.replace(FACTS, driver="570.1")), run_of(unknown)) == ("driver 570.1 -> 580.95.05",)
+    assert said(run_of(structs.replace(FACTS, driver="570.1")), run_of(unknown)) == (
+        "driver 570.1 -> 580.95.05",
+    )
 
 
 def test_clocks_under_load() -> None:

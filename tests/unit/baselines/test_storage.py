@@ -53,24 +53,33 @@ def saved(at: Storage) -> Path:
     return path
 
 
-def test_what_is_saved_is_loaded_elsewhere(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_elsewhere(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert Store(place(), H100).load().processes == 0
     first = saved(place())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     store = Store(place(), H100)
     baseline = store.load()
     assert (baseline.processes, baseline.sequence, store.storage.devices()) == (1, 1, [H100.key])
-    assert store.storage.shown(store.folder / first.name) == f"{place()}/{H100.key}/gpumem/{first.name}"
+    assert (
+        store.storage.shown(store.folder / first.name)
+        == f"{place()}/{H100.key}/gpumem/{first.name}"
+    )
     # Another card sees that there is a baseline, and that it is none of its own.
     assert f"there are baselines of {H100.key}" in str(Store(place(), A100).load().note)
 
 
-def test_a_web_server_that_lists_a_folder_is_read_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_web_server_that_lists_a_folder_is_read_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lists have no sizes."""
     pytest.importorskip("aiohttp", reason="fsspec reads no HTTP without it")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     saved(Storage(tmp_path / "store"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = RemoteStorage(f"http://127.0.0.1:{server.server_port}/store")
         assert Store(place, H100).load().processes == 1
@@ -98,7 +107,9 @@ def forged(path: Path) -> None:
     """A file that passes for the digest inside, with a time three times as long."""
     plain = json.loads(path.read_text())
     for one in plain["content"]["rows"]:
-        one["measurement"]["placements"] = [[3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]]
+        one["measurement"]["placements"] = [
+            [3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]
+        ]
     plain["sha256"] = digest(plain["content"])
     path.write_text(json.dumps(plain))
 
@@ -130,7 +141,12 @@ def test_an_accepted_change_is_taken_over_at_a_url(local: Place) -> None:
     Store(local(), H100).save([row()], "def", accepted=meant(row().key, "checks bounds"))
     loaded = Store(local(), H100).load()
     (found,) = loaded.resets.values()
-    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == ("checks bounds", "ada", "def", 1)
+    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == (
+        "checks bounds",
+        "ada",
+        "def",
+        1,
+    )
     assert loaded.taken_over == {(found.accepted[0], row().key)}
 
 
@@ -163,7 +179,9 @@ def test_a_body_that_is_cut_short_is_read_again(place: Place, s3_store: Server) 
         remote.read(under, name, size)
 
 
-def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, s3_store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_store_answers_and_a_silent_one_is_given_up(
+    place: Place, s3_store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3_store.fail("wait", seconds=0.3)
     saved(place())
     assert Store(place(), H100).load().processes == 1
@@ -202,7 +220,10 @@ def test_a_url_of_nothing_is_no_folder(url: str) -> None:
     ],
 )
 def test_a_url_with_one_slash_is_no_folder(url: str, meant: str) -> None:
-    with pytest.raises(QuantityError, match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)") as mistake:
+    with pytest.raises(
+        QuantityError,
+        match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)",
+    ) as mistake:
         storage(url)
     assert "secret" not in str(mistake.value)
 
@@ -220,14 +241,24 @@ def test_which_place_an_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(storage("gs://bucket/d"), RemoteStorage)
 
 
-def test_credentials_of_a_url_are_in_no_message_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_credentials_of_a_url_are_in_no_message_and_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     secret = RemoteStorage("sftp://user:S3CRET@host/runs")
-    monkeypatch.setattr(module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}])
-    with pytest.raises(BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"):
+    monkeypatch.setattr(
+        module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}]
+    )
+    with pytest.raises(
+        BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"
+    ):
         secret.devices()
-    assert storage(secret.location).location == "sftp://user:S3CRET@host/runs"  # a worker reaches the same store
-    assert storage(str(secret), offline=True).folder == secret.folder  # a gate reads the copy of its screen
+    assert (
+        storage(secret.location).location == "sftp://user:S3CRET@host/runs"
+    )  # a worker reaches the same store
+    assert (
+        storage(str(secret), offline=True).folder == secret.folder
+    )  # a gate reads the copy of its screen
     assert "S3CRET" not in f"{secret} {secret.shown(secret.at('key') / 'a.json')}"
     resolved = resolve({"gpumem_baseline": secret.location}, {}, {}, "pytest.ini")
     assert resolved.to_json()["baseline"] == "sftp://***@host/runs"

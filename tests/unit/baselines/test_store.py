@@ -52,12 +52,18 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     store.save([second], None)
     baseline = store.load()
     stored = baseline.rows[first.key]
-    assert [one.measurement for one in stored] == [kept(first, stored[0].process), kept(second, stored[1].process)]
+    assert [one.measurement for one in stored] == [
+        kept(first, stored[0].process),
+        kept(second, stored[1].process),
+    ]
     assert [(one.nodeid, one.key, one.test_source, one.reset) for one in stored] == [
         (first.nodeid, first.key, None, None),
         (first.nodeid, first.key, "f" * 64, None),
     ]
-    assert [(one.process.revision, one.process.device) for one in stored] == [("abc123", H100), (None, H100)]
+    assert [(one.process.revision, one.process.device) for one in stored] == [
+        ("abc123", H100),
+        (None, H100),
+    ]
     assert len(baseline.rows["tests/test_a.py::test_copy"]) == 1
     assert (baseline.processes, baseline.note, baseline.left_out) == (2, None, None)
 
@@ -67,9 +73,18 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
     use = MemoryUse("CuPy", "device", peak=4096, kept=512, allocations=3)
     course = Course("CuPy", "device", ((0.0, 0), (0.1, 4096)))
     full = Footprint(
-        4096, (use,), driver_peak=8192, watched=("CUPTI",), phases=(Phase("call", 0.0, 0.1),), timeline=(course,), notes=("a",)
+        4096,
+        (use,),
+        driver_peak=8192,
+        watched=("CUPTI",),
+        phases=(Phase("call", 0.0, 0.1),),
+        timeline=(course,),
+        notes=("a",),
     )
-    timed, untimed = row(footprint=full), row("test_copy", measurement=None, footprint=full, label="part")
+    timed, untimed = (
+        row(footprint=full),
+        row("test_copy", measurement=None, footprint=full, label="part"),
+    )
     store = Store(tmp_path, H100)
     for peak in (4096, 5120):
         store.save([timed, replace(untimed, footprint=replace(full, peak=peak))], f"abc{peak}")
@@ -89,7 +104,10 @@ def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
     one, store = row(), Store(tmp_path, H100)
     assert one.measurement is not None
     repeats = (Repeat(one.measurement.medians, one.measurement.overhead),) * 2
-    store.save([replace(one, measurement=replace(one.measurement, further=repeats)), row("test_copy")], None)
+    store.save(
+        [replace(one, measurement=replace(one.measurement, further=repeats)), row("test_copy")],
+        None,
+    )
     store.save([one], None)
     assert store.load().processes == 4
 
@@ -124,13 +142,20 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
         assert getattr(after, name) == getattr(before, name)
     assert (after.notes, after.sampler_reason) == ((), "")
     assert after.provenance is not None
-    assert (after.provenance.utc, after.provenance.card) == (stored.process.utc.isoformat(timespec="seconds"), H100.uuid)
+    assert (after.provenance.utc, after.provenance.card) == (
+        stored.process.utc.isoformat(timespec="seconds"),
+        H100.uuid,
+    )
 
 
 def test_a_file_of_300_rows_is_small(tmp_path: Path) -> None:
     samples = (tuple(268e-6 + i * 1.23456789e-9 for i in range(200)),) * 8
     rows = [row(f"test_{i}", conditions=(CLOCKS, CLOCKS)) for i in range(300)]
-    rows = [replace(r, measurement=replace(r.measurement, placements=samples)) for r in rows if r.measurement is not None]
+    rows = [
+        replace(r, measurement=replace(r.measurement, placements=samples))
+        for r in rows
+        if r.measurement is not None
+    ]
     saved = Store(tmp_path, H100).save(rows, "abc")
     assert saved.path is not None
     assert saved.path.stat().st_size < 400_000
@@ -140,7 +165,9 @@ CLOCKS = Conditions(1.98e9, 2.619e9, 41.0, 310.25, (), 0)
 
 
 def test_the_file(tmp_path: Path) -> None:
-    saved = Store(tmp_path, H100).save([row()], "feature/x y-0123456789abcdef", {"mode": "clean-cold"})
+    saved = Store(tmp_path, H100).save(
+        [row()], "feature/x y-0123456789abcdef", {"mode": "clean-cold"}
+    )
     assert saved.path is not None
     assert files(tmp_path) == [saved.path]
     assert saved.path.parent == tmp_path / H100.key / "gpumem"
@@ -153,7 +180,9 @@ def test_the_file(tmp_path: Path) -> None:
     assert content["key"] == H100.key
     assert content["written_by"].startswith("pytest-gpumem ")
     assert (written["schema"], written["sha256"]) == (2, digest(content))
-    assert [line for line in saved.path.read_text().splitlines() if '"nodeid"' in line] == [json.dumps(content["rows"][0])]
+    assert [line for line in saved.path.read_text().splitlines() if '"nodeid"' in line] == [
+        json.dumps(content["rows"][0])
+    ]
     # Shared like any file of the repository, not the owner's alone.
     other = tmp_path / "other"
     other.touch()
@@ -177,7 +206,12 @@ def test_processes_write_in_the_same_second_while_others_read(tmp_path: Path) ->
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
+    writers = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(4)
+    ]
     for writer in writers:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
@@ -203,7 +237,9 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     assert store.load().processes == 1
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -218,7 +254,12 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 
 def undecided(code: Code, delta: float = 0.006) -> Row:
     """Of a test with a limit of 1 %."""
-    verdict = Verdict(Outcome.UNDECIDED, "because", Comparison(delta, delta - 0.02, delta + 0.02, 0.03, 5), code=code)
+    verdict = Verdict(
+        Outcome.UNDECIDED,
+        "because",
+        Comparison(delta, delta - 0.02, delta + 0.02, 0.03, 5),
+        code=code,
+    )
     return row(verdict=verdict, limits=Limits(max_regression="1%"))
 
 
@@ -269,10 +310,16 @@ def test_another_way_of_measuring_enters_the_baseline_of_the_same_revision(tmp_p
         row(outcome=Outcome.NEW),
         without_limit(low=0.009, processes=3),
         without_limit(low=0.109, processes=1),  # a single process may be off by so much
-        *(undecided(code, delta) for code in (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS) for delta in (-0.1, 0.009, 0.1)),
+        *(
+            undecided(code, delta)
+            for code in (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS)
+            for delta in (-0.1, 0.009, 0.1)
+        ),
     ],
 )
-def test_every_run_of_a_passing_test_enters_whatever_its_figure(tmp_path: Path, accepted: Row) -> None:
+def test_every_run_of_a_passing_test_enters_whatever_its_figure(
+    tmp_path: Path, accepted: Row
+) -> None:
     """A baseline that left out its slow runs would take an unchanged test's slow mode for a regression."""
     store = Store(tmp_path, H100)
     saved = store.save([accepted, row("test_slow", outcome=Outcome.FAIL)], "abc")
@@ -285,7 +332,13 @@ def test_every_run_of_a_passing_test_enters_whatever_its_figure(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("code", "rejected"),
-    [(Code.SLOWER, True), (Code.CREPT, True), (Code.TOO_MUCH_MEMORY, False), (Code.LOOKS_SLOWER, False), (None, False)],
+    [
+        (Code.SLOWER, True),
+        (Code.CREPT, True),
+        (Code.TOO_MUCH_MEMORY, False),
+        (Code.LOOKS_SLOWER, False),
+        (None, False),
+    ],
 )
 def test_only_a_proven_slow_down_takes_a_revision_out(code: Code | None, rejected: bool) -> None:
     outcome = Outcome.UNDECIDED if code is Code.LOOKS_SLOWER else Outcome.FAIL
@@ -299,13 +352,18 @@ def revisions(store: Store) -> list[str | None]:
     return [one.process.revision for one in store.load().rows.get(SLOWER.key, ())]
 
 
-def test_a_run_that_fails_takes_earlier_runs_of_its_revision_out_of_the_baseline(tmp_path: Path) -> None:
+def test_a_run_that_fails_takes_earlier_runs_of_its_revision_out_of_the_baseline(
+    tmp_path: Path,
+) -> None:
     """What one run could not tell from noise, a later one of the same commit may."""
     store = Store(tmp_path, H100)
     for revision in ("main", "slow", "main", "slow"):
         store.save([row()], revision)
     saved = store.save([SLOWER, row("test_copy")], "slow")
-    assert (saved.rejected, [r.key for r in saved.accepted]) == ((SLOWER.key,), [row("test_copy").key])
+    assert (saved.rejected, [r.key for r in saved.accepted]) == (
+        (SLOWER.key,),
+        [row("test_copy").key],
+    )
     assert revisions(store) == ["main", "main"]
     # The next run of it passes, and counts.
     store.save([row()], "slow")
@@ -316,8 +374,13 @@ def test_a_run_that_fails_takes_earlier_runs_of_its_revision_out_of_the_baseline
     assert (alone.accepted, revisions(store)) == ((), ["main", "main"])
 
 
-@pytest.mark.parametrize(("before", "failing"), [(("slow", "slow"), "slow"), (("main",), "slow"), (("main", "slow-dirty"), "slow-dirty")])
-def test_a_failing_run_takes_nothing_out_of_which_it_says_nothing(tmp_path: Path, before: tuple[str, ...], failing: str) -> None:
+@pytest.mark.parametrize(
+    ("before", "failing"),
+    [(("slow", "slow"), "slow"), (("main",), "slow"), (("main", "slow-dirty"), "slow-dirty")],
+)
+def test_a_failing_run_takes_nothing_out_of_which_it_says_nothing(
+    tmp_path: Path, before: tuple[str, ...], failing: str
+) -> None:
     """Not where the baseline holds that revision alone, or not at all, nor for changes that nobody committed."""
     store = Store(tmp_path, H100)
     for revision in before:
@@ -343,7 +406,11 @@ def test_only_comparable_measurements_are_compared_with(tmp_path: Path) -> None:
     store.save([row(mode="hot")], None)
     baseline = store.load()
     key = row().key
-    for mode, found in (("hot", ["hot"]), ("clean-cold", ["clean-cold"]), ("dirty-cold", ["clean-cold", "hot"])):
+    for mode, found in (
+        ("hot", ["hot"]),
+        ("clean-cold", ["clean-cold"]),
+        ("dirty-cold", ["clean-cold", "hot"]),
+    ):
         history = baseline.history(key, partial(measured_in, mode))
         assert [m.mode for m in history.measurements] == found
     unknown = baseline.history("tests/test_a.py::test_new", every)
@@ -363,7 +430,9 @@ def test_another_devices_baseline_is_said_and_not_used(tmp_path: Path) -> None:
     baseline = Store(tmp_path, H100).load()
     assert dict(baseline.rows) == {}
     assert baseline.note is not None
-    assert baseline.note.endswith(f"there are baselines of {A100.key}, {SIMULATED.key}, which do not compare")
+    assert baseline.note.endswith(
+        f"there are baselines of {A100.key}, {SIMULATED.key}, which do not compare"
+    )
 
 
 def moved(tmp_path: Path, facts: DeviceFacts, to: DeviceFacts) -> Path:
@@ -376,9 +445,12 @@ def moved(tmp_path: Path, facts: DeviceFacts, to: DeviceFacts) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("of", "to", "words"), [(SIMULATED, H100, "of a simulated device, this one is real"), (H100, SIMULATED, "of a real")]
+    ("of", "to", "words"),
+    [(SIMULATED, H100, "of a simulated device, this one is real"), (H100, SIMULATED, "of a real")],
 )
-def test_simulated_and_real_never_meet(tmp_path: Path, of: DeviceFacts, to: DeviceFacts, words: str) -> None:
+def test_simulated_and_real_never_meet(
+    tmp_path: Path, of: DeviceFacts, to: DeviceFacts, words: str
+) -> None:
     moved(tmp_path, of, to)
     with pytest.raises(BaselineError, match=words):
         Store(tmp_path, to).load()
@@ -413,7 +485,9 @@ def measured(content: dict[str, Any]) -> dict[str, Any]:
         lambda c: c["device"].update(driver="1.0"),
     ],
 )
-def test_a_file_that_was_edited_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def test_a_file_that_was_edited_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
     store = spoilt(tmp_path, change, signed=False)
     before = files(tmp_path)[0].read_bytes()
     assert one_line(tmp_path, store) == (
@@ -432,7 +506,9 @@ def one_line(tmp_path: Path, store: Store) -> str:
     return str(refused.value).removeprefix(f"{file}: ")
 
 
-@pytest.mark.parametrize("form", [json.dumps, lambda v: json.dumps(v, indent=4), lambda v: json.dumps(v, sort_keys=True)])
+@pytest.mark.parametrize(
+    "form", [json.dumps, lambda v: json.dumps(v, indent=4), lambda v: json.dumps(v, sort_keys=True)]
+)
 def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str]) -> None:
     """Where baselines are committed, so are hooks that put files into shape."""
     store = Store(tmp_path, H100)
@@ -445,15 +521,27 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: measured(c).update(profiled=True), "may not be in a baseline: it was measured under a profiler"),
-        (lambda c: measured(c)["conditions"][0].update(throttle_reasons=["x"]), "under throttling (x)"),
+        (
+            lambda c: measured(c).update(profiled=True),
+            "may not be in a baseline: it was measured under a profiler",
+        ),
+        (
+            lambda c: measured(c)["conditions"][0].update(throttle_reasons=["x"]),
+            "under throttling (x)",
+        ),
         (lambda c: c["rows"].append(c["rows"][0]), "holds tests/test_a.py::test_triad twice"),
-        (lambda c: measured(c).update(placements=[[-1e-3]]), "$.content.rows[0].measurement.placements[0][0]: -0.001; expected"),
+        (
+            lambda c: measured(c).update(placements=[[-1e-3]]),
+            "$.content.rows[0].measurement.placements[0][0]: -0.001; expected",
+        ),
         (lambda c: measured(c).update(placements=[[0]]), "placements[0][0]: 0; expected"),
         (lambda c: measured(c).update(placements=[]), "placements: []; expected"),
         (lambda c: measured(c).update(half_width=-1.0), "half_width: -1.0; expected"),
         (lambda c: measured(c).update(overhead=-1.0), "overhead: -1.0; expected"),
-        (lambda c: measured(c).update(latency=1.0), "$.content.rows[0].measurement.latency: unknown"),
+        (
+            lambda c: measured(c).update(latency=1.0),
+            "$.content.rows[0].measurement.latency: unknown",
+        ),
         (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
         (lambda c: measured(c).update(mode=3), "mode: 3; expected `str`"),
         (lambda c: c.update(device=None), "$.content.device: None; expected `object`, got `null`"),
@@ -464,12 +552,16 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: c["device"].update(simulated=True), "of a simulated device, this one is real"),
     ],
 )
-def test_values_that_cannot_be_are_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str) -> None:
+def test_values_that_cannot_be_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
     assert words in one_line(tmp_path, spoilt(tmp_path, change, signed=True))
 
 
 def test_a_newer_file_says_who_wrote_it(tmp_path: Path) -> None:
-    store = spoilt(tmp_path, lambda c: c.update(more=1, written_by="pytest-gpumem 9.0"), signed=True)
+    store = spoilt(
+        tmp_path, lambda c: c.update(more=1, written_by="pytest-gpumem 9.0"), signed=True
+    )
     assert one_line(tmp_path, store).endswith("(written by pytest-gpumem 9.0)")
 
 
@@ -515,7 +607,10 @@ def placed(folder: Path, content: bytes) -> Store:
         (b'{"schema": 2, "sha256": "", "content": []}', "$: not the keys"),
         (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
-        (json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(), "$.schema: missing; this version reads 2"),
+        (
+            json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(),
+            "$.schema: missing; this version reads 2",
+        ),
     ],
 )
 def test_junk_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -537,7 +632,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         store.load()
 
 
-@given(st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789.eE-schemadvictrowulsNaInfty ', max_size=60).map(str.encode))
+@given(
+    st.binary(max_size=200)
+    | st.text(alphabet='{}[]":,0123456789.eE-schemadvictrowulsNaInfty ', max_size=60).map(
+        str.encode
+    )
+)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_junk_never_loads_silently(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(BaselineError):
@@ -556,7 +656,11 @@ def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject)
     content = good.read_bytes()
     place = data.draw(st.integers(0, len(content) - 1))
     cut = data.draw(st.booleans())
-    damaged = content[:place] if cut else content[:place] + data.draw(st.binary(min_size=1, max_size=1)) + content[place + 1 :]
+    damaged = (
+        content[:place]
+        if cut
+        else content[:place] + data.draw(st.binary(min_size=1, max_size=1)) + content[place + 1 :]
+    )
     store = placed(tmp_path, damaged)
     if cut and damaged.strip() != content.strip():
         with pytest.raises(BaselineError):
@@ -569,16 +673,28 @@ def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject)
     assert baseline == Store(tmp_path / "made", H100).load()
 
 
-json_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+json_values = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+)
 
 
 @given(st.data())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(
+    tmp_path: Path, data: st.DataObject
+) -> None:
     """Any value anywhere replaced: refused in one line with the file's name, or a time that a launch can take."""
     good = tmp_path / "good"
     if not good.exists():
-        path = Store(tmp_path / "made", H100).save([row(conditions=(CLOCKS, CLOCKS), overhead=2e-6)], None).path
+        path = (
+            Store(tmp_path / "made", H100)
+            .save([row(conditions=(CLOCKS, CLOCKS), overhead=2e-6)], None)
+            .path
+        )
         assert path is not None
         good.write_bytes(path.read_bytes())
     file = json.loads(good.read_text())
@@ -588,7 +704,11 @@ def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(tmp_path: 
         if not (isinstance(at[key], (dict, list)) and at[key] and data.draw(st.integers(0, 5))):
             break
         at = at[key]
-    at[key] = data.draw(json_values | st.lists(json_values, max_size=2) | st.dictionaries(st.text(max_size=3), json_values, max_size=2))
+    at[key] = data.draw(
+        json_values
+        | st.lists(json_values, max_size=2)
+        | st.dictionaries(st.text(max_size=3), json_values, max_size=2)
+    )
     file["sha256"] = digest(file["content"])
     store = placed(tmp_path, json.dumps(file).encode())
     said, baseline = "", None
@@ -621,7 +741,9 @@ def test_a_run_from_before_a_reset_does_not_count(tmp_path: Path) -> None:
     before = store.load()
     store.save([row(latency=3e-4)], "abc", accepted=meant(key))
     store.save([row()], "abc", baseline=before)
-    assert [m.latency for m in store.load().history(key, every).measurements] == [pytest.approx(3e-4, rel=1e-3)]
+    assert [m.latency for m in store.load().history(key, every).measurements] == [
+        pytest.approx(3e-4, rel=1e-3)
+    ]
 
 
 def test_the_newest_of_two_resets_counts(tmp_path: Path) -> None:
@@ -646,7 +768,9 @@ def dated(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
 
 
 @pytest.mark.parametrize("days", [1825, -1825])
-def test_a_wrong_clock_orders_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+def test_a_wrong_clock_orders_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "abc")
     store.save([row()], "abc", accepted=meant(key, "first"))
@@ -661,7 +785,9 @@ def test_a_wrong_clock_orders_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert store.load().resets[key].reason == "last"
 
 
-def test_a_file_that_is_dated_ahead_of_the_clock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_dated_ahead_of_the_clock_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path, H100)
     store.save([row()], "abc")
     assert store.load().dated_ahead is None
@@ -699,7 +825,10 @@ def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     store.save([row()], "abc")
     assert path is not None
     path.unlink()
-    assert store.load().history(key, every).reason == "a reset whose file is not here comes before its 1 saved process"
+    assert (
+        store.load().history(key, every).reason
+        == "a reset whose file is not here comes before its 1 saved process"
+    )
 
 
 def on_day(day: int, latency: float, card: str = "GPU-a") -> Measurement:
@@ -715,14 +844,20 @@ def on_day(day: int, latency: float, card: str = "GPU-a") -> Measurement:
         (None, ((5, 0.9), (6, 0.9), (7, 0.9)), True),  # as with 1 %
         ("20 us", ((5, 0.9), (6, 0.9), (7, 0.9)), True),  # 26.8 us faster
         ("15%", ((5, 0.9), (6, 0.9), (7, 0.9)), False),  # no more than is allowed
-        ("1%", ((5, 1.0), (6, 0.9), (7, 0.9)), False),  # one fast night, or two, may be another driver's
+        (
+            "1%",
+            ((5, 1.0), (6, 0.9), (7, 0.9)),
+            False,
+        ),  # one fast night, or two, may be another driver's
         ("1%", ((5, 0.9), (5, 0.9), (5, 0.9)), False),
         ("1%", ((5, 0.9), (6, 0.9), (7, 1.0)), False),
         ("1%", ((5, 0.9, "GPU-b"), (6, 0.9, "GPU-b"), (7, 0.9, "GPU-b")), False),  # the card's
         ("1%", ((5, 0.9), (6, 0.9, "GPU-b"), (7, 0.9)), False),
     ],
 )
-def test_a_gain_resets_once_three_days_of_one_card_show_it(limit: str | None, newest: Sequence[tuple[Any, ...]], resets: bool) -> None:
+def test_a_gain_resets_once_three_days_of_one_card_show_it(
+    limit: str | None, newest: Sequence[tuple[Any, ...]], resets: bool
+) -> None:
     past = [on_day(day, 268e-6) for day in range(5)]
     *before, now = (on_day(day, 268e-6 * factor, *card) for day, factor, *card in newest)
     joining = replace(improved(0.0, 0.0, limit), measurement=now)
@@ -751,13 +886,17 @@ def test_an_accepted_change_is_taken_over_once(tmp_path: Path) -> None:
     found = change.of(key)
     store.save([row()], "abc")
     saved = store.save([row(latency=3e-4)], "def", accepted=change)
-    assert [(one.key, one.reason, one.who, one.accepted) for one in saved.resets] == [(key, "checks bounds", "ada", (found[0].digest,))]
+    assert [(one.key, one.reason, one.who, one.accepted) for one in saved.resets] == [
+        (key, "checks bounds", "ada", (found[0].digest,))
+    ]
     baseline = store.load()
     assert baseline.taken_over == {(found[0].digest, key)}
     again = Acceptances(found, baseline.taken_over)
     assert again.of(key) == []
     assert store.save([row(latency=3e-4)], "ghi", accepted=again).resets == ()
-    assert [m.latency for m in store.load().history(key, every).measurements] == pytest.approx([3e-4, 3e-4], rel=1e-3)
+    assert [m.latency for m in store.load().history(key, every).measurements] == pytest.approx(
+        [3e-4, 3e-4], rel=1e-3
+    )
 
 
 def test_of_several_rows_each_is_taken_over_when_it_enters(tmp_path: Path) -> None:
@@ -770,7 +909,10 @@ def test_of_several_rows_each_is_taken_over_when_it_enters(tmp_path: Path) -> No
     assert (left.of(row().key), len(left.of(row("test_copy").key))) == ([], 1)
     store.save([row(), row("test_copy")], "ghi", accepted=left)
     baseline = store.load()
-    assert {key: len(runs) for key, runs in baseline.rows.items()} == {row().key: 2, row("test_copy").key: 1}
+    assert {key: len(runs) for key, runs in baseline.rows.items()} == {
+        row().key: 2,
+        row("test_copy").key: 1,
+    }
 
 
 def test_two_accepted_changes_of_a_row_are_taken_over_together(tmp_path: Path) -> None:
@@ -791,7 +933,9 @@ def test_a_gain_beside_an_accepted_change_is_that_change(tmp_path: Path) -> None
 def test_a_removed_row_leaves_what_is_expected(tmp_path: Path) -> None:
     store, gone = Store(tmp_path, H100), row("test_old").key
     store.save([row(), row("test_old")], "abc")
-    change = Acceptances([Acceptance(gone, "test_new has its place", "ada", (AcceptedChange(gone, Scope.REMOVED),))])
+    change = Acceptances(
+        [Acceptance(gone, "test_new has its place", "ada", (AcceptedChange(gone, Scope.REMOVED),))]
+    )
     assert list(store.load().expected("clean-cold")) == [row().key, gone]
     saved = store.save([], "def", accepted=change, removed=[gone])
     assert (saved.accepted, [one.key for one in saved.resets]) == ((), [gone])
@@ -800,27 +944,36 @@ def test_a_removed_row_leaves_what_is_expected(tmp_path: Path) -> None:
     assert store.save([row()], "ghi", accepted=change).resets == ()
     # Where it comes back, it is new.
     assert (
-        store.load().history(gone, every).reason == "a change of it was accepted (ada: test_new has its place), and no run was saved since"
+        store.load().history(gone, every).reason
+        == "a change of it was accepted (ada: test_new has its place), and no run was saved since"
     )
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_row_that_is_measured_differently_enters_once_it_is_accepted(tmp_path: Path, other: bool) -> None:
+def test_a_row_that_is_measured_differently_enters_once_it_is_accepted(
+    tmp_path: Path, other: bool
+) -> None:
     store = Store(tmp_path, H100)
     store.save([row()], "abc")
     results = (LimitResult("max_regression", Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY),)
     verdict = Verdict(Outcome.UNDECIDED, "other", code=Code.MEASURED_DIFFERENTLY, limits=results)
     differently = row(verdict=verdict, limits=Limits(max_regression="1%"))
     assert store.save([differently], "def").accepted == ()
-    saved = store.save([differently], "def", accepted=meant("tests/test_b.py" if other else differently.key))
+    saved = store.save(
+        [differently], "def", accepted=meant("tests/test_b.py" if other else differently.key)
+    )
     assert (len(saved.accepted), len(saved.resets)) == ((0, 0) if other else (1, 1))
 
 
 def test_a_row_without_a_limit_enters_up_to_the_accepted_slow_down(tmp_path: Path) -> None:
-    slow = row(verdict=Verdict(Outcome.PASS, "no limit", Comparison(0.09, 0.08, 0.1, 0.01, 3, measured=3)))
+    slow = row(
+        verdict=Verdict(Outcome.PASS, "no limit", Comparison(0.09, 0.08, 0.1, 0.01, 3, measured=3))
+    )
     for size, entered in (("7%", 0), ("8%", 1)):
         store = Store(tmp_path / size.strip("%"), H100)
-        assert len(store.save([slow], "abc", accepted=meant(slow.key, size=size)).accepted) == entered
+        assert (
+            len(store.save([slow], "abc", accepted=meant(slow.key, size=size)).accepted) == entered
+        )
 
 
 def test_an_accepted_row_does_not_show_its_revision_to_be_slower(tmp_path: Path) -> None:
@@ -846,7 +999,9 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
 
     baseline = store.load(ancestry)
     assert asked == [{"main", "main-dirty", "mine", "theirs", "gone"}]
-    assert [m.latency for m in baseline.history(key, every).measurements] == [pytest.approx(200e-6, rel=1e-3)]
+    assert [m.latency for m in baseline.history(key, every).measurements] == [
+        pytest.approx(200e-6, rel=1e-3)
+    ]
     assert baseline.processes == 1
     assert baseline.left_out == (
         "5 of 6 files do not count: 2 are not of the history of 0123456789ab, 1 of uncommitted changes, "
@@ -887,7 +1042,9 @@ def test_a_file_is_no_baseline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_what_took_a_folders_place_is_no_empty_baseline(tmp_path: Path, depth: int, kind: str) -> None:
+def test_what_took_a_folders_place_is_no_empty_baseline(
+    tmp_path: Path, depth: int, kind: str
+) -> None:
     """A share that is not mounted behind a link, say: a NEW row would be green."""
     root = tmp_path / "shared"
     place = [root, root / H100.key, root / H100.key / "gpumem"][depth]

@@ -11,7 +11,13 @@ import pytest
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 ROOT = Path(__file__).parents[3]
-SHOWN = dict(re.findall(r"<!-- session: (\w+) -->\n```text\n(.*?)^```$", (ROOT / "docs/sessions.md").read_text(), re.DOTALL | re.MULTILINE))
+SHOWN = dict(
+    re.findall(
+        r"<!-- session: (\w+) -->\n```text\n(.*?)^```$",
+        (ROOT / "docs/sessions.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+)
 
 
 TOLD = ("test_", "FAILED", "gpumem gate: red", "gpumem gate: step", "gpumem: SIMULATED")
@@ -36,5 +42,9 @@ def test_every_session_fits_on_a_screen() -> None:
 
 def test_sessions_are_shown_as_they_are(tmp_path: Path) -> None:
     for name in ("failing", "gate", "compare"):
-        text = "\n".join(docs_sessions.shown(docs_sessions.SESSIONS[name](docs_sessions.Session(tmp_path)), tmp_path))
+        text = "\n".join(
+            docs_sessions.shown(
+                docs_sessions.SESSIONS[name](docs_sessions.Session(tmp_path)), tmp_path
+            )
+        )
         assert words(text) == words(SHOWN[name]), "python ci/renew_tables.py docs/sessions.md"

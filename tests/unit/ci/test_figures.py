@@ -8,7 +8,11 @@ import pytest
 import renew_tables
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = [ROOT / "README.md", ROOT / "ci" / "records" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "ci" / "records" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -18,7 +22,9 @@ def test_tables_are_those_of_their_source(document: Path) -> None:
     marked = sum(text.count(f"<!-- {kind}: ") for kind in ("record", "summary", "texts", "output"))
     assert len(renew_tables.BLOCK.findall(text)) == marked
     assert len(renew_tables.GENERATED.findall(text)) == text.count("<!-- generated: ")
-    assert renew_tables.renewed(text) == text, f"python ci/renew_tables.py {document.relative_to(ROOT)}"
+    assert renew_tables.renewed(text) == text, (
+        f"python ci/renew_tables.py {document.relative_to(ROOT)}"
+    )
 
 
 def test_a_marker_without_a_table_is_an_error() -> None:

@@ -59,8 +59,15 @@ def run(tmp_path: Path) -> Any:
     script.write_text(WORKER.format(bench=str(Path(fresh_processes.__file__).parent)))
 
     def start(*jobs: dict[str, Any], ahead: int = 2, timeout: float = 60.0) -> Any:
-        named = [{"folder": str(tmp_path), "name": i, "number": i, **job} for i, job in enumerate(jobs)]
-        return one_after_another(named, lambda job: [sys.executable, "-S", str(script), json.dumps(job)], ahead=ahead, timeout=timeout)
+        named = [
+            {"folder": str(tmp_path), "name": i, "number": i, **job} for i, job in enumerate(jobs)
+        ]
+        return one_after_another(
+            named,
+            lambda job: [sys.executable, "-S", str(script), json.dumps(job)],
+            ahead=ahead,
+            timeout=timeout,
+        )
 
     return start
 
@@ -85,7 +92,9 @@ def test_the_next_ones_get_ready_while_one_works(run: Any) -> None:
         ("fails", "gave no answer (exit status 1)", "out of memory, it says"),
     ],
 )
-def test_a_worker_that_fails_is_told_with_its_words_and_the_others_go_on(run: Any, how: str, what: str, words: str) -> None:
+def test_a_worker_that_fails_is_told_with_its_words_and_the_others_go_on(
+    run: Any, how: str, what: str, words: str
+) -> None:
     first, broken, last = run({}, {"how": how}, {})
     assert (first.error, last.error) == (None, None)
     assert last.answer == {"answer": 4}
@@ -94,7 +103,10 @@ def test_a_worker_that_fails_is_told_with_its_words_and_the_others_go_on(run: An
     assert words in broken.error
 
 
-@pytest.mark.parametrize(("how", "what"), [("never ready", "did not get ready in time"), ("hangs", "gave no answer in time")])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("never ready", "did not get ready in time"), ("hangs", "gave no answer in time")],
+)
 def test_a_worker_that_takes_too_long_is_ended(run: Any, how: str, what: str) -> None:
     (outcome,) = run({"how": how}, timeout=1.0)
     assert what in outcome.error

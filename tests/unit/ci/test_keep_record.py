@@ -21,10 +21,16 @@ def run() -> dict[str, Any]:
     rows = suite["gpumem"]["rows"][:2]
     for row in rows:
         measurement = row["measurement"]
-        measurement["placements"] = [[0.9 * median, median, 2 * median] for (median,) in measurement["placements"]]
+        measurement["placements"] = [
+            [0.9 * median, median, 2 * median] for (median,) in measurement["placements"]
+        ]
         measurement["took"] = {"samples": 1.0}
         measurement["conditions"] = [{"sm_clock_hz": 1.98e9}, {}]
-    return {**suite, "benchmarks": [{"stats": {"data": [1.0]}}], "gpumem": {**suite["gpumem"], "rows": rows}}
+    return {
+        **suite,
+        "benchmarks": [{"stats": {"data": [1.0]}}],
+        "gpumem": {**suite["gpumem"], "rows": rows},
+    }
 
 
 def test_a_record_has_medians_and_no_samples(run: dict[str, Any]) -> None:
@@ -45,8 +51,13 @@ def test_tests_are_chosen_by_their_names(run: dict[str, Any]) -> None:
     first, second = run["gpumem"]["rows"]
     name = first["label"] or first["nodeid"]
     assert name not in second["nodeid"]
-    assert [row["nodeid"] for row in kept(run, first["nodeid"])["gpumem"]["rows"]].count(first["nodeid"]) >= 1
+    assert [row["nodeid"] for row in kept(run, first["nodeid"])["gpumem"]["rows"]].count(
+        first["nodeid"]
+    ) >= 1
 
 
 def test_a_record_of_peers_has_no_runs() -> None:
-    assert kept({"kind": "peers", "runs": [1], "summary": {"rows": []}}) == {"kind": "peers", "summary": {"rows": []}}
+    assert kept({"kind": "peers", "runs": [1], "summary": {"rows": []}}) == {
+        "kind": "peers",
+        "summary": {"rows": []},
+    }

@@ -52,7 +52,12 @@ def test_a_round_runs_every_peer_once() -> None:
 def test_whole_rounds_are_kept_and_given_out_after_each() -> None:
     seen, held = [], record()
     peers.measure(
-        held, range(1, 4), jobs_of("gpumem", "cupy"), seconds=1e9, after_round=lambda r: seen.append(len(r["runs"])), command=answering
+        held,
+        range(1, 4),
+        jobs_of("gpumem", "cupy"),
+        seconds=1e9,
+        after_round=lambda r: seen.append(len(r["runs"])),
+        command=answering,
     )
     assert seen == [2, 4, 6]
     assert [run["round"] for run in held["runs"]] == [1, 1, 2, 2, 3, 3]
@@ -62,7 +67,14 @@ def test_whole_rounds_are_kept_and_given_out_after_each() -> None:
 
 def test_a_failed_worker_stays_in_the_record(capsys: pytest.CaptureFixture[str]) -> None:
     held = record()
-    peers.measure(held, range(1, 3), jobs_of("broken", "gpumem"), seconds=1e9, after_round=lambda _: None, command=answering)
+    peers.measure(
+        held,
+        range(1, 3),
+        jobs_of("broken", "gpumem"),
+        seconds=1e9,
+        after_round=lambda _: None,
+        command=answering,
+    )
     failed = [run for run in held["runs"] if run["peer"] == "broken"]
     assert len(failed) == 2
     assert all("nothing to say" in run["error"] and run["cases"] == [] for run in failed)
@@ -86,7 +98,9 @@ def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     def quick(job: dict[str, Any]) -> list[str]:
         return [sys.executable, "-c", QUICK_WORKER, json.dumps(job)]
 
-    monkeypatch.setattr(peers, "one_after_another", lambda jobs, _command, **options: real(jobs, quick, **options))
+    monkeypatch.setattr(
+        peers, "one_after_another", lambda jobs, _command, **options: real(jobs, quick, **options)
+    )
     monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     return peers.main()
 
@@ -95,7 +109,18 @@ def test_the_whole_script_on_the_simulated_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "peers.json"
-    common = ("--device", "sim", "--peers", "gpumem", "--sizes", "4096", "--json", str(file), "--processes", "1")
+    common = (
+        "--device",
+        "sim",
+        "--peers",
+        "gpumem",
+        "--sizes",
+        "4096",
+        "--json",
+        str(file),
+        "--processes",
+        "1",
+    )
     assert run_script(monkeypatch, *common) == 0
     held = json.loads(file.read_text())
     assert [case["way"] for case in held["runs"][0]["cases"]] == [
@@ -108,8 +133,15 @@ def test_the_whole_script_on_the_simulated_device(
     assert len(clean["medians"]) >= 8
     assert clean["wall"] > 0
     assert held["runs"][0]["first_use"] > 0
-    reported = [row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")]
-    assert reported == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot", "gpumem hot, one placement"]
+    reported = [
+        row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")
+    ]
+    assert reported == [
+        "gpumem clean-cold",
+        "gpumem dirty-cold",
+        "gpumem hot",
+        "gpumem hot, one placement",
+    ]
 
     assert run_script(monkeypatch, *common, "--append") == 0
     both = json.loads(file.read_text())
@@ -118,18 +150,29 @@ def test_the_whole_script_on_the_simulated_device(
     assert capsys.readouterr().out.count("SIMULATED") == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [("versions", {"triton": "3.5.0"}), ("device", {"name": "another"}), ("kind", "suite")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("versions", {"triton": "3.5.0"}), ("device", {"name": "another"}), ("kind", "suite")],
+)
 def test_a_record_of_something_else_is_not_added_to(
-    name: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    value: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "peers.json"
     file.write_text(json.dumps({**record(), name: value}))
     with pytest.raises(SystemExit):
-        run_script(monkeypatch, "--device", "sim", "--peers", "gpumem", "--json", str(file), "--append")
+        run_script(
+            monkeypatch, "--device", "sim", "--peers", "gpumem", "--json", str(file), "--append"
+        )
     assert f"holds {name}" in capsys.readouterr().err
 
 
-def test_the_stream_kernels_are_measured_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_kernels_are_measured_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "peers.json"
     common = ("--device", "sim", "--json", str(file), "--processes", "1", "--sizes", "16")
     assert run_script(monkeypatch, *common, "--peers", "stream") == 0
@@ -141,10 +184,17 @@ def test_the_stream_kernels_are_measured_by_their_names(tmp_path: Path, monkeypa
 def test_babelstream_needs_its_program(
     program: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(peers, "chosen_device", lambda *_: types.SimpleNamespace(facts=types.SimpleNamespace(simulated=False)))
+    monkeypatch.setattr(
+        peers,
+        "chosen_device",
+        lambda *_: types.SimpleNamespace(facts=types.SimpleNamespace(simulated=False)),
+    )
     with pytest.raises(SystemExit):
         run_script(monkeypatch, "--peers", "stream,babelstream", *program)
-    assert f"needs --babelstream FILE, its program; it is {program[-1] if program else None}" in capsys.readouterr().err
+    assert (
+        f"needs --babelstream FILE, its program; it is {program[-1] if program else None}"
+        in capsys.readouterr().err
+    )
 
 
 BABELSTREAM = """Using CUDA device NVIDIA H200
@@ -163,21 +213,29 @@ Dot,100,134217728,8,4.3e+06,0.000495,0.000511,0.000499
 def program(folder: Path, printed: str, code: int = 0) -> str:
     """A program that prints as BabelStream does."""
     file = folder / "cuda-stream"
-    file.write_text(f"#!{sys.executable}\nimport sys\nprint({printed!r}, end='')\nsys.exit({code})\n")
+    file.write_text(
+        f"#!{sys.executable}\nimport sys\nprint({printed!r}, end='')\nsys.exit({code})\n"
+    )
     file.chmod(0o755)
     return str(file)
 
 
 def test_babelstreams_averages_become_cases(bench: TriadBench, tmp_path: Path) -> None:
-    _first, cases = peer_workers.babelstream(bench, [1024], executable=program(tmp_path, BABELSTREAM))
+    _first, cases = peer_workers.babelstream(
+        bench, [1024], executable=program(tmp_path, BABELSTREAM)
+    )
     assert [(case["way"], case["value"], case["best"], case["samples"]) for case in cases][::4] == [
         ("BabelStream copy", 0.000536, 0.000533, 99),
         ("BabelStream dot", 0.000499, 0.000495, 99),
     ]
 
 
-@pytest.mark.parametrize(("printed", "code"), [(BABELSTREAM, 1), (BABELSTREAM.replace("Dot,", "Nstream,"), 0), ("", 0)])
-def test_a_babelstream_without_its_five_figures_is_an_error(bench: TriadBench, tmp_path: Path, printed: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("printed", "code"), [(BABELSTREAM, 1), (BABELSTREAM.replace("Dot,", "Nstream,"), 0), ("", 0)]
+)
+def test_a_babelstream_without_its_five_figures_is_an_error(
+    bench: TriadBench, tmp_path: Path, printed: str, code: int
+) -> None:
     with pytest.raises(RuntimeError, match=r"ended with 1|no rows of its five kernels"):
         peer_workers.babelstream(bench, [1024], executable=program(tmp_path, printed, code))
 
@@ -192,7 +250,9 @@ def bench() -> Any:
     made.close()
 
 
-def test_what_the_peers_launch_is_what_this_project_launches(bench: TriadBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_peers_launch_is_what_this_project_launches(
+    bench: TriadBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cupy = pytest.importorskip("cupy")
     from pytest_gpumem.devices.cuda.compiler import entry_for
     from pytest_gpumem.devices.cuda.launches import packed_arguments
@@ -206,7 +266,9 @@ def test_what_the_peers_launch_is_what_this_project_launches(bench: TriadBench, 
             compiled.append(how)
 
         def get_function(self, name: str) -> Any:
-            def function(grid: Any, block: Any, arguments: Any, *, shared_mem: int, stream: Any) -> None:
+            def function(
+                grid: Any, block: Any, arguments: Any, *, shared_mem: int, stream: Any
+            ) -> None:
                 launched.append((name, grid, block, arguments, shared_mem, stream.ptr))
 
             return types.SimpleNamespace(kernel=function)
@@ -219,9 +281,20 @@ def test_what_the_peers_launch_is_what_this_project_launches(bench: TriadBench, 
         buffers, values = bench.triad.arguments((*arrays, 3.0), {})
         ours = bench.triad.launch(buffers, values)
     entry = entry_for(ours.kernel, "f4", ours.shape)
-    assert compiled == [{"code": sources.read("stream.cu"), "options": sources.COMPILE_OPTIONS, "name_expressions": [entry]}]
+    assert compiled == [
+        {
+            "code": sources.read("stream.cu"),
+            "options": sources.COMPILE_OPTIONS,
+            "name_expressions": [entry],
+        }
+    ]
     expected = packed_arguments(ours)
     for name, grid, block, arguments, shared, _stream in launched:
-        assert (name, grid, block, shared) == (entry, (ours.shape.blocks,), (ours.shape.threads,), 0)
+        assert (name, grid, block, shared) == (
+            entry,
+            (ours.shape.blocks,),
+            (ours.shape.threads,),
+            0,
+        )
         assert [(type(a), a) for a in arguments] == [(type(a), a) for a in expected]
     assert [stream for *_, stream in launched] == [0, 0x1000]

@@ -83,7 +83,9 @@ COST = "cost of precision over nvbench's"
         (2, 1.0, 0.06, False),
     ],
 )
-def test_half_the_spread_is_worth_four_times_the_time(mib: int, spread: float, wall: float, holds: bool) -> None:
+def test_half_the_spread_is_worth_four_times_the_time(
+    mib: int, spread: float, wall: float, holds: bool
+) -> None:
     values = {(OURS, mib): scattered(1e-5, 0.001 * spread), (NVBENCH, mib): scattered(2e-5, 0.001)}
     line = lines_of(values, {(OURS, mib): wall, (NVBENCH, mib): 1.0})[COST, mib]
     assert line.measured is not None
@@ -92,7 +94,10 @@ def test_half_the_spread_is_worth_four_times_the_time(mib: int, spread: float, w
 
 
 def test_a_cost_far_from_its_limit_is_beyond_doubt() -> None:
-    near, far = (lines_of({(OURS, 2): scattered(1e-5, own), (NVBENCH, 2): scattered(1e-5, 0.01)})[COST, 2] for own in (0.001, 0.06))
+    near, far = (
+        lines_of({(OURS, 2): scattered(1e-5, own), (NVBENCH, 2): scattered(1e-5, 0.01)})[COST, 2]
+        for own in (0.001, 0.06)
+    )
     assert (near.holds, near.beyond_doubt) == (True, True)
     assert (far.holds, far.beyond_doubt) == (False, True)
 
@@ -108,11 +113,13 @@ def test_what_is_not_in_the_record_is_said_to_be_missing() -> None:
     assert claims.count("hot less do_bench_cudagraph") == 3
 
 
-@pytest.mark.parametrize(("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)])
+@pytest.mark.parametrize(
+    ("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)]
+)
 def test_dirty_cold_may_differ_from_nvbench_either_way(shift: float, holds: bool) -> None:
-    line = lines_of({(DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), (NVBENCH, 32): scattered(1e-5, 1e-4)})[
-        "dirty-cold less nvbench's cold mean", 32
-    ]
+    line = lines_of(
+        {(DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), (NVBENCH, 32): scattered(1e-5, 1e-4)}
+    )["dirty-cold less nvbench's cold mean", 32]
     assert line.measured is not None
     assert line.measured.value == pytest.approx(shift)
     assert (line.holds, line.beyond_doubt) == (holds, True)
@@ -123,7 +130,12 @@ def processes_of(between: float, own: float) -> list[dict[str, object]]:
     runs = []
     for i in range(400):
         medians = (1 + random.normal(0, between)) * (1 + random.normal(0, own, 8))
-        runs.append(peers_records.run([peers_records.case(OURS, 2, float(medians.mean()), medians=list(medians))], number=i))
+        runs.append(
+            peers_records.run(
+                [peers_records.case(OURS, 2, float(medians.mean()), medians=list(medians))],
+                number=i,
+            )
+        )
     return runs
 
 
@@ -139,7 +151,10 @@ def test_what_a_process_keeps_shows_as_the_rest() -> None:
 def with_overheads(values: list[float], overheads: list[float | None]) -> dict[str, Any]:
     record = peers_records.record({})
     record["runs"] = [
-        peers_records.run([peers_records.case(OURS, 2, value, medians=[value, value], overhead=overhead)], number=i)
+        peers_records.run(
+            [peers_records.case(OURS, 2, value, medians=[value, value], overhead=overhead)],
+            number=i,
+        )
         for i, (value, overhead) in enumerate(zip(values, overheads, strict=True))
     ]
     return record
@@ -163,7 +178,10 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
 
 @pytest.mark.parametrize(("slower", "holds"), [(1.02, False), (0.96, True)])
 def test_stream_is_judged_beside_babelstream(slower: float, holds: bool) -> None:
-    values = {(way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4) for way in peers_summary.STREAM_WAYS}
+    values = {
+        (way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4)
+        for way in peers_summary.STREAM_WAYS
+    }
     found = lines_of(values)
     assert found["stream_add less BabelStream's average of add", 1024].holds is holds
     assert len([line for line in found if "BabelStream" in line[0]]) == 5
@@ -182,6 +200,8 @@ def test_the_spreads_that_judging_expects_are_those_of_both_cards(gpu: str) -> N
         assert row.spread is not None
         placements = spread.placement_spread(row.mean)
         assert 0.5 < parts["between_placements"] / placements < 2, mib
-        expected = math.hypot(spread.process_spread(row.mean), placements / math.sqrt(parts["placements"]))
+        expected = math.hypot(
+            spread.process_spread(row.mean), placements / math.sqrt(parts["placements"])
+        )
         assert 0.45 < row.spread.value / expected < 2, mib
         assert parts["overhead"] * row.mean < 2 * spread.LAUNCH_OVERHEAD, mib

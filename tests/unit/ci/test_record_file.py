@@ -21,7 +21,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     record_file.taken_at.cache_clear()
 
 
-def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differed(checkout: Path) -> None:
+def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differed(
+    checkout: Path,
+) -> None:
     git(checkout, "init", "-q")
     (checkout / "a").write_text("1")
     git(checkout, "add", "a")
@@ -29,7 +31,11 @@ def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differ
     record_file.write_record(checkout / "out.json", {"kind": "x"})
     commit = git(checkout, "rev-parse", "HEAD")
     taken_at = json.loads((checkout / "out.json").read_text())["taken_at"]
-    assert (taken_at["revision"], taken_at["package"], len(taken_at["sources"])) == (commit, __version__, 64)
+    assert (taken_at["revision"], taken_at["package"], len(taken_at["sources"])) == (
+        commit,
+        __version__,
+        64,
+    )
 
     (checkout / "a").write_text("2")
     record_file.taken_at.cache_clear()

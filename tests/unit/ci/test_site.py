@@ -25,12 +25,18 @@ def listed(entry: Any) -> list[str]:
     """All pages below an entry of the navigation."""
     if isinstance(entry, str):
         return [entry]
-    return [page for below in (entry.values() if isinstance(entry, dict) else entry) for page in listed(below)]
+    return [
+        page
+        for below in (entry.values() if isinstance(entry, dict) else entry)
+        for page in listed(below)
+    ]
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS))
+    assert sorted(pages) == sorted(
+        str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,14 +51,40 @@ def test_every_page_is_in_the_navigation_once() -> None:
             ],
         ),
         ("reference/kernels", [f"`{name}`" for name in CATALOGUE]),
-        ("reference/fixtures", ["`gpu_benchmark`", "`device_buffer`", "`persisting_stream`", "`memory_kind`"]),
+        (
+            "reference/fixtures",
+            ["`gpu_benchmark`", "`device_buffer`", "`persisting_stream`", "`memory_kind`"],
+        ),
         (
             "reference/schema",
-            ["## Row", "## Measurement", "array of array of number", "`UNDECIDED`", "[Verdict](#verdict)"],
+            [
+                "## Row",
+                "## Measurement",
+                "array of array of number",
+                "`UNDECIDED`",
+                "[Verdict](#verdict)",
+            ],
         ),
-        ("reference/api", ["### GpuBenchmark", "| `latency` | Seconds of one launch", "#### Works.together", "- `label`: "]),
-        ("reference/commands", [f"## `gpumem {name}`" for name in cli.main.commands] + ["## `gpumem profile ncu`"]),
-        ("outputs", ["| `pytest --gpumem` | 1 |", *(f"| `gpumem {name}` | " for name in EXIT_CODES if " " not in name)]),
+        (
+            "reference/api",
+            [
+                "### GpuBenchmark",
+                "| `latency` | Seconds of one launch",
+                "#### Works.together",
+                "- `label`: ",
+            ],
+        ),
+        (
+            "reference/commands",
+            [f"## `gpumem {name}`" for name in cli.main.commands] + ["## `gpumem profile ncu`"],
+        ),
+        (
+            "outputs",
+            [
+                "| `pytest --gpumem` | 1 |",
+                *(f"| `gpumem {name}` | " for name in EXIT_CODES if " " not in name),
+            ],
+        ),
     ],
 )
 def test_the_reference_is_complete(page: str, wanted: list[str]) -> None:
@@ -68,9 +100,21 @@ def test_private_fixtures_are_not_shown() -> None:
     ("text", "repository", "expected"),
     [
         ("see [the README](../README.md#options).", None, "see the README."),
-        ("[see](../README.md).", "https://example.org/x/", "[see](https://example.org/x/blob/main/README.md)."),
-        ("[see](../README.md#a).", "https://example.org/x/", "[see](https://example.org/x/blob/main/README.md#a)."),
-        ("[a page](gate.md) ![a picture](../docs/images/peers.svg)", None, "[a page](gate.md) ![a picture](../docs/images/peers.svg)"),
+        (
+            "[see](../README.md).",
+            "https://example.org/x/",
+            "[see](https://example.org/x/blob/main/README.md).",
+        ),
+        (
+            "[see](../README.md#a).",
+            "https://example.org/x/",
+            "[see](https://example.org/x/blob/main/README.md#a).",
+        ),
+        (
+            "[a page](gate.md) ![a picture](../docs/images/peers.svg)",
+            None,
+            "[a page](gate.md) ![a picture](../docs/images/peers.svg)",
+        ),
         ("```python\n[x](../README.md)\n```\n", None, "```python\n[x](../README.md)\n```\n"),
     ],
 )
@@ -91,7 +135,12 @@ def test_a_link_to_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> Non
 def test_links_lead_somewhere() -> None:
     """Also without building the site, which needs its own packages, and in the repository, where no site is."""
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ci" / "records" / "README.md"]:
-        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        prose = re.sub(
+            r"^```.*?^```$|`[^`\n]*`",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         for target, place in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", prose):
             file = page.parent / Path(target) if target else page
             assert file.exists(), f"{page.name}: {target}"
@@ -100,8 +149,14 @@ def test_links_lead_somewhere() -> None:
 
 def places(page: Path) -> set[str]:
     """The anchors of a page's headings, which are the same in the site and where a repository is shown."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
-        re.sub(r"[^\w -]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-") for heading in headings
+        re.sub(r"[^\w -]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading))
+        .strip()
+        .lower()
+        .replace(" ", "-")
+        for heading in headings
     }

@@ -61,7 +61,9 @@ def test_help_shows_the_examples_as_they_are(path: str) -> None:
         assert f"\n    {example}\n" in output
 
 
-@pytest.mark.parametrize("example", [example for examples in EXAMPLES.values() for example in examples])
+@pytest.mark.parametrize(
+    "example", [example for examples in EXAMPLES.values() for example in examples]
+)
 def test_an_example_is_a_call_that_the_command_takes(example: str) -> None:
     words = shlex.split(example, comments=True)
     words = words[: next((i for i, word in enumerate(words) if word.startswith(">")), None)]
@@ -71,13 +73,19 @@ def test_an_example_is_a_call_that_the_command_takes(example: str) -> None:
     while isinstance(command, click.Group):
         name = words.pop(0)
         command = command.commands[name]
-    context = command.make_context(name, list(words))  # raises where an option or an argument does not fit
+    context = command.make_context(
+        name, list(words)
+    )  # raises where an option or an argument does not fit
     assert context.params or not command.params
 
 
 def test_what_may_come_next() -> None:
     def answers(words: str) -> list[str]:
-        environment = {"_GPUMEM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        environment = {
+            "_GPUMEM_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
         return CliRunner(env=environment).invoke(main, prog_name="gpumem").stdout.split()
 
     assert answers("gpumem do") == ["plain,doctor"]
@@ -86,13 +94,20 @@ def test_what_may_come_next() -> None:
 
 
 def test_the_completion_script_is_one_that_the_shell_reads() -> None:
-    script = CliRunner(env={"_GPUMEM_COMPLETE": "bash_source"}).invoke(main, prog_name="gpumem").stdout
+    script = (
+        CliRunner(env={"_GPUMEM_COMPLETE": "bash_source"}).invoke(main, prog_name="gpumem").stdout
+    )
     assert "_GPUMEM_COMPLETE=bash_complete" in script
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-@pytest.mark.parametrize(("error", "code"), [(UserError, 4), (QuantityError, 4), (RevisionError, 4), (BaselineError, 4), (NoAnswer, 6)])
-def test_an_error_is_one_line_whatever_it_says(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UserError, 4), (QuantityError, 4), (RevisionError, 4), (BaselineError, 4), (NoAnswer, 6)],
+)
+def test_an_error_is_one_line_whatever_it_says(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error("first\nsecond \x1b[2J")
 
@@ -105,7 +120,10 @@ def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: 
     text = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "machine.json")])
     assert text.stdout.splitlines()[-1] == f"wrote {tmp_path / 'machine.json'}"
     alone = CliRunner().invoke(main, ["doctor", "--json", "-"])
-    assert json.loads(alone.stdout).keys() == json.loads((tmp_path / "machine.json").read_text()).keys()
+    assert (
+        json.loads(alone.stdout).keys()
+        == json.loads((tmp_path / "machine.json").read_text()).keys()
+    )
     both = CliRunner().invoke(main, ["report", "a.json", "--json", "-", "--csv=-"])
     assert (both.exit_code, both.stdout) == (4, "")
     assert "another file goes to standard output already" in both.stderr
@@ -136,19 +154,26 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     program = "from pytest_gpumem.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def crash(**_: object) -> None:
         raise ValueError("first\nsecond")
 
     monkeypatch.setattr(main.commands["doctor"], "callback", crash)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1] == "gpumem: internal error, no verdict: ValueError: first second"
+    assert (
+        result.stderr.splitlines()[-1]
+        == "gpumem: internal error, no verdict: ValueError: first second"
+    )
 
 
 def test_a_file_name_without_characters_can_be_printed() -> None:

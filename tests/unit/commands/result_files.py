@@ -28,18 +28,54 @@ class Folder:
         self.path = path
         self._rng = np.random.default_rng(11)
 
-    def row(self, latency: float = 268e-6, name: str = "test_triad", *, spread: float = 1e-4, **changes: Any) -> Row:
-        measured = {key: changes.pop(key) for key in ("mode", "sampler", "conditions", "profiled", "kernel_source") if key in changes}
+    def row(
+        self,
+        latency: float = 268e-6,
+        name: str = "test_triad",
+        *,
+        spread: float = 1e-4,
+        **changes: Any,
+    ) -> Row:
+        measured = {
+            key: changes.pop(key)
+            for key in ("mode", "sampler", "conditions", "profiled", "kernel_source")
+            if key in changes
+        }
         medians = latency * np.exp(self._rng.normal(0, spread) + self._rng.normal(0, spread, 8))
         placements = tuple((float(m),) * 3 for m in medians)
-        triad = {"target": "triad", "half_width": 1e-8, "moved_bytes": MovedBytes(2 << 28, 1 << 28), "footprint": 3 << 28, "overhead": 2e-6}
-        taken = measurement(label=changes.get("label", ""), placements=placements, floor=1.28e-6, **triad | measured)
+        triad = {
+            "target": "triad",
+            "half_width": 1e-8,
+            "moved_bytes": MovedBytes(2 << 28, 1 << 28),
+            "footprint": 3 << 28,
+            "overhead": 2e-6,
+        }
+        taken = measurement(
+            label=changes.get("label", ""), placements=placements, floor=1.28e-6, **triad | measured
+        )
         verdict = Verdict(Outcome.PASS, "no limit set")
-        return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": taken, **changes})
+        return Row(
+            **{
+                "nodeid": f"tests/test_a.py::{name}",
+                "limits": Limits(),
+                "verdict": verdict,
+                "measurement": taken,
+                **changes,
+            }
+        )
 
-    def write(self, name: str, rows: Sequence[Row], facts: DeviceFacts = H100, missing: Sequence[Omission] = (), **settings: Any) -> str:
+    def write(
+        self,
+        name: str,
+        rows: Sequence[Row],
+        facts: DeviceFacts = H100,
+        missing: Sequence[Omission] = (),
+        **settings: Any,
+    ) -> str:
         """A `--benchmark-json` file."""
-        rows = [replace(row, verdict=replace(row.verdict, simulated=facts.simulated)) for row in rows]
+        rows = [
+            replace(row, verdict=replace(row.verdict, simulated=facts.simulated)) for row in rows
+        ]
         value = {
             "datetime": "2026-11-20T18:00:00.123+00:00",
             "commit_info": {"id": "abc", "dirty": False},
@@ -48,7 +84,15 @@ class Folder:
         }
         return self.put(name, value)
 
-    def runs(self, name: str, count: int, latency: float = 268e-6, facts: DeviceFacts = H100, strict: bool = False, **changes: Any) -> str:
+    def runs(
+        self,
+        name: str,
+        count: int,
+        latency: float = 268e-6,
+        facts: DeviceFacts = H100,
+        strict: bool = False,
+        **changes: Any,
+    ) -> str:
         """Several processes; gives their pattern."""
         for index in range(count):
             self.write(f"{name}-{index}.json", [self.row(latency, **changes)], facts, strict=strict)
@@ -56,8 +100,14 @@ class Folder:
 
     def stock(self, name: str, medians: dict[str, object]) -> str:
         """A file of stock pytest-benchmark, with what it saves without --benchmark-save-data."""
-        stats = [{"fullname": test, "stats": {"median": median, "mean": 1.0, "rounds": 12}} for test, median in medians.items()]
-        return self.put(name, {"datetime": "2026-11-20T18:00:00.123456", "version": "5.2.3", "benchmarks": stats})
+        stats = [
+            {"fullname": test, "stats": {"median": median, "mean": 1.0, "rounds": 12}}
+            for test, median in medians.items()
+        ]
+        return self.put(
+            name,
+            {"datetime": "2026-11-20T18:00:00.123456", "version": "5.2.3", "benchmarks": stats},
+        )
 
     def put(self, name: str, value: object) -> str:
         (self.path / name).write_text(value if isinstance(value, str) else json.dumps(value))

@@ -57,7 +57,10 @@ def test_rows_stay_apart_and_within_a_terminal(
 ) -> None:
     """Two files have a test of the same name; what the interval is of is said where it is shown."""
     for of in ("base", "head"):
-        rows = [folder.row(nodeid=f"tests/test_{file}.py::test_prefetch_pays_for_all[faulting]") for file in ("first", "second")]
+        rows = [
+            folder.row(nodeid=f"tests/test_{file}.py::test_prefetch_pays_for_all[faulting]")
+            for file in ("first", "second")
+        ]
         folder.write(f"{of}.json", rows, replace(SIMULATED, name="GPU"))
     monkeypatch.setenv("COLUMNS", str(width))
     lines = compare("base.json", "head.json", "--max-regression", "5%").stdout.splitlines()
@@ -76,18 +79,49 @@ def test_rows_stay_apart_and_within_a_terminal(
         ((3, {"mode": "hot"}), (1, {}), "10%", "1 NEW", (0, 6)),
         ((3, {}), (1, {"nodeid": "tests/test_a.py::test_new"}), None, "1 lost, 1 NEW", (1, 1)),
         ((3, {"facts": SIMULATED}), (1, {"facts": SIMULATED}), "10%", "1 PASS", (0, 6)),
-        ((3, {}), (1, {"failed": True, "verdict": Verdict(Outcome.FAIL, "too slow")}), "10%", "1 PASS", (0, 0)),
-        ((3, {}), (1, {"failed": True, "strict": True, "verdict": Verdict(Outcome.NEW, "none")}), "10%", "1 PASS", (0, 0)),
+        (
+            (3, {}),
+            (1, {"failed": True, "verdict": Verdict(Outcome.FAIL, "too slow")}),
+            "10%",
+            "1 PASS",
+            (0, 0),
+        ),
+        (
+            (3, {}),
+            (1, {"failed": True, "strict": True, "verdict": Verdict(Outcome.NEW, "none")}),
+            "10%",
+            "1 PASS",
+            (0, 0),
+        ),
     ],
-    ids=["no change", "no limit", "noise", "another mode", "nothing in common", "simulated", "failed by its limit", "failed by strict"],
+    ids=[
+        "no change",
+        "no limit",
+        "noise",
+        "another mode",
+        "nothing in common",
+        "simulated",
+        "failed by its limit",
+        "failed by strict",
+    ],
 )
 def test_what_passes_and_what_passes_no_strict_gate(
-    folder: Folder, compare: Compare, base: Any, head: Any, limit: str | None, last: str, codes: tuple[int, int]
+    folder: Folder,
+    compare: Compare,
+    base: Any,
+    head: Any,
+    limit: str | None,
+    last: str,
+    codes: tuple[int, int],
 ) -> None:
     arguments = [folder.runs("base", base[0], **base[1]), folder.runs("head", head[0], **head[1])]
     arguments += ["--max-regression", limit] if limit else []
     plain, strict = compare(*arguments), compare(*arguments, "--strict")
-    assert (plain.stdout.splitlines()[-1].partition(": ")[2], plain.exit_code, strict.exit_code) == (last, *codes)
+    assert (
+        plain.stdout.splitlines()[-1].partition(": ")[2],
+        plain.exit_code,
+        strict.exit_code,
+    ) == (last, *codes)
     assert ("(simulated)" in plain.stdout.splitlines()[-1]) == ("facts" in base[1])
 
 
@@ -95,7 +129,11 @@ def test_more_processes_of_head_see_more(folder: Folder, compare: Compare) -> No
     base, head = folder.runs("base", 5), folder.runs("head", 5)
 
     def resolved(*arguments: str) -> float:
-        (line,) = [line for line in compare(*arguments, "--max-regression", "5%").stdout.splitlines() if line.startswith("test_triad")]
+        (line,) = [
+            line
+            for line in compare(*arguments, "--max-regression", "5%").stdout.splitlines()
+            if line.startswith("test_triad")
+        ]
         return float(line.split()[-3])
 
     assert resolved(base, head) < resolved(base, "head-0.json")
@@ -110,7 +148,9 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
     assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["change"], abs=1e-9)
 
 
-@pytest.mark.parametrize("origin", ["marker", "call", "marker of origin/main"])  # the last by a gate
+@pytest.mark.parametrize(
+    "origin", ["marker", "call", "marker of origin/main"]
+)  # the last by a gate
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare, origin: str) -> None:
     folder.runs("base", 5)
     held = Limits(max_regression="1%", origin={"max_regression": origin})
@@ -120,10 +160,16 @@ def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare, or
         assert (f"max_regression 1% ({origin})" in result.stdout, result.exit_code) == (True, 1)
     lifted = Limits(origin={"max_regression": origin})
     folder.runs("head", 3, 275e-6, limits=lifted)
-    assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith("1 row: 1 measured\n")
-    of_the_session = Limits(max_regression="1%", origin={"max_regression": "--gpumem-max-regression"})
+    assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith(
+        "1 row: 1 measured\n"
+    )
+    of_the_session = Limits(
+        max_regression="1%", origin={"max_regression": "--gpumem-max-regression"}
+    )
     folder.runs("head", 3, 275e-6, limits=of_the_session)
-    assert compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
+    assert (
+        compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
+    )
 
 
 def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) -> None:
@@ -140,11 +186,18 @@ def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) 
     assert found["change"] == pytest.approx(0.0, abs=2e-3)
 
 
-@pytest.mark.parametrize(("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 6)])
-def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int) -> None:
+@pytest.mark.parametrize(
+    ("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 6)]
+)
+def test_the_newest_run_has_the_limit(
+    folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int
+) -> None:
     """Whatever the files are called."""
     folder.runs("base", 5)
-    for name, day, limit in (("head-2.json", "2026-11-20", limits[0]), ("head-1.json", "2026-11-21", limits[1])):
+    for name, day, limit in (
+        ("head-2.json", "2026-11-20", limits[0]),
+        ("head-1.json", "2026-11-21", limits[1]),
+    ):
         folder.write(name, [folder.row(600e-6, limits=Limits(max_regression=limit))])
         value = json.loads((folder.path / name).read_text())
         folder.put(name, {**value, "datetime": f"{day}T18:00:00+00:00"})
@@ -162,24 +215,41 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
     assert result.stdout.splitlines()[-1] == "3 rows: 1 lost, 1 NEW, 1 PASS"
     found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False)
     assert [row.verdict.code for row in found.rows] == [None, Code.NO_BASELINE]
-    assert [(one.key, one.status) for one in found.missing] == [("tests/test_a.py::test_gone", "lost")]
+    assert [(one.key, one.status) for one in found.missing] == [
+        ("tests/test_a.py::test_gone", "lost")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("status", "by_words", "code"), [("lost", False, 1), ("accepted", False, 0), ("not run", True, 0), ("not run", False, 1)]
+    ("status", "by_words", "code"),
+    [("lost", False, 1), ("accepted", False, 0), ("not run", True, 0), ("not run", False, 1)],
 )
 def test_what_the_run_itself_said_of_a_missing_row_holds(
     folder: Folder, compare: Compare, status: Status, by_words: bool, code: int
 ) -> None:
     for index in range(3):
         folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
-    folder.write("b.json", [folder.row()], missing=[Omission("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)])
+    folder.write(
+        "b.json",
+        [folder.row()],
+        missing=[
+            Omission("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)
+        ],
+    )
     result = compare("a?.json", "b.json", "--max-regression", "10%")
     assert (result.exit_code, "deselected" in result.stdout) == (code, True)
 
 
-def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(folder: Folder, compare: Compare) -> None:
-    unjudged = Omission("tests/test_a.py::test_host", "", "undecided", "the test passed and measured nothing", "max_latency")
+def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(
+    folder: Folder, compare: Compare
+) -> None:
+    unjudged = Omission(
+        "tests/test_a.py::test_host",
+        "",
+        "undecided",
+        "the test passed and measured nothing",
+        "max_latency",
+    )
     for index in range(3):
         folder.write(f"a{index}.json", [folder.row()])
     folder.write("b.json", [folder.row()], missing=[unjudged])
@@ -205,28 +275,56 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 @pytest.mark.parametrize(
     ("bad", "changes", "outcome", "why", "code"),
     [
-        ("a.json", {"conditions": THROTTLED}, "NEW", "it was measured under throttling (sw_power_cap)", 6),
+        (
+            "a.json",
+            {"conditions": THROTTLED},
+            "NEW",
+            "it was measured under throttling (sw_power_cap)",
+            6,
+        ),
         ("a.json", {"profiled": True}, "NEW", "it was measured under a profiler", 6),
         ("a.json", {"failed": True}, "NEW", "its test failed", 6),
         ("a.json", {"measurement": None, "failed": True}, "NEW", "its test failed", 6),
-        ("b.json", {"conditions": THROTTLED}, "UNDECIDED", "throttled after the samples (sw_power_cap): no limit was judged", 6),
-        ("b.json", {"profiled": True}, "UNDECIDED", "a profiler was attached: no limit was judged", 6),
+        (
+            "b.json",
+            {"conditions": THROTTLED},
+            "UNDECIDED",
+            "throttled after the samples (sw_power_cap): no limit was judged",
+            6,
+        ),
+        (
+            "b.json",
+            {"profiled": True},
+            "UNDECIDED",
+            "a profiler was attached: no limit was judged",
+            6,
+        ),
         ("b.json", {"failed": True}, "FAIL", "its test failed in b.json", 1),
         ("b.json", {"measurement": None, "failed": True}, "FAIL", "its test failed in b.json", 1),
     ],
 )
 def test_a_row_that_cannot_be_compared_gets_what_a_session_gives_it(
-    folder: Folder, compare: Compare, bad: str, changes: dict[str, Any], outcome: str, why: str, code: int
+    folder: Folder,
+    compare: Compare,
+    bad: str,
+    changes: dict[str, Any],
+    outcome: str,
+    why: str,
+    code: int,
 ) -> None:
     for name in ("a.json", "b.json"):
-        folder.write(name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")])
+        folder.write(
+            name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")]
+        )
     result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
     assert result.exit_code == code
     assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
     assert why in " ".join(result.stdout.split())
 
 
-def test_a_process_that_conditions_spoilt_is_left_to_the_others(folder: Folder, compare: Compare) -> None:
+def test_a_process_that_conditions_spoilt_is_left_to_the_others(
+    folder: Folder, compare: Compare
+) -> None:
     base = folder.runs("base", 5)
     folder.runs("head", 3)
     folder.write("head-1.json", [folder.row(400e-6, conditions=THROTTLED)])
@@ -273,12 +371,19 @@ def test_what_was_forced_never_passes_a_gate(folder: Folder, compare: Compare) -
 def test_simulated_never_meets_real(folder: Folder, compare: Compare) -> None:
     folder.write("a.json", [folder.row()])
     folder.write("b.json", [folder.row()], SIMULATED)
-    assert one_line(compare("a.json", "b.json", "--force")) == "simulated results are never compared with a GPU's"
+    assert (
+        one_line(compare("a.json", "b.json", "--force"))
+        == "simulated results are never compared with a GPU's"
+    )
 
 
 def test_what_changed_between_the_sides_is_said(folder: Folder, compare: Compare) -> None:
     folder.write("a.json", [folder.row(kernel_source="a" * 64)])
-    folder.write("b.json", [folder.row(kernel_source="b" * 64, test_source="c" * 64)], replace(H100, driver="590.10"))
+    folder.write(
+        "b.json",
+        [folder.row(kernel_source="b" * 64, test_source="c" * 64)],
+        replace(H100, driver="590.10"),
+    )
     text = compare("a.json", "b.json").stdout
     assert "changed between the sides: driver 580.95.05 -> 590.10 (1 of 1)" in text
     assert "changed between the sides: the kernel's source (1 of 1)" in text
@@ -294,7 +399,10 @@ def test_stock_files_one_a_side_decide_nothing(folder: Folder, compare: Compare)
     assert result.exit_code == 6
     text = " ".join(result.stdout.split())
     assert "base: a.json, 1 process on an unknown GPU" in text
-    assert "stock pytest-benchmark wrote a.json and b.json: the GPU, its clocks and driver are not known" in text
+    assert (
+        "stock pytest-benchmark wrote a.json and b.json: the GPU, its clocks and driver are not known"
+        in text
+    )
     assert "test 1.000 ms 1.000 ms +0.0100 %" in text
     folder.stock("slow.json", {"test_a.py::test": 3e-3})
     for head, code in (("b.json", Code.TOO_FEW_RUNS), ("slow.json", Code.LOOKS_SLOWER)):
@@ -314,7 +422,9 @@ def test_several_stock_files_decide(folder: Folder, compare: Compare) -> None:
 def test_stock_against_ours_is_refused(folder: Folder, compare: Compare) -> None:
     folder.stock("a.json", {"tests/test_a.py::test_triad": 268e-6})
     folder.write("b.json", [folder.row()])
-    assert one_line(compare("a.json", "b.json")).startswith(f"a.json is of an unknown GPU, b.json of {H100.key}: ")
+    assert one_line(compare("a.json", "b.json")).startswith(
+        f"a.json is of an unknown GPU, b.json of {H100.key}: "
+    )
     forced = compare("a.json", "b.json", "--force", "--max-regression", "10%")
     assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
 
@@ -332,18 +442,28 @@ def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
     assert "4 processes on" in result.stdout
 
 
-def test_the_processes_of_a_run_are_counted_and_not_its_files(folder: Folder, compare: Compare) -> None:
+def test_the_processes_of_a_run_are_counted_and_not_its_files(
+    folder: Folder, compare: Compare
+) -> None:
     one = folder.row()
     assert one.measurement is not None
     repeats = (Repeat(one.measurement.medians, one.measurement.overhead),) * 2
-    folder.write("a.json", [replace(one, measurement=replace(one.measurement, further=repeats)), folder.row(name="test_other")])
+    folder.write(
+        "a.json",
+        [
+            replace(one, measurement=replace(one.measurement, further=repeats)),
+            folder.row(name="test_other"),
+        ],
+    )
     folder.write("b.json", [one])
     result = compare("a.json", "b.json")
     assert "base: a.json, 3 processes on" in result.stdout
     assert "head: b.json, 1 process on" in result.stdout
 
 
-def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: Folder, compare: Compare) -> None:
+def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(
+    folder: Folder, compare: Compare
+) -> None:
     store, key = Store(folder.path / "kept", H100), folder.row().key
     for _ in range(4):
         store.save([folder.row(200e-6)], "abc")
@@ -355,16 +475,23 @@ def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: 
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
-def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, compare: Compare) -> None:
+def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(
+    folder: Folder, compare: Compare
+) -> None:
     """Runs of a revision that was found slower leave it; a removal that was accepted leaves no run to compare with."""
     store, row = Store(folder.path / "kept", H100), folder.row(limits=Limits(max_regression="1%"))
     for _ in range(3):
         store.save([row], "good")
     store.save([folder.row(320e-6, limits=row.limits)], "slow")
-    store.save([replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)], "slow")
+    store.save(
+        [replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)],
+        "slow",
+    )
     folder.write("b.json", [folder.row(320e-6)])
     assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 1
-    removal = Acceptances([Acceptance(row.key, "as meant", "ada", (AcceptedChange(row.key, Scope.REMOVED),))])
+    removal = Acceptances(
+        [Acceptance(row.key, "as meant", "ada", (AcceptedChange(row.key, Scope.REMOVED),))]
+    )
     store.save([], "gone", accepted=removal, removed=[row.key])
     result = compare(str(store.folder), "b.json", "--max-regression", "1%")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
@@ -380,10 +507,22 @@ def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) 
     assert row.measurement is not None
     now = replace(row.measurement, further=(row.measurement.repeat,) * 2)
     folder.write("b.json", [replace(row, measurement=now)])
-    assert compare(str(store.folder), "b.json", "--max-regression", "1%", "--json", "out.json").exit_code == 1
+    assert (
+        compare(
+            str(store.folder), "b.json", "--max-regression", "1%", "--json", "out.json"
+        ).exit_code
+        == 1
+    )
     (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
     history = store.load().history(row.key, lambda _: True)
-    session = judging(now, Limits(max_regression="1%"), H100, history.measurements, strict=False, first=history.first_measurements)
+    session = judging(
+        now,
+        Limits(max_regression="1%"),
+        H100,
+        history.measurements,
+        strict=False,
+        first=history.first_measurements,
+    )
     assert session.code is not None
     assert session.comparison is not None
     assert (found["code"], found["change"]) == (session.code.value, session.comparison.delta)
@@ -394,12 +533,22 @@ def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) 
 # Many rows
 
 
-def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_are_judged_as_one_family(
+    folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Holm's procedure, in the order of the rows: of those that both sides have, less what was rejected before."""
     names = ["test_fine", "test_slow", "test_last"]
     for index in range(5):
-        folder.write(f"base-{index}.json", [folder.row(name=name) for name in [*names, "test_gone"]])
-    folder.write("head.json", [folder.row(600e-6 if name == "test_slow" else 268e-6, name) for name in [*names, "test_new"]])
+        folder.write(
+            f"base-{index}.json", [folder.row(name=name) for name in [*names, "test_gone"]]
+        )
+    folder.write(
+        "head.json",
+        [
+            folder.row(600e-6 if name == "test_slow" else 268e-6, name)
+            for name in [*names, "test_new"]
+        ],
+    )
     seen = []
 
     def judge(*arguments: Any, family: Family, **keywords: Any) -> Judgement:
@@ -424,15 +573,23 @@ def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, mon
         ('{"gpumem": {"schema": 9}}', "$.gpumem.schema: 9; this version reads 2"),
         ('{"gpumem": null}', "$.gpumem: not a JSON object"),
         ('{"benchmarks": [1]}', "$.benchmarks[0]: no fullname and stats"),
-        ('{"benchmarks": [{"fullname": "x", "stats": {"median": NaN}}]}', "$.benchmarks[0].stats.median: nan is no time"),
+        (
+            '{"benchmarks": [{"fullname": "x", "stats": {"median": NaN}}]}',
+            "$.benchmarks[0].stats.median: nan is no time",
+        ),
         ('{"benchmarks": [{"fullname": "x", "stats": {"median": -1}}]}', "median: -1 is no time"),
-        ('{"benchmarks": [{"fullname": "x", "stats": {"median": true}}]}', "median: True is no time"),
+        (
+            '{"benchmarks": [{"fullname": "x", "stats": {"median": true}}]}',
+            "median: True is no time",
+        ),
         ('{"benchmarks": [{"fullname": "x", "stats": {}}]}', "median: None is no time"),
         ('{"benchmarks": []}', "nothing was measured"),
         ('{"schema": 7}', "$.schema: 7; this version reads 2"),
     ],
 )
-def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare, content: str, words: str) -> None:
+def test_a_file_that_cannot_be_used(
+    folder: Folder, compare: Compare, content: str, words: str
+) -> None:
     folder.put("a.json", content)
     folder.write("b.json", [folder.row()])
     for arguments in (["a.json", "b.json"], ["b.json", "a.json"]):
@@ -442,7 +599,9 @@ def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare, content: s
 
 
 def test_one_row_twice(folder: Folder, compare: Compare) -> None:
-    folder.put("a.json", '{"benchmarks": [%s, %s]}' % (('{"fullname": "x", "stats": {"median": 1}}',) * 2))
+    folder.put(
+        "a.json", '{"benchmarks": [%s, %s]}' % (('{"fullname": "x", "stats": {"median": 1}}',) * 2)
+    )
     assert one_line(compare("a.json", "a.json")) == "a.json: holds x twice"
 
 
@@ -450,7 +609,10 @@ def test_one_row_twice(folder: Folder, compare: Compare) -> None:
     ("arguments", "words"),
     [
         ([], "BASE and HEAD are two, not 0"),
-        (["a.json", "b.json", "c.json"], "BASE and HEAD are two, not 3; put a pattern such as 'base-*.json' into quotes"),
+        (
+            ["a.json", "b.json", "c.json"],
+            "BASE and HEAD are two, not 3; put a pattern such as 'base-*.json' into quotes",
+        ),
         (["a.json", "none.json"], "none.json: no such file, folder or pattern"),
         (["a.json", "none*.json"], "none*.json: no such file, folder or pattern"),
         (["a.json", "baselines"], "; there are some in baselines/gpu/gpumem"),
@@ -461,7 +623,9 @@ def test_one_row_twice(folder: Folder, compare: Compare) -> None:
         (["a.json", "b.json", "--max-regression", "1"], "--max-regression: '1' is not understood"),
     ],
 )
-def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, arguments: list[str], words: str) -> None:
+def test_arguments_that_cannot_be_used(
+    folder: Folder, compare: Compare, arguments: list[str], words: str
+) -> None:
     folder.write("a.json", [folder.row()])
     folder.write("b.json", [folder.row()])
     (folder.path / "copy.json").write_bytes((folder.path / "a.json").read_bytes())
@@ -472,32 +636,59 @@ def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, argumen
     assert words in one_line(compare(*arguments))
 
 
-def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compare: Compare) -> None:
+def test_what_fails_comes_first_and_programs_read_the_same(
+    folder: Folder, compare: Compare
+) -> None:
     for index in range(5):
         folder.write(f"base-{index}.json", [folder.row(name=f"test_{name}") for name in "abc"])
     for index in range(3):
-        folder.write(f"head-{index}.json", [folder.row(name="test_a"), folder.row(name="test_b"), folder.row(280e-6, name="test_c")])
+        folder.write(
+            f"head-{index}.json",
+            [
+                folder.row(name="test_a"),
+                folder.row(name="test_b"),
+                folder.row(280e-6, name="test_c"),
+            ],
+        )
     result = compare("base-*.json", "head-*.json", "--max-regression", "1%")
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("test_")]
     assert rows == ["test_c", "test_a", "test_b"]
     plain = compare("base-*.json", "head-*.json", "--max-regression", "1%", "--json", "-")
     document = json.loads(plain.stdout)
     assert (plain.exit_code, document["exit"]) == (1, 1)
-    assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
+    assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [
+        ("test_c", "FAIL"),
+        ("test_a", "PASS"),
+        ("test_b", "PASS"),
+    ]
     named = compare("base-*.json", "head-*.json", "--json", "c.json").stdout.splitlines()
     assert named[-1] == "wrote c.json"
 
 
 # Counts, bytes, code and memory
 
-KERNEL = Step(StepKind.KERNEL, "triad", code="aa", grid=(64, 1, 1), block=(256, 1, 1), registers=32, local=0, stream=7)
-COPY = Step(StepKind.COPY, "host to device", nbytes=4096, source="pinned", memory="device", stream=7)
+KERNEL = Step(
+    StepKind.KERNEL,
+    "triad",
+    code="aa",
+    grid=(64, 1, 1),
+    block=(256, 1, 1),
+    registers=32,
+    local=0,
+    stream=7,
+)
+COPY = Step(
+    StepKind.COPY, "host to device", nbytes=4096, source="pinned", memory="device", stream=7
+)
 SAME = "1 row with the same counts, bytes and code"
 
 
 def with_steps(row: Row, *steps: Step, not_watched: str | None = None) -> Row:
     assert row.measurement is not None
-    return replace(row, measurement=replace(row.measurement, what_ran=what_ran(steps, {}, not_watched=not_watched)))
+    return replace(
+        row,
+        measurement=replace(row.measurement, what_ran=what_ran(steps, {}, not_watched=not_watched)),
+    )
 
 
 def with_peak(row: Row, nbytes: int, **limits: str) -> Row:
@@ -508,7 +699,10 @@ def with_peak(row: Row, nbytes: int, **limits: str) -> Row:
 
 def figures(compare: Compare) -> dict[str, dict[str, tuple[Any, Any]]]:
     rows = json.loads(compare("base.json", "head.json", "--json", "-").stdout)["rows"]
-    return {row["test"]: {name: (one["base"], one["head"]) for name, one in row["figures"].items()} for row in rows}
+    return {
+        row["test"]: {name: (one["base"], one["head"]) for name, one in row["figures"].items()}
+        for row in rows
+    }
 
 
 def test_counts_bytes_and_code_that_differ_are_listed(folder: Folder, compare: Compare) -> None:
@@ -527,8 +721,14 @@ def test_counts_bytes_and_code_that_differ_are_listed(folder: Folder, compare: C
     }
     assert found["kernels"] == (1, 1)
     assert found["ran"][0] != found["ran"][1]
-    lines = [" ".join(line.split()) for line in compare("base.json", "head.json").stdout.splitlines()]
-    for expected in ("copies 1 2 +100 %", "registers 32 40 +25.0 %", "peak 80 MiB 86.4 MiB +8.00 %"):
+    lines = [
+        " ".join(line.split()) for line in compare("base.json", "head.json").stdout.splitlines()
+    ]
+    for expected in (
+        "copies 1 2 +100 %",
+        "registers 32 40 +25.0 %",
+        "peak 80 MiB 86.4 MiB +8.00 %",
+    ):
         assert expected in lines
     assert any("block 256" in line and "128" in line for line in lines)
     assert not any(line.startswith("kernels ") for line in lines)
@@ -538,7 +738,9 @@ def test_sizes_that_would_look_the_same_are_exact(folder: Folder, compare: Compa
     row = folder.row()
     for name, nbytes in (("base.json", 90596964), ("head.json", 90596965)):
         folder.write(name, [with_peak(row, nbytes)])
-    assert "  peak                90596964 B  90596965 B" in compare("base.json", "head.json").stdout
+    assert (
+        "  peak                90596964 B  90596965 B" in compare("base.json", "head.json").stdout
+    )
 
 
 def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, compare: Compare) -> None:
@@ -547,9 +749,16 @@ def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, compare: Com
     folder.write("head.json", [with_steps(row, not_watched="cupti-python is not installed")])
     (found,) = figures(compare).values()
     assert (found["kernels"], found["copies"]) == ((1, None), (1, None))
-    assert json.loads(compare("base.json", "head.json", "--json", "-").stdout)["rows"][0]["ran_differently"] == []
+    assert (
+        json.loads(compare("base.json", "head.json", "--json", "-").stdout)["rows"][0][
+            "ran_differently"
+        ]
+        == []
+    )
     unknown = replace(KERNEL, code=None)
-    folder.write("head.json", [with_steps(row, unknown, COPY, not_watched="the machine code of triad")])
+    folder.write(
+        "head.json", [with_steps(row, unknown, COPY, not_watched="the machine code of triad")]
+    )
     assert SAME in compare("base.json", "head.json").stdout.splitlines()
 
 
@@ -563,7 +772,12 @@ def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, compare: Com
     ],
 )
 def test_every_limit_of_a_test_is_judged(
-    folder: Folder, compare: Compare, limits: dict[str, str], base: tuple[Step, ...], head: tuple[Step, ...], code: int
+    folder: Folder,
+    compare: Compare,
+    limits: dict[str, str],
+    base: tuple[Step, ...],
+    head: tuple[Step, ...],
+    code: int,
 ) -> None:
     folder.write("base.json", [with_steps(folder.row(), *base)])
     held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
@@ -582,7 +796,13 @@ def test_every_limit_of_a_test_is_judged(
 )
 @pytest.mark.parametrize("timed", [True, False])
 def test_memory_is_judged_as_in_a_session(
-    folder: Folder, compare: Compare, base: int, head: int, limits: dict[str, str], code: int, timed: bool
+    folder: Folder,
+    compare: Compare,
+    base: int,
+    head: int,
+    limits: dict[str, str],
+    code: int,
+    timed: bool,
 ) -> None:
     row = folder.row() if timed else replace(folder.row(), measurement=None)
     folder.write("base.json", [with_peak(row, base)])
@@ -599,21 +819,34 @@ def test_processes_of_head_are_one_run_of_memory_too(folder: Folder, compare: Co
         for index, nbytes in enumerate(peaks):
             folder.write(f"head-{index}.json", [with_peak(row, nbytes, max_peak_regression="0 B")])
         result = compare("base.json", "head-*.json")
-        assert (result.exit_code, "processes of this run vary between" in " ".join(result.stdout.split())) == (code, bool(code))
+        assert (
+            result.exit_code,
+            "processes of this run vary between" in " ".join(result.stdout.split()),
+        ) == (code, bool(code))
 
 
-def test_a_test_whose_memory_alone_was_watched_is_lost_too(folder: Folder, compare: Compare) -> None:
+def test_a_test_whose_memory_alone_was_watched_is_lost_too(
+    folder: Folder, compare: Compare
+) -> None:
     memory = with_peak(replace(folder.row(name="test_memory"), measurement=None), 1 << 20)
     folder.write("a.json", [folder.row(), memory])
     folder.write("b.json", [folder.row()])
     result = compare("a.json", "b.json", "--max-regression", "50%")
-    assert (result.exit_code, "lost: tests/test_a.py::test_memory: not in b.json" in result.stdout) == (1, True)
+    assert (
+        result.exit_code,
+        "lost: tests/test_a.py::test_memory: not in b.json" in result.stdout,
+    ) == (1, True)
 
 
-def test_a_claim_against_another_measurement_of_the_test_is_judged(folder: Folder, compare: Compare) -> None:
+def test_a_claim_against_another_measurement_of_the_test_is_judged(
+    folder: Folder, compare: Compare
+) -> None:
     claim = Limits(faster_than="2 x slow", origin={"faster_than": "marker"})
     rows = [folder.row(label="slow"), folder.row(label="fast", limits=claim)]
     for name in ("base.json", "head.json"):
-        folder.write(name, rows if name == "head.json" else [folder.row(label="slow"), folder.row(label="fast")])
+        folder.write(
+            name,
+            rows if name == "head.json" else [folder.row(label="slow"), folder.row(label="fast")],
+        )
     result = compare("base.json", "head.json")
     assert (result.exit_code, "does not hold" in " ".join(result.stdout.split())) == (1, True)

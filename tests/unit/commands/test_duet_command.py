@@ -50,7 +50,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "journals"))
     monkeypatch.setattr(worktree, "two_sides", two_sides)
     monkeypatch.setattr(experiment, "Processes", Processes)
-    return lambda *arguments: CliRunner().invoke(main, ["duet", "--json=duet.json", *arguments, "main"], prog_name="gpumem")
+    return lambda *arguments: CliRunner().invoke(
+        main, ["duet", "--json=duet.json", *arguments, "main"], prog_name="gpumem"
+    )
 
 
 def document(tmp_path: Path) -> dict[str, Any]:
@@ -66,7 +68,12 @@ def test_an_undecided_duet_goes_on_from_its_journal(run: Run, tmp_path: Path) ->
     assert (verdict["outcome"], verdict["paired"]["pairs"]) == ("UNDECIDED", 12)
     more = run("--rounds-max=17")
     (verdict,), resumed = document(tmp_path)["verdicts"], document(tmp_path)["resumed"]
-    assert (more.exit_code, verdict["outcome"], verdict["paired"]["pairs"], resumed) == (0, "UNDECIDED", 17, 24)
+    assert (more.exit_code, verdict["outcome"], verdict["paired"]["pairs"], resumed) == (
+        0,
+        "UNDECIDED",
+        17,
+        24,
+    )
     assert len([*(tmp_path / "journals").iterdir()]) == 1
     last = run("--rounds-max=217")
     (verdict,), resumed = document(tmp_path)["verdicts"], document(tmp_path)["resumed"]

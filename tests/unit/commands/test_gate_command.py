@@ -62,32 +62,62 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
 
-    def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
+    def invoke(
+        *arguments: str,
+        rows: tuple[Row, ...],
+        duet: dict[str, str | None] | None = None,
+        code: int | None = None,
+    ) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, given: tuple[str, ...], **_: object) -> gate.ScreenResult:
+        def screen(
+            output: Path, base: str, given: tuple[str, ...], **_: object
+        ) -> gate.ScreenResult:
             assert not any((output / name).exists() for name in gate.FILES)
             (output / gate.REPORT).write_text("the screen's")
-            (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
+            (output / gate.RESULTS).write_text(
+                json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])})
+            )
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             failed = [gate.Failure(one.nodeid, "an error") for one in rows if one.failed]
             places = {one.nodeid: Place("sub/t.py", 7) for one in rows}
-            return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found, places=places)
+            return gate.ScreenResult(
+                (1 if failures else 0) if code is None else code, failed, found, places=places
+            )
 
         def play(
-            base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, **given: Any
+            base: str,
+            wanted: RowFilter,
+            pytest_arguments: list[str],
+            *,
+            base_side: object,
+            file: Path,
+            **given: Any,
         ) -> tuple[int, duet_rounds.DuetResult]:
             assert duet is not None, "nothing was to be decided"
-            given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
+            given |= {
+                "base": base,
+                "keys": sorted(wanted.keys or ()),
+                "pytest_arguments": pytest_arguments,
+            }
             (tmp_path / "calls.json").write_text(json.dumps(given))
             file.write_text("{}")
             verdicts = (
-                DuetVerdict(key, Outcome(outcome) if outcome else None, "so the duet", new=outcome is None) for key, outcome in duet.items()
+                DuetVerdict(
+                    key, Outcome(outcome) if outcome else None, "so the duet", new=outcome is None
+                )
+                for key, outcome in duet.items()
             )
-            return 1 if "FAIL" in duet.values() else 0, duet_rounds.DuetResult(tuple(verdicts), (), 0, strict=False)
+            return 1 if "FAIL" in duet.values() else 0, duet_rounds.DuetResult(
+                tuple(verdicts), (), 0, strict=False
+            )
 
         monkeypatch.setattr(gate, "_screen", screen)
-        monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))
+        monkeypatch.setattr(
+            gate,
+            "ancestry",
+            lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()),
+        )
         monkeypatch.setattr(gate, "_base", lambda *_: BASE)
         monkeypatch.setattr(gate, "compare", play)
         monkeypatch.setattr(gate.GateRun, "_looked_at_again", lambda *_: [])
@@ -100,10 +130,19 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     asked = ("--rounds-max", "12", "--max-regression", "1%", "--", "tests", "-n0")
     result = run(*asked, rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
+    assert result.stdout.splitlines() == [
+        "gpumem gate: cleared by the duet: t.py::a",
+        "gpumem gate: green: 2 rows",
+    ]
     call = json.loads((tmp_path / "calls.json").read_text())
-    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 12, ["tests", "-n0", "--gpumem-max-regression=1%"])
-    assert call["max_regression"] == {"t.py::a": "1%"}  # a limit of a test wins over it, as in the screen
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == (
+        "main",
+        12,
+        ["tests", "-n0", "--gpumem-max-regression=1%"],
+    )
+    assert call["max_regression"] == {
+        "t.py::a": "1%"
+    }  # a limit of a test wins over it, as in the screen
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
@@ -114,46 +153,71 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert "FAIL</span>" not in report
 
 
-def test_the_report_draws_the_saved_runs_of_the_history_that_both_sides_share(run: Run, tmp_path: Path) -> None:
+def test_the_report_draws_the_saved_runs_of_the_history_that_both_sides_share(
+    run: Run, tmp_path: Path
+) -> None:
     store, passing = Store(tmp_path / ".benchmarks", H100), row(name="b")
     for revision in ("ours", "ours", "another"):
         store.save([passing], revision)
     assert run("--screen-only", rows=(passing,)).exit_code == 0
-    assert "<figcaption>history: 2 earlier runs<" in (tmp_path / "gpumem-results" / "report.html").read_text()
+    assert (
+        "<figcaption>history: 2 earlier runs<"
+        in (tmp_path / "gpumem-results" / "report.html").read_text()
+    )
 
 
 def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
     settled = tuple(
-        structs.replace(one, verdict=structs.replace(one.verdict, code=Code.SAME_CODE)) for one in (row(name="b"), row(name="c"))
+        structs.replace(one, verdict=structs.replace(one.verdict, code=Code.SAME_CODE))
+        for one in (row(name="b"), row(name="c"))
     )
     run(rows=(row(Code.SLOWER), *settled), duet={"t.py::a": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
-    assert "**3 rows: 3 PASS (2 by the same code)**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
+    assert (
+        "**3 rows: 3 PASS (2 by the same code)**"
+        in (tmp_path / "gpumem-results" / "summary.md").read_text()
+    )
 
 
 def test_a_noisy_row_has_a_duet_whatever_code_it_runs(run: Run, tmp_path: Path) -> None:
     one = row(Code.NOISY)
     assert one.verdict.comparison is not None
-    same = structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, same_code=True)))
+    same = structs.replace(
+        one,
+        verdict=structs.replace(
+            one.verdict, comparison=structs.replace(one.verdict.comparison, same_code=True)
+        ),
+    )
     run(rows=(same,), duet={"t.py::a": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
 
 
-def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_duet_confirms_is_red_at_its_place(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
     result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
-    assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet")
-    assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
+    assert line.startswith(
+        "::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet"
+    )
+    assert (tmp_path / "steps.md").read_text() == (
+        tmp_path / "out" / "summary.md"
+    ).read_text() + "\n"
 
 
-def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_that_cannot_be_written_changes_no_verdict(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "nowhere/steps.md")
     result = run(rows=(row(),))
     assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 row\n")
-    assert "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory" in result.stderr
+    assert (
+        "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory"
+        in result.stderr
+    )
     # GitHub shows nothing of a file that is too large.
     full = tmp_path / "steps.md"
     full.write_text("x" * (1 << 20))
@@ -162,7 +226,9 @@ def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path:
     assert full.stat().st_size == 1 << 20
 
 
-def test_a_screen_measures_everything_and_knows_failures_of_verdicts_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_screen_measures_everything_and_knows_failures_of_verdicts_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With -x the duet would clear the first failure, and nobody have looked at what comes after it."""
     (tmp_path / "test_them.py").write_text(
         """
@@ -213,14 +279,19 @@ def test_nothing_measured():
     assert not list(tmp_path.rglob("*/gpumem/*.json"))
 
 
-def test_a_row_without_a_baseline_is_for_the_duet_and_a_new_one_is_named(run: Run, tmp_path: Path) -> None:
+def test_a_row_without_a_baseline_is_for_the_duet_and_a_new_one_is_named(
+    run: Run, tmp_path: Path
+) -> None:
     alone = (row(Code.NO_BASELINE, delta=None), row(Code.NO_BASELINE, "b", delta=None))
     assert run(rows=alone, duet={"t.py::a": "FAIL", "t.py::b": "PASS"}).exit_code == 1
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a", "t.py::b"]
     new = run(rows=alone, duet={"t.py::a": None, "t.py::b": "PASS"})
     assert (new.exit_code, new.stdout.splitlines()) == (
         0,
-        ["gpumem gate: new, base does not have it: t.py::a", "gpumem gate: green: 2 rows, 1 of them new"],
+        [
+            "gpumem gate: new, base does not have it: t.py::a",
+            "gpumem gate: green: 2 rows, 1 of them new",
+        ],
     )
     assert run("--screen-only", rows=alone).exit_code == 6
 
@@ -255,10 +326,15 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
     assert lines(beside.stdout) == ["gpumem gate: cleared by the duet: t.py::b", *end]
-    assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
+    assert (
+        "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict"
+        in beside.stderr
+    )
 
 
-def test_differences_are_looked_for_of_the_worst_rows_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_looked_for_of_the_worst_rows_without_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of the worst five that fail by their figures and that base has: those of the duet, else of further processes."""
     asked, grid = list[str](), Difference("kernel", (1, 1, 1), (2, 1, 1), "copy", "grid")
 
@@ -269,17 +345,23 @@ def test_differences_are_looked_for_of_the_worst_rows_without_any(monkeypatch: p
     monkeypatch.setattr(gate.GateRun, "_looked_at_again", looked_at_again)
     slow = [row(Code.SLOWER, name, delta=delta / 100) for delta, name in enumerate("abcdefg", 3)]
     errs = structs.replace(row(Code.SLOWER, "e", delta=9.0), test_error=True)
-    lines = (Difference("peak memory", 0, 16 << 20, site=Site("t.py", 3, "f", "g()", "CuPy", "device")),)
+    lines = (
+        Difference("peak memory", 0, 16 << 20, site=Site("t.py", 3, "f", "g()", "CuPy", "device")),
+    )
     known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), differences=lines)
     gone = structs.replace(row(Code.SLOWER, "z", delta=7.0), nodeid="u.py::z")
     base = Selection({}, (*(one.nodeid for one in slow), known.nodeid))
-    gated = gate.GateRun(Path(), "main", BASE, base, (), 1, Acceptances(()), (), screen_only=False, strict=False)  # type: ignore[arg-type]
+    gated = gate.GateRun(
+        Path(), "main", BASE, base, (), 1, Acceptances(()), (), screen_only=False, strict=False
+    )  # type: ignore[arg-type]
     played = {"t.py::f": DuetVerdict("t.py::f", Outcome.FAIL, "slower", differences=(grid,))}
     rows = [row(name="x"), *slow, errs, known, gone]
     found = gated.with_differences(rows, played)
     assert [one.nodeid for one in found] == [one.nodeid for one in rows]
     assert asked == ["g", "e", "d"]
-    assert {one.key for one in found if one.differences == (grid,)} == {f"t.py::{name}" for name in "gfed"}
+    assert {one.key for one in found if one.differences == (grid,)} == {
+        f"t.py::{name}" for name in "gfed"
+    }
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
@@ -300,7 +382,9 @@ def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("output", [".", "link", "mine", "marked"])
-def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path: Path, output: str) -> None:
+def test_a_folder_that_is_not_the_gates_is_refused_untouched(
+    run: Run, tmp_path: Path, output: str
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to("mine")
     (tmp_path / "marked").mkdir()
@@ -314,12 +398,16 @@ def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path:
     result = run("--output", output, rows=(row(),))
     assert result.exit_code == 4
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"gpumem: --output: {output} holds files that no gate wrote; accepted is an empty or a new folder")
+    assert line.startswith(
+        f"gpumem: --output: {output} holds files that no gate wrote; accepted is an empty or a new folder"
+    )
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+def test_a_base_that_git_does_not_know_touches_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
     folder = tmp_path / "gpumem-results"
     if before:
         assert run(rows=()).exit_code == 6
@@ -336,13 +424,18 @@ def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--", "--benchmark-json=x"], "--benchmark-json among pytest's arguments: the gate writes into gpumem-results"),
+        (
+            ["--", "--benchmark-json=x"],
+            "--benchmark-json among pytest's arguments: the gate writes into gpumem-results",
+        ),
         (["--", "--gpumem-save"], "a gate saves nothing into a baseline"),
         (["--max-regression", "2"], "--max-regression: '2'"),
         (["--output", "calls"], "--output"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_run(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_mistakes_are_one_line_before_anything_is_run(
+    run: Run, tmp_path: Path, arguments: list[str], words: str
+) -> None:
     (tmp_path / "calls").write_text("a file")
     result = run(*arguments, rows=(row(),), code=99)
     assert result.exit_code == 4

@@ -17,7 +17,9 @@ from pytest_gpumem.records.footprint import Footprint
 
 
 def report(folder: Folder, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["report", *(a if a.startswith("-") else str(folder.path / a) for a in arguments)])
+    return CliRunner().invoke(
+        main, ["report", *(a if a.startswith("-") else str(folder.path / a) for a in arguments)]
+    )
 
 
 def page(folder: Folder, name: str = "now.html") -> str:
@@ -41,7 +43,9 @@ def test_the_files_for_other_programs(folder: Folder, option: str) -> None:
     printed = CliRunner().invoke(main, ["report", str(folder.path / "now.json"), option, "-"])
     assert (printed.exit_code, printed.stdout) == (0, (folder.path / "out.txt").read_text())
     both = report(folder, "now.json", option, "out.txt", "-o", "page.html")
-    assert both.output.splitlines() == [f"wrote {folder.path / name}" for name in ("out.txt", "page.html")]
+    assert both.output.splitlines() == [
+        f"wrote {folder.path / name}" for name in ("out.txt", "page.html")
+    ]
 
 
 def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
@@ -54,7 +58,10 @@ def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
 
 def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
     (folder.path / "past").mkdir()
-    folder.write("now.json", [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")])
+    folder.write(
+        "now.json",
+        [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")],
+    )
     for index in range(3):
         broken = replace(folder.row(name="test_new"), test_error=True)
         folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), broken])
@@ -129,8 +136,12 @@ def test_a_folder_is_no_result_file(given: str) -> None:
     assert f"{given}: a folder" in done.output
 
 
-@pytest.mark.parametrize("arguments", [["report", "/dev/zero", "-o", "x.html"], ["compare", "/dev/zero", "/dev/zero"]])
-def test_a_device_is_not_read_without_end(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["report", "/dev/zero", "-o", "x.html"], ["compare", "/dev/zero", "/dev/zero"]]
+)
+def test_a_device_is_not_read_without_end(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output.count("\n")) == (4, 1)
@@ -154,15 +165,26 @@ def test_a_report_against_other_results_has_their_latencies_and_changes(folder: 
 
 def test_the_memory_of_tests_is_compared_too(folder: Folder) -> None:
     of_base, of_head = (Footprint(nbytes, watched=("fixtures",)) for nbytes in (2 << 20, 3 << 20))
-    folder.write("base.json", [replace(folder.row(name="test_a"), footprint=of_base), folder.row(name="test_b")])
-    folder.write("head.json", [replace(folder.row(name="test_a"), footprint=of_head), folder.row(name="test_b")])
+    folder.write(
+        "base.json",
+        [replace(folder.row(name="test_a"), footprint=of_base), folder.row(name="test_b")],
+    )
+    folder.write(
+        "head.json",
+        [replace(folder.row(name="test_a"), footprint=of_head), folder.row(name="test_b")],
+    )
     done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
     assert done.exit_code == 0, done.output
-    assert (folder.path / "head.html").read_text().count("peak memory 2 MiB -&gt; 3 MiB (+1 MiB)") == 1
+    assert (folder.path / "head.html").read_text().count(
+        "peak memory 2 MiB -&gt; 3 MiB (+1 MiB)"
+    ) == 1
 
 
 def test_a_damaged_footprint_is_one_line(folder: Folder) -> None:
-    folder.write("base.json", [replace(folder.row(name="test_a"), footprint=Footprint(2 << 20, watched=("fixtures",)))])
+    folder.write(
+        "base.json",
+        [replace(folder.row(name="test_a"), footprint=Footprint(2 << 20, watched=("fixtures",)))],
+    )
     folder.write("head.json", [folder.row(name="test_a")])
     path = folder.path / "base.json"
     path.write_text(path.read_text().replace(str(2 << 20), '"much"'))

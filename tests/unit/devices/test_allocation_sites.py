@@ -14,7 +14,11 @@ from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Line
 
 LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
 STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
-OURS = (str(Path(allocation_sites.__file__).parent.parent / "plugin" / "running.py"), 5, "pytest_runtest_call")
+OURS = (
+    str(Path(allocation_sites.__file__).parent.parent / "plugin" / "running.py"),
+    5,
+    "pytest_runtest_call",
+)
 
 
 @pytest.fixture
@@ -26,24 +30,39 @@ def model(tmp_path: Path) -> Path:
 
 def allocated(nbytes: int, *stack: Line, library: str = "PyTorch") -> AllocationEvent:
     """As an allocation whose stack, the outermost frame first, was looked at."""
-    return AllocationEvent(0.0, (library, "device"), "use", 0, nbytes, innermost(reversed(stack)) or NO_LINE)
+    return AllocationEvent(
+        0.0, (library, "device"), "use", 0, nbytes, innermost(reversed(stack)) or NO_LINE
+    )
 
 
-def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, tmp_path: Path) -> None:
+def test_allocations_are_grouped_by_the_innermost_line_of_the_user(
+    model: Path, tmp_path: Path
+) -> None:
     test = (str(tmp_path / "test_model.py"), 3, "test_forward")
     line = (str(model), 4, "forward")
     stayed = allocated(GiB, OURS, test, line, STANDARD, LIBRARY)
-    found = sites([stayed, allocated(64 * MiB, OURS, test, line), allocated(MiB, OURS, test)], [stayed], tmp_path)
+    found = sites(
+        [stayed, allocated(64 * MiB, OURS, test, line), allocated(MiB, OURS, test)],
+        [stayed],
+        tmp_path,
+    )
     first, second = found
     assert (first.file, first.line, first.function) == ("model.py", 4, "forward")
     assert first.code == "return torch.relu(a * b + c)"
-    assert (first.at_peak, first.at_peak_count, first.kept, first.kept_count) == (GiB + 64 * MiB, 2, GiB, 1)
+    assert (first.at_peak, first.at_peak_count, first.kept, first.kept_count) == (
+        GiB + 64 * MiB,
+        2,
+        GiB,
+        1,
+    )
     assert (second.file, second.at_peak, second.kept) == ("test_model.py", MiB, 0)
 
 
 def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: Path) -> None:
     line = (str(model), 4, "forward")
-    found = sites([allocated(3, line), allocated(2, line, library="CUDA"), allocated(1)], [], tmp_path)
+    found = sites(
+        [allocated(3, line), allocated(2, line, library="CUDA"), allocated(1)], [], tmp_path
+    )
     assert [(site.file, site.library, site.at_peak) for site in found] == [
         ("model.py", "PyTorch", 3),
         ("model.py", "CUDA", 2),
@@ -67,7 +86,10 @@ def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -
 
 
 def test_what_started_pytest_is_no_part_of_the_way(tmp_path: Path) -> None:
-    script, test = (str(tmp_path / "run.py"), 1, "<module>"), (str(tmp_path / "test_it.py"), 2, "test_it")
+    script, test = (
+        (str(tmp_path / "run.py"), 1, "<module>"),
+        (str(tmp_path / "test_it.py"), 2, "test_it"),
+    )
     pytests = (f"{sysconfig.get_path('purelib')}/_pytest/python.py", 9, "pytest_pyfunc_call")
     assert innermost((LIBRARY, test, pytests, OURS, pytests, script)) == test
     assert innermost((OURS, pytests, script)) is None

@@ -29,7 +29,9 @@ from pytest_gpumem.records.measurement import Limits
 MIB = 2**20
 
 
-def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> AllocationEvent:
+def event(
+    at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device"
+) -> AllocationEvent:
     return AllocationEvent(at, (library, kind), layer, address, nbytes)
 
 
@@ -73,10 +75,19 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
     found = account(*log.since(), begin=1.0)
     assert (found.peak, found.driver_peak) == (3 * MIB, 6 * MIB)  # the driver maps pages of 2 MiB
     cupy, cuda = found.uses["CuPy", "device"], found.uses["CUDA", "device"]
-    assert (cupy.peak, cupy.at_peak, cupy.kept, cupy.allocations, cupy.largest) == (3 * MIB, 3 * MIB, 2 * MIB, 2, 2 * MIB)
+    assert (cupy.peak, cupy.at_peak, cupy.kept, cupy.allocations, cupy.largest) == (
+        3 * MIB,
+        3 * MIB,
+        2 * MIB,
+        2,
+        2 * MIB,
+    )
     assert cupy.sizes == (SizeCount(MIB, 1), SizeCount(2 * MIB, 1))
     assert (cuda.peak, cuda.at_peak, cuda.kept) == (MIB, 0, MIB)
-    assert [(one.address, one.nbytes) for one in found.at_peak] == [(0xA000 + MIB, 2 * MIB), (0xA000, MIB)]
+    assert [(one.address, one.nbytes) for one in found.at_peak] == [
+        (0xA000 + MIB, 2 * MIB),
+        (0xA000, MIB),
+    ]
     assert [one.nbytes for one in found.kept] == [2 * MIB, MIB]
 
 
@@ -104,7 +115,9 @@ def test_a_free_of_what_was_never_seen_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("missing", "fits"), [(5 * MIB, True), (4 * MIB, True), (3 * MIB, False)])
-def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(missing: int, fits: bool) -> None:
+def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(
+    missing: int, fits: bool
+) -> None:
     log = log_of(event(1, "CUDA", "driver", 1, 4 * MIB), event(2, "CUDA", "driver", 2, MIB))
     assert claim(log.since()[0], "JAX", missing) is fits
     left = account(*log.since(), 0).uses
@@ -112,7 +125,10 @@ def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(missing: 
 
 
 def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
-    at, total = [float(at) for at in range(1000)], [7 if at == 777 else at % 3 for at in range(1000)]
+    at, total = (
+        [float(at) for at in range(1000)],
+        [7 if at == 777 else at % 3 for at in range(1000)],
+    )
     kept = thinned(at, total, most=10)
     assert len(kept) <= 11
     assert (777.0, 7) in kept
@@ -138,7 +154,9 @@ class Driver(Source):
 
     def emit(self, address: int, nbytes: int, kind: MemoryPlace = "pinned") -> None:
         if self.log is not None:
-            self.log.emit(AllocationEvent(time.perf_counter(), ("CUDA", kind), "driver", address, nbytes))
+            self.log.emit(
+                AllocationEvent(time.perf_counter(), ("CUDA", kind), "driver", address, nbytes)
+            )
 
 
 class Library(Source):
@@ -187,7 +205,15 @@ class Library(Source):
 
     def figures(self) -> Mapping[Series, Figures]:
         used = sum(self.used.values())
-        return {(self.name, "device"): Figures(used, self.reserved - used, high=self.high, single=self.single, allocations=self.count)}
+        return {
+            (self.name, "device"): Figures(
+                used,
+                self.reserved - used,
+                high=self.high,
+                single=self.single,
+                allocations=self.count,
+            )
+        }
 
     def take(self, address: int, nbytes: int) -> None:
         self.used[address] = nbytes
@@ -197,12 +223,16 @@ class Library(Source):
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
-            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
+            self.log.emit(
+                AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes)
+            )
 
     def free(self, address: int) -> None:
         del self.used[address]
         if self.log is not None and self.single:
-            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, 0))
+            self.log.emit(
+                AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, 0)
+            )
 
 
 @pytest.fixture
@@ -217,7 +247,9 @@ def footprints(library: Library) -> SourceFootprints:
     return made
 
 
-def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, footprints: SourceFootprints) -> None:
+def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(
+    library: Library, footprints: SourceFootprints
+) -> None:
     library.take(1, MIB)
     watch = footprints.watch()
     library.take(2, 4 * MIB)
@@ -234,7 +266,9 @@ def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, 
     assert watch.read().kept == 0
 
 
-def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(library: Library, footprints: SourceFootprints) -> None:
+def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(
+    library: Library, footprints: SourceFootprints
+) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     with footprints.ours():
@@ -245,7 +279,9 @@ def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(lib
     assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
 
 
-def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Library, footprints: SourceFootprints) -> None:
+def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(
+    library: Library, footprints: SourceFootprints
+) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     library.take(2, 2 * MIB)
@@ -286,7 +322,10 @@ def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: 
     with footprints.paused():
         pass
     meanwhile = footprints.watch()
-    assert (meanwhile.read().driver_peak, meanwhile.read().not_watched) == (None, ("CUPTI: the profiler has CUPTI",))
+    assert (meanwhile.read().driver_peak, meanwhile.read().not_watched) == (
+        None,
+        ("CUPTI: the profiler has CUPTI",),
+    )
     driver.reason = None
     if measures:
         with footprints.paused():
@@ -299,7 +338,9 @@ def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: 
         before.read()
 
 
-def test_a_look_inside_of_what_is_no_tests_leaves_it_so(library: Library, footprints: SourceFootprints) -> None:
+def test_a_look_inside_of_what_is_no_tests_leaves_it_so(
+    library: Library, footprints: SourceFootprints
+) -> None:
     watch = footprints.watch()
     with footprints.ours():
         library.take(1, 4 * MIB)
@@ -311,7 +352,9 @@ def test_a_look_inside_of_what_is_no_tests_leaves_it_so(library: Library, footpr
     assert (watch.read().peak, watch.read().kept) == (MIB, MIB)
 
 
-def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: SourceFootprints) -> None:
+def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(
+    library: Library, footprints: SourceFootprints
+) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     library.take(2, 2 * MIB)
@@ -331,7 +374,9 @@ def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library
     assert watch.read().kept == MIB
 
 
-def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(library: Library) -> None:
+def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(
+    library: Library,
+) -> None:
     free = 1024 * MIB  # as it would be without memory of fixtures
     footprints = SourceFootprints(Driver(), (library,))
     footprints.free_bytes = lambda: free
@@ -376,7 +421,11 @@ class Pool(Library):
         self.segments += nbytes
         self.driver.emit(address, nbytes, "device")
         if hooked and self.log is not None:
-            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "segment", address, nbytes))
+            self.log.emit(
+                AllocationEvent(
+                    time.perf_counter(), (self.name, "device"), "segment", address, nbytes
+                )
+            )
 
     def shrink(self, address: int, nbytes: int) -> None:
         self.segments -= nbytes
@@ -384,7 +433,9 @@ class Pool(Library):
 
 
 @pytest.mark.parametrize("watches_driver", [True, False])
-def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown(*, watches_driver: bool) -> None:
+def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown(
+    *, watches_driver: bool
+) -> None:
     pool = Pool(driver := Driver())
     footprints = SourceFootprints(driver if watches_driver else None, (pool,))
     footprints.start(driver=watches_driver)
@@ -392,13 +443,19 @@ def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown
     watch = footprints.watch()
     pool.grow(2, 4 * MIB, hooked=True)
     pool.take(2, 4 * MIB)
-    assert (watch.read().peak, watch.read().peak_bound, watch.read().not_watched) == (4 * MIB, None, ())
+    assert (watch.read().peak, watch.read().peak_bound, watch.read().not_watched) == (
+        4 * MIB,
+        None,
+        (),
+    )
     pool.grow(3, 256 * MIB, hooked=False)
     found = watch.read()
     assert (found.peak, found.peak_bound, found.kept) == (4 * MIB, (8 + 4 + 256) * MIB, 4 * MIB)
     assert [why for why in found.not_watched if why.startswith("CuPy: arrays of a thread")]
     limits = Limits(max_peak="32 MiB")
-    assert [one.outcome for one in judge_footprint(found, limits, (), ("max_peak",))] == [Outcome.UNDECIDED]
+    assert [one.outcome for one in judge_footprint(found, limits, (), ("max_peak",))] == [
+        Outcome.UNDECIDED
+    ]
     watch.close()
     later = footprints.watch()
     assert (later.read().peak_bound, later.read().not_watched) == (None, ())
@@ -447,7 +504,9 @@ def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Lib
     assert (found.peak, found.kept) == (6 * MIB, 0)
 
 
-def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(library: Library) -> None:
+def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(
+    library: Library,
+) -> None:
     library.single, library.high, library.count = False, 0, 0
     footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
@@ -471,7 +530,9 @@ def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use
 
 
 @pytest.mark.parametrize(("blocks", "kept"), [(2, 0), (1, 3 * MIB)])
-def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: int, kept: int) -> None:
+def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(
+    blocks: int, kept: int
+) -> None:
     library, driver = Library(), Driver()
     footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
@@ -532,11 +593,25 @@ def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
     assert not claim(log_of(event(1, "CUDA", "driver", 1, 4 * MIB)).since()[0], "JAX", 8 * MIB)
 
 
-def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: SourceFootprints) -> None:
+def test_buffers_of_fixtures_count_by_kind_whatever_their_address(
+    footprints: SourceFootprints,
+) -> None:
     watch = footprints.watch()
-    numbers = [footprints.took(kind, MIB) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)]
+    numbers = [
+        footprints.took(kind, MIB)
+        for kind in (
+            MemoryKind.DEVICE,
+            MemoryKind.MANAGED,
+            MemoryKind.REGISTERED,
+            MemoryKind.PAGEABLE,
+        )
+    ]
     found = watch.read()
-    assert {use.kind: use.kept for use in found.uses if use.library == "gpumem"} == {"device": MIB, "managed": MIB, "pinned": MIB}
+    assert {use.kind: use.kept for use in found.uses if use.library == "gpumem"} == {
+        "device": MIB,
+        "managed": MIB,
+        "pinned": MIB,
+    }
     assert (found.peak, found.driver_peak) == (MIB, 2 * MIB)
     for number in (*numbers, *numbers):
         footprints.gave_back(number)
@@ -571,7 +646,9 @@ def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
     assert one.line[::2] == (__file__, "test_allocations_have_the_line_of_the_user_if_asked_for")
 
 
-def test_nothing_is_read_once_the_context_is_gone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_once_the_context_is_gone(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The handles of the sources are dangling then."""
     number = 7
     footprints = SourceFootprints(None, (library,), lambda: number)
@@ -608,7 +685,9 @@ def test_what_is_freed_between_two_tests_is_no_test_s(library: Library) -> None:
     assert (later.read().peak, later.read().kept) == (3 * MIB, 3 * MIB)
 
 
-def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(library: Library) -> None:
+def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(
+    library: Library,
+) -> None:
     """As while PyTorch's profiler has CUPTI. What begins afterwards is read."""
     driver = Driver()
     footprints = SourceFootprints(driver, (library,))
@@ -624,18 +703,24 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(libra
     assert after.read().kept == MIB
 
 
-def test_a_watch_while_the_driver_does_not_report_is_not_read(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_while_the_driver_does_not_report_is_not_read(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It begins inside of a profile: its limits on memory would hold."""
     driver = Driver()
     footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
-    monkeypatch.setattr(driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI")))
+    monkeypatch.setattr(
+        driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI"))
+    )
     inside = footprints.watch()
     with pytest.raises(NotCounted, match="another tool has CUPTI"):
         inside.read()
 
 
-def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver()
     footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)

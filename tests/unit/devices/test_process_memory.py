@@ -20,15 +20,27 @@ MAPS = """\
 
 
 @pytest.mark.parametrize(
-    ("address", "mapped"), [(0xFFF, False), (0x1000, True), (0x2FFF, True), (0x3000, False), (0x4800, False), (0x5000, False)]
+    ("address", "mapped"),
+    [
+        (0xFFF, False),
+        (0x1000, True),
+        (0x2FFF, True),
+        (0x3000, False),
+        (0x4800, False),
+        (0x5000, False),
+    ],
 )
-def test_an_address_is_mapped_where_it_can_be_read(tmp_path: Path, address: int, mapped: bool) -> None:
+def test_an_address_is_mapped_where_it_can_be_read(
+    tmp_path: Path, address: int, mapped: bool
+) -> None:
     (tmp_path / "maps").write_text(MAPS)
     assert is_mapped(address, tmp_path) is mapped
 
 
 @pytest.mark.parametrize(("address", "theirs"), [(0x1000, False), (0x3000, False), (0x6000, True)])
-def test_what_is_mapped_from_a_device_file_is_a_drivers(tmp_path: Path, address: int, theirs: bool) -> None:
+def test_what_is_mapped_from_a_device_file_is_a_drivers(
+    tmp_path: Path, address: int, theirs: bool
+) -> None:
     (tmp_path / "maps").write_text(MAPS)
     assert is_of_a_driver(address, tmp_path) is theirs
     assert is_of_a_driver(address, tmp_path / "nowhere") is None
@@ -49,8 +61,16 @@ def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
 def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
     whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
     part = part_of(whole, 96, 4)
-    assert (part.address, part.host_address, part.nbytes, part.backing) == (0x1060, 0x1060, 4, whole)
-    with pytest.raises(DeviceError, match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory"):
+    assert (part.address, part.host_address, part.nbytes, part.backing) == (
+        0x1060,
+        0x1060,
+        4,
+        whole,
+    )
+    with pytest.raises(
+        DeviceError,
+        match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
+    ):
         part_of(whole, offset, nbytes)
     whole.freed = True
     with pytest.raises(DeviceError, match="freed"):

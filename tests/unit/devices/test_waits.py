@@ -37,7 +37,9 @@ def test_the_innermost_line_of_the_user() -> None:
     found: list[tuple[str, int, str]] = []
 
     def users() -> None:
-        library = compile("found.append(line_of(sys._getframe()))", str(Path(PACKAGE, "inside.py")), "exec")
+        library = compile(
+            "found.append(line_of(sys._getframe()))", str(Path(PACKAGE, "inside.py")), "exec"
+        )
         exec(library, {"found": found, "line_of": line_of, "sys": sys})
 
     users()

@@ -14,7 +14,22 @@ from document_blocks import PAGES, ROOT, blocks, command_lines
 from pytest_gpumem import cli, settings
 
 LINES = list(command_lines())
-TAKEN_AS_READ = ("cd", "cp", "sed", "head", "grep", "git", "export", "case", "mkdir", "ncu", "nsys", ".", "mkdocs", "otava")
+TAKEN_AS_READ = (
+    "cd",
+    "cp",
+    "sed",
+    "head",
+    "grep",
+    "git",
+    "export",
+    "case",
+    "mkdir",
+    "ncu",
+    "nsys",
+    ".",
+    "mkdocs",
+    "otava",
+)
 """Programs of others, whose lines are not looked at."""
 
 
@@ -29,7 +44,9 @@ def parse_gpumem(arguments: list[str]) -> None:
         click.UsageError: there is no such command or option, or an argument is missing.
     """
     with cli.main.make_context("gpumem", arguments) as context:
-        _, command, rest = cli.main.resolve_command(context, [*context._protected_args, *context.args])
+        _, command, rest = cli.main.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         assert command is not None
         inner = command.make_context("gpumem", rest, parent=context)
         if isinstance(command, click.Group):
@@ -40,7 +57,9 @@ def parse_gpumem(arguments: list[str]) -> None:
 
 @pytest.fixture(autouse=True)
 def _files_need_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(click.Path, "convert", lambda _self, value, _parameter, _context: Path(value))
+    monkeypatch.setattr(
+        click.Path, "convert", lambda _self, value, _parameter, _context: Path(value)
+    )
 
 
 def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str | None]]:
@@ -51,7 +70,11 @@ def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str 
         if name.startswith("--gpumem"):
             option = known[name]
             following = arguments[at + 1 : at + 2]
-            if not value and option.bare is not None and (not following or following[0].startswith("-")):
+            if (
+                not value
+                and option.bare is not None
+                and (not following or following[0].startswith("-"))
+            ):
                 value = option.bare
             yield option, None if option.is_flag else value or arguments[at + 1]
 
@@ -69,14 +92,20 @@ def check_script(arguments: list[str]) -> None:
     script = ROOT / arguments[0]
     assert script.exists(), script
     own = arguments[1 : arguments.index("--") if "--" in arguments else None]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (script, *script.parent.glob("*.py")))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (script, *script.parent.glob("*.py"))
+    )
     for name in (one for one in own if one.startswith("--")):
         assert f'"{name}"' in sources, f"no script has an option {name}"
 
 
-@pytest.mark.parametrize(("where", "line"), LINES, ids=[f"{where} {line[:40]}" for where, line in LINES])
+@pytest.mark.parametrize(
+    ("where", "line"), LINES, ids=[f"{where} {line[:40]}" for where, line in LINES]
+)
 def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None:
-    program, *arguments = (word for word in words(line) if not re.match(r"[A-Z_]+=", word))  # no variables
+    program, *arguments = (
+        word for word in words(line) if not re.match(r"[A-Z_]+=", word)
+    )  # no variables
     if program == "gpumem":
         parse_gpumem(arguments)
         if "--" in arguments:
@@ -86,7 +115,11 @@ def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None
     elif program == "pip":
         extras = set(re.findall(r"\[([\w,]+)\]", line))
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        assert all(re.search(rf"^{extra} = \[", text, re.MULTILINE) for one in extras for extra in one.split(","))
+        assert all(
+            re.search(rf"^{extra} = \[", text, re.MULTILINE)
+            for one in extras
+            for extra in one.split(",")
+        )
     elif program in ("python", "python3"):
         if arguments[:2] != ["-m", "venv"]:
             check_script(arguments)
@@ -94,7 +127,11 @@ def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None
         assert program in TAKEN_AS_READ, f"{where}: {program} is not known here"
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"]],
+    ids=" ".join,
+)
 def test_a_wrong_line_is_seen(arguments: list[str]) -> None:
     with pytest.raises(click.UsageError):
         parse_gpumem(arguments)
@@ -112,46 +149,79 @@ def test_the_readme_names_every_command(command: str) -> None:
 
 def test_outputs_names_the_commands_that_write_json() -> None:
     sentence = next(
-        line for line in (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8").splitlines() if "take `--json FILE`" in line
+        line
+        for line in (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8").splitlines()
+        if "take `--json FILE`" in line
     )
     named = re.findall(r"`([a-z0-9-]+)`", sentence.partition(" take ")[0])
-    inner = {name: getattr(command, "commands", {"": command}).values() for name, command in cli.main.commands.items()}
-    assert named == sorted(name for name, found in inner.items() if any("--json" in one.opts for each in found for one in each.params))
+    inner = {
+        name: getattr(command, "commands", {"": command}).values()
+        for name, command in cli.main.commands.items()
+    }
+    assert named == sorted(
+        name
+        for name, found in inner.items()
+        if any("--json" in one.opts for each in found for one in each.params)
+    )
 
 
 def test_toml_blocks_hold_known_keys() -> None:
     known = {option.key for option in settings.OPTIONS}
-    keys = [key for block in blocks("toml") for key in re.findall(r"^(gpumem\w*) =", block.code, re.MULTILINE)]
+    keys = [
+        key
+        for block in blocks("toml")
+        for key in re.findall(r"^(gpumem\w*) =", block.code, re.MULTILINE)
+    ]
     assert keys
     assert {*keys} <= known
 
 
 def test_pages_are_found() -> None:
-    assert {Path(where.partition(":")[0]).name for where, _ in LINES} >= {"README.md", "tutorial.md", "baselines.md", "nsight.md"}
+    assert {Path(where.partition(":")[0]).name for where, _ in LINES} >= {
+        "README.md",
+        "tutorial.md",
+        "baselines.md",
+        "nsight.md",
+    }
 
 
 def test_options_and_variables_in_the_text_exist() -> None:
     """Also those that no command line shows."""
     spelt = [option for option in settings.OPTIONS if not option.ini_only]
     flags = {option.flag for option in spelt}
-    variables = {option.variable for option in spelt} | {"GPUMEM_NSYS", "GPUMEM_NCU", "GPUMEM_CARDS"}  # tools; a template's
+    variables = {option.variable for option in spelt} | {
+        "GPUMEM_NSYS",
+        "GPUMEM_NCU",
+        "GPUMEM_CARDS",
+    }  # tools; a template's
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert {*re.findall(r"--gpumem(?:-[a-z0-9]+)*(?![\w*-])", text)} <= flags, page.name
-        assert {*re.findall(r"(?<!_)\bGPUMEM(?:_[A-Z0-9]+)*(?![\w*])", text)} <= variables, page.name
+        assert {*re.findall(r"(?<!_)\bGPUMEM(?:_[A-Z0-9]+)*(?![\w*])", text)} <= variables, (
+            page.name
+        )
 
 
 def test_modules_that_the_architecture_names_exist() -> None:
     package = ROOT / "pytest_gpumem"
-    rooms = "|".join(path.name for path in package.iterdir() if path.is_dir() and path.name.isidentifier())
+    rooms = "|".join(
+        path.name for path in package.iterdir() if path.is_dir() and path.name.isidentifier()
+    )
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = {tuple(one.split(".")) for one in re.findall(rf"`((?:{rooms})\.\w+)", text)}
     assert len(named) > 20
-    assert [one for one in sorted(named) if not any(package.joinpath(*one).with_suffix(end).exists() for end in ("", ".py"))] == []
+    assert [
+        one
+        for one in sorted(named)
+        if not any(package.joinpath(*one).with_suffix(end).exists() for end in ("", ".py"))
+    ] == []
 
 
 def test_every_feature_of_a_test_is_in_the_architecture() -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pytest_gpumem" / "plugin").glob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "pytest_gpumem" / "plugin").glob("*.py")
+    )
     features = {*re.findall(r"^class (\w+)\(Feature\)", sources, re.MULTILINE)}
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert len(features) > 10

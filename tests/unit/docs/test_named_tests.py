@@ -14,7 +14,10 @@ PAGES = ("memory-spaces.md", "host-link.md", "trust.md")
 def named(page: str) -> list[tuple[str, str | None]]:
     """Files of tests, each with the test that is named in it; a name without a file belongs to the file named last."""
     found: list[tuple[str, str | None]] = []
-    for file, test, alone in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?`|`(test_\w+)`", (ROOT / "docs" / page).read_text()):
+    for file, test, alone in re.findall(
+        r"`((?:[\w/]+/)?test_\w+\.py)(?:::(test_\w+))?`|`(test_\w+)`",
+        (ROOT / "docs" / page).read_text(),
+    ):
         found.append((file or found[-1][0], test or alone or None))
     return found
 

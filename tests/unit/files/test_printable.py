@@ -15,7 +15,10 @@ class Record:
 
 
 def test_characters_that_do_not_show_are_escapes() -> None:
-    assert printable("a\n\x1b[2J\x9b\u202e\u2028\udcff\0é b") == r"a\n\x1b[2J\x9b\u202e\u2028\udcff\x00é b"
+    assert (
+        printable("a\n\x1b[2J\x9b\u202e\u2028\udcff\0é b")
+        == r"a\n\x1b[2J\x9b\u202e\u2028\udcff\x00é b"
+    )
     assert printable("a b\\n") == "a b\\n"
 
 

@@ -21,7 +21,13 @@ class Bench:
     """Makes measurements."""
 
     def measurement(
-        self, latency: float = 268e-6, *, spread: float = 0.0005, placements: int = 8, samples: int = 1, **changes: object
+        self,
+        latency: float = 268e-6,
+        *,
+        spread: float = 0.0005,
+        placements: int = 8,
+        samples: int = 1,
+        **changes: object,
     ) -> Measurement:
         """One whose placements lie evenly around `latency`; `spread` is their standard deviation over the latency."""
         offsets = np.linspace(-1.0, 1.0, placements) if placements > 1 else np.zeros(1)
@@ -29,21 +35,45 @@ class Bench:
         values = latency * (1 + scale * offsets)
         return self.of(tuple((float(v),) * samples for v in values), **changes)
 
-    def run(self, latency: float = 268e-6, *factors: float, day: int | None = None, card: str = "GPU-a", **changes: Any) -> Measurement:
+    def run(
+        self,
+        latency: float = 268e-6,
+        *factors: float,
+        day: int | None = None,
+        card: str = "GPU-a",
+        **changes: Any,
+    ) -> Measurement:
         """A run of a process and of further ones, each slower than the first by a factor; of a session of its own where it has a day."""
         one = self.measurement(latency, **changes)
-        further = tuple(Repeat(tuple(median * factor for median in one.medians), one.overhead) for factor in factors)
-        provenance = Provenance((DAY + timedelta(days=day)).isoformat(), card) if day is not None else one.provenance
+        further = tuple(
+            Repeat(tuple(median * factor for median in one.medians), one.overhead)
+            for factor in factors
+        )
+        provenance = (
+            Provenance((DAY + timedelta(days=day)).isoformat(), card)
+            if day is not None
+            else one.provenance
+        )
         return replace(one, further=further, provenance=provenance)
 
-    def baseline(self, runs: int, processes: int = 1, latency: float = 268e-6, **changes: Any) -> list[Measurement]:
+    def baseline(
+        self, runs: int, processes: int = 1, latency: float = 268e-6, **changes: Any
+    ) -> list[Measurement]:
         """Runs that agree, each of a session of its own."""
-        return [self.run(latency, *[1.0] * (processes - 1), day=day, **changes) for day in range(runs)]
+        return [
+            self.run(latency, *[1.0] * (processes - 1), day=day, **changes) for day in range(runs)
+        ]
 
     @staticmethod
     def of(placements: tuple[tuple[float, ...], ...], **changes: object) -> Measurement:
         clocks = (Conditions(sm_clock_hz=1.98e9), Conditions(sm_clock_hz=1.965e9))
-        given = {"sampler": "held", "placements": placements, "floor": 1.28e-6, "conditions": clocks, **TRIAD}
+        given = {
+            "sampler": "held",
+            "placements": placements,
+            "floor": 1.28e-6,
+            "conditions": clocks,
+            **TRIAD,
+        }
         return measurement(**given | changes)
 
 

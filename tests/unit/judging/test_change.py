@@ -19,5 +19,7 @@ from pytest_gpumem.outcomes import Outcome
         (False, False, False, Outcome.UNDECIDED),
     ],
 )
-def test_what_is_beyond_doubt_decides(slower: bool, within: bool, same_code: bool, outcome: Outcome) -> None:
+def test_what_is_beyond_doubt_decides(
+    slower: bool, within: bool, same_code: bool, outcome: Outcome
+) -> None:
     assert decide_change(Evidence(slower, within, same_code)) is outcome

@@ -15,7 +15,15 @@ from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import QuantityError, parse_claim
 
 
-def judged(bench: Any, facts: DeviceFacts, times: float, written: str, *, slow: str = "faulting", spread: float = 0.0005) -> Verdict:
+def judged(
+    bench: Any,
+    facts: DeviceFacts,
+    times: float,
+    written: str,
+    *,
+    slow: str = "faulting",
+    spread: float = 0.0005,
+) -> Verdict:
     fast: Measurement = bench.measurement(300e-6, spread=spread, label="prefetched")
     other: Measurement = bench.measurement(300e-6 * times, spread=spread, label=slow)
     limits = Limits(faster_than=written, origin={"faster_than": "call"})
@@ -27,7 +35,9 @@ def judged(bench: Any, facts: DeviceFacts, times: float, written: str, *, slow: 
     ("times", "outcome"),
     [(25.0, Outcome.PASS), (20.001, Outcome.FAIL), (19.999, Outcome.FAIL), (15.0, Outcome.FAIL)],
 )
-def test_the_claim_must_hold_beyond_its_interval(bench: Any, h100: DeviceFacts, times: float, outcome: Outcome) -> None:
+def test_the_claim_must_hold_beyond_its_interval(
+    bench: Any, h100: DeviceFacts, times: float, outcome: Outcome
+) -> None:
     verdict = judged(bench, h100, times, "20 x faulting")
     assert verdict.outcome is outcome
     assert f"is {times:.4g} times as fast, between " in verdict.reason
@@ -44,12 +54,21 @@ def test_noise_widens_the_interval(bench: Any, h100: DeviceFacts) -> None:
 def test_a_label_that_the_test_has_not_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
     verdict = judged(bench, h100, 25.0, "20 x fautling")
     assert verdict.outcome is Outcome.FAIL
-    assert "the test has no measurement labelled 'fautling'; others are 'faulting'" in verdict.reason
+    assert (
+        "the test has no measurement labelled 'fautling'; others are 'faulting'" in verdict.reason
+    )
 
 
 def test_a_markers_claim_is_none_about_the_other_itself(bench: Any, h100: DeviceFacts) -> None:
     other: Measurement = replace(bench.measurement(), label="faulting")
-    verdict = judge(other, Limits(faster_than="20 x faulting"), h100, [], strict=False, siblings={"faulting": other})
+    verdict = judge(
+        other,
+        Limits(faster_than="20 x faulting"),
+        h100,
+        [],
+        strict=False,
+        siblings={"faulting": other},
+    )
     assert verdict.outcome is Outcome.MEASURED
 
 

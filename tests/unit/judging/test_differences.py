@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.differences import MOST, differences, memory_differences, ran_differently, row_differences
+from pytest_gpumem.judging.differences import (
+    MOST,
+    differences,
+    memory_differences,
+    ran_differently,
+    row_differences,
+)
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import KEPT, PEAK, Difference
 from pytest_gpumem.records.footprint import Footprint, Site
@@ -18,7 +24,16 @@ from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.reporting.differences import describe, place_of
 
-KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), registers=16, local=0, stream=0)
+KERNEL = Step(
+    StepKind.KERNEL,
+    "triad",
+    code="c0de",
+    grid=(64, 1, 1),
+    block=(256, 1, 1),
+    registers=16,
+    local=0,
+    stream=0,
+)
 OTHER = replace(KERNEL, name="scale", code="5ca1e")
 COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4 * 2**20, stream=0)
 WAIT = Step(StepKind.SYNCHRONISATION, "stream")
@@ -50,10 +65,17 @@ def test_a_changed_kernel(change: dict[str, Any], field: str, text: str) -> None
 
 def test_changed_arguments() -> None:
     def found(base: tuple[str, ...], head: tuple[str, ...]) -> list[str]:
-        return [describe(one) for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])]
+        return [
+            describe(one)
+            for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])
+        ]
 
-    assert found(("p256", "100000"), ("p256", "107ae1")) == ["kernel triad: argument 2: 1048576 → 1080033"]
-    assert found(("p256",), ("p4",)) == ["kernel triad: argument 1: an address aligned to 256 bytes → an address aligned to 4 bytes"]
+    assert found(("p256", "100000"), ("p256", "107ae1")) == [
+        "kernel triad: argument 2: 1048576 → 1080033"
+    ]
+    assert found(("p256",), ("p4",)) == [
+        "kernel triad: argument 1: an address aligned to 256 bytes → an address aligned to 4 bytes"
+    ]
     assert found(("p256 1*3",), ("p256 1 2 1",)) == ["kernel triad: argument 1, byte 16: 1 → 2"]
     assert found(("1",), ("1", "2")) == ["kernel triad: number of arguments 1 → 2"]
     assert found(("5", "12??"), ("5", "1234")) == []
@@ -100,7 +122,9 @@ def test_work_that_moved_to_another_stream() -> None:
 
 
 def test_calls_and_state() -> None:
-    base = what_ran([KERNEL], {"cudaMemAdvise": 1, "cuLaunchKernel": 2}, {"window": "8 MiB", "x": "pinned"})
+    base = what_ran(
+        [KERNEL], {"cudaMemAdvise": 1, "cuLaunchKernel": 2}, {"window": "8 MiB", "x": "pinned"}
+    )
     head = what_ran([KERNEL], {"cuLaunchKernel": 3}, {"x": "pageable", "window": "8 MiB"})
     assert {one: describe(one) for one in ran_differently(base, head)} == {
         Difference("call", 1, None, "cudaMemAdvise"): "call cudaMemAdvise removed (1)",
@@ -110,7 +134,9 @@ def test_calls_and_state() -> None:
 
 
 def test_the_reference_of_a_simulated_device_has_no_machine_code() -> None:
-    assert describe(Difference("kernel", "a", "b", "reference", "code")) == "reference: other source"
+    assert (
+        describe(Difference("kernel", "a", "b", "reference", "code")) == "reference: other source"
+    )
 
 
 # What was declared, and pages
@@ -128,42 +154,81 @@ def faults(count: int, to_device: int) -> Migrations:
 @pytest.mark.parametrize(
     ("base", "head", "text"),
     [
-        ({"moved_bytes": MovedBytes(8 << 20, 0)}, {"moved_bytes": MovedBytes(8 << 20, 2 << 20)}, "declared bytes 8 MiB → 10 MiB"),
+        (
+            {"moved_bytes": MovedBytes(8 << 20, 0)},
+            {"moved_bytes": MovedBytes(8 << 20, 2 << 20)},
+            "declared bytes 8 MiB → 10 MiB",
+        ),
         ({"sectors_per_request": 4.0}, {"sectors_per_request": 8.0}, "sectors per request 4 → 8"),
         (
             {"window": Window(8 << 20, 1.0, 8 << 20)},
             {"window": None},
             "access-policy window 8 MiB at hit ratio 1 and a set-aside of 8 MiB → none",
         ),
-        ({"migrations": faults(0, 0)}, {"migrations": faults(1243, 0)}, "1243 GPU page faults where there were none"),
-        ({"migrations": faults(20, 0)}, {"migrations": faults(1243, 0)}, "GPU page faults 20 → 1243"),
-        ({"migrations": faults(0, 1 << 20)}, {"migrations": faults(0, 64 << 20)}, "migrated bytes 1 MiB → 64 MiB"),
+        (
+            {"migrations": faults(0, 0)},
+            {"migrations": faults(1243, 0)},
+            "1243 GPU page faults where there were none",
+        ),
+        (
+            {"migrations": faults(20, 0)},
+            {"migrations": faults(1243, 0)},
+            "GPU page faults 20 → 1243",
+        ),
+        (
+            {"migrations": faults(0, 1 << 20)},
+            {"migrations": faults(0, 64 << 20)},
+            "migrated bytes 1 MiB → 64 MiB",
+        ),
     ],
 )
-def test_what_is_declared_or_counted(bench: Any, base: dict[str, Any], head: dict[str, Any], text: str) -> None:
+def test_what_is_declared_or_counted(
+    bench: Any, base: dict[str, Any], head: dict[str, Any], text: str
+) -> None:
     (one,) = differences(measured(bench, **base), measured(bench, **head))
     assert describe(one) == text
 
 
 def test_what_is_unknown_of_a_side_is_no_difference(bench: Any) -> None:
-    known = measured(bench, what_ran([KERNEL], {}), sectors_per_request=4.0, migrations=faults(9, 0))
-    assert differences(known, measured(bench, WhatRan(not_watched="CUPTI is missing"), sectors_per_request=None)) == ()
-    assert differences(measured(bench, migrations=faults(1000, 0)), measured(bench, migrations=faults(1050, 0))) == ()  # varies so
+    known = measured(
+        bench, what_ran([KERNEL], {}), sectors_per_request=4.0, migrations=faults(9, 0)
+    )
+    assert (
+        differences(
+            known,
+            measured(bench, WhatRan(not_watched="CUPTI is missing"), sectors_per_request=None),
+        )
+        == ()
+    )
+    assert (
+        differences(
+            measured(bench, migrations=faults(1000, 0)), measured(bench, migrations=faults(1050, 0))
+        )
+        == ()
+    )  # varies so
 
 
 def test_a_window_is_said_once_and_before_what_ran(bench: Any) -> None:
     window, state = Window(8 << 20, 1.0, 8 << 20), {"set-aside of L2": "8 MiB"}
     base = measured(bench, what_ran([replace(KERNEL, window="8 MiB")], {}, state), window=window)
-    head = measured(bench, what_ran([replace(KERNEL, grid=(8, 1, 1))], {}, {"set-aside of L2": "0 B"}), window=None)
+    head = measured(
+        bench,
+        what_ran([replace(KERNEL, grid=(8, 1, 1))], {}, {"set-aside of L2": "0 B"}),
+        window=None,
+    )
     kinds = [(one.kind, one.field) for one in differences(base, head)]
     assert kinds == [("access-policy window", ""), ("kernel", "grid")]
 
 
 def test_many_differences_are_counted(bench: Any) -> None:
     steps = [replace(KERNEL, name=f"k{number}", code=f"c{number}") for number in range(MOST + 3)]
-    found = differences(measured(bench, what_ran([], {"a": 1})), measured(bench, what_ran(steps, {"a": 1})))
+    found = differences(
+        measured(bench, what_ran([], {"a": 1})), measured(bench, what_ran(steps, {"a": 1}))
+    )
     assert found == ()  # nothing is known of a launch without steps
-    found = differences(measured(bench, what_ran([KERNEL], {})), measured(bench, what_ran([KERNEL, *steps], {})))
+    found = differences(
+        measured(bench, what_ran([KERNEL], {})), measured(bench, what_ran([KERNEL, *steps], {}))
+    )
     assert (len(found), describe(found[-1])) == (MOST + 1, "3 further differences")
 
 
@@ -177,24 +242,38 @@ def test_a_row_that_fails_by_its_kernels_says_first_what_ran(bench: Any) -> None
 
 # Lines that take memory
 
-LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 << 20, at_peak_count=1)
+LAYER = Site(
+    "model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 << 20, at_peak_count=1
+)
 
 
 def test_the_lines_that_grew_or_that_take_most() -> None:
     more = replace(LAYER, at_peak=80 << 20)
-    (grown,) = memory_differences(Footprint(64 << 20, sites=(LAYER,)), Footprint(80 << 20, sites=(more,)))
+    (grown,) = memory_differences(
+        Footprint(64 << 20, sites=(LAYER,)), Footprint(80 << 20, sites=(more,))
+    )
     assert grown == Difference(PEAK, 64 << 20, 80 << 20, site=more)
     assert describe(grown) == "+16 MiB at model.py:12 in forward: y = a * b (64 MiB before)"
     for base in (None, Footprint(1), Footprint(80 << 20, sites=(more,))):
         (largest,) = memory_differences(base, Footprint(80 << 20, sites=(more,)))
-        assert describe(largest) == "80 MiB at model.py:12 in forward: y = a * b (PyTorch, 1 allocation)"
+        assert (
+            describe(largest)
+            == "80 MiB at model.py:12 in forward: y = a * b (PyTorch, 1 allocation)"
+        )
     kept = replace(LAYER, at_peak=0, kept=4096, kept_count=2)
     (leak,) = memory_differences(None, Footprint(0, sites=(kept,)))
-    assert (leak.kind, describe(leak)) == (KEPT, "4 KiB at model.py:12 in forward: y = a * b (PyTorch, 2 allocations)")
+    assert (leak.kind, describe(leak)) == (
+        KEPT,
+        "4 KiB at model.py:12 in forward: y = a * b (PyTorch, 2 allocations)",
+    )
 
 
-@pytest.mark.parametrize(("file", "place"), [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)])
-def test_the_place_of_a_row_is_a_line_of_the_project(file: str, place: tuple[str, int] | None) -> None:
+@pytest.mark.parametrize(
+    ("file", "place"), [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)]
+)
+def test_the_place_of_a_row_is_a_line_of_the_project(
+    file: str, place: tuple[str, int] | None
+) -> None:
     line = Difference(PEAK, 0, 1, site=replace(LAYER, file=file))
     row = Row("t.py::t", Limits(), Verdict(Outcome.FAIL, ""), differences=(line,))
     assert place_of(row) == place

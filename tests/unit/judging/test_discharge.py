@@ -40,7 +40,13 @@ NAMES = st.sampled_from(sorted(LIMITS))
 NO = st.just(False)
 HOW = st.sampled_from(get_args(How))
 ENDS = st.builds(
-    Ending, HOW, st.sampled_from(["", "why"]), st.booleans(), plugin=st.sampled_from(["", "split.py"]), in_base=NO, base_too=NO
+    Ending,
+    HOW,
+    st.sampled_from(["", "why"]),
+    st.booleans(),
+    plugin=st.sampled_from(["", "split.py"]),
+    in_base=NO,
+    base_too=NO,
 ).map(lambda ended: ended if ended.how == "left out" else ended._replace(plugin=""))
 """In a session that is no gate."""
 RAN = ("passed", "failed")
@@ -55,12 +61,23 @@ def rows(draw: st.DrawFn) -> list[Row]:
         limits = Limits(**dict.fromkeys(names - lifted, "1"), origin=dict.fromkeys(names, "marker"))
         footprint = draw(st.sampled_from([None, WATCHED, replace(WATCHED, ended=False)]))
         taken = measurement(label=label) if draw(st.booleans()) else None
-        found.append(Row(TEST, limits, Verdict(draw(st.sampled_from(list(Outcome))), ""), taken, label, footprint=footprint))
+        found.append(
+            Row(
+                TEST,
+                limits,
+                Verdict(draw(st.sampled_from(list(Outcome))), ""),
+                taken,
+                label,
+                footprint=footprint,
+            )
+        )
     return found
 
 
 @given(st.builds(Expectation, st.just(TEST), NAMES, st.just(""), NO), rows(), ENDS)
-def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
+def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(
+    one: Expectation, found: list[Row], ended: Ending
+) -> None:
     missing = discharge(one, found, ended)
     by_row = any(
         one.what in row.limits.origin
@@ -76,27 +93,51 @@ def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: E
         assert open_under_strict([missing]) == ([] if ended.by_words else [missing])
 
 
-@given(st.builds(Expectation, st.just(TEST), st.just(ROW), st.sampled_from(["", "x"]), NO), rows(), ENDS)
-def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
+@given(
+    st.builds(Expectation, st.just(TEST), st.just(ROW), st.sampled_from(["", "x"]), NO),
+    rows(),
+    ENDS,
+)
+def test_a_measurement_is_taken_or_has_a_word(
+    one: Expectation, found: list[Row], ended: Ending
+) -> None:
     missing = discharge(one, found, ended)
     measured = any(row.label == one.label and row.measurement is not None for row in found)
     assert (missing is None) == (measured and ended.how in ("passed", "failed"))
     if missing is not None:
         ran = ended.how in ("passed", "failed", "skipped", "xfailed", "xpassed", "gone")
-        assert (missing.what, missing.label, missing.status) == (ROW, one.label, LOST if ran else NOT_RUN)
+        assert (missing.what, missing.label, missing.status) == (
+            ROW,
+            one.label,
+            LOST if ran else NOT_RUN,
+        )
 
 
-@given(st.builds(Expectation, st.just(TEST), st.just(EXPECTED_TEST), st.just(""), st.booleans()), rows(), ENDS)
-def test_a_test_that_measures_in_base_measures_or_fails_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
+@given(
+    st.builds(Expectation, st.just(TEST), st.just(EXPECTED_TEST), st.just(""), st.booleans()),
+    rows(),
+    ENDS,
+)
+def test_a_test_that_measures_in_base_measures_or_fails_or_has_a_word(
+    one: Expectation, found: list[Row], ended: Ending
+) -> None:
     missing = discharge(one, found, ended)
     measured = any(row.measured_something for row in found)
-    assert (missing is None) == (ended.how == "failed" or (ended.how == "passed" and (measured or not one.unmeasured)))
+    assert (missing is None) == (
+        ended.how == "failed" or (ended.how == "passed" and (measured or not one.unmeasured))
+    )
 
 
 @given(st.booleans(), st.sampled_from([{}, {TEST: True}, {TEST: False}]))
-def test_a_test_of_base_is_expected_and_measures_where_it_did(measures: bool, here: dict[str, bool]) -> None:
+def test_a_test_of_base_is_expected_and_measures_where_it_did(
+    measures: bool, here: dict[str, bool]
+) -> None:
     (one,) = of_base(Selection({TEST: ExpectedTest(Limits(), measures=measures)}), here)
-    assert (one.nodeid, one.what, one.unmeasured) == (TEST, EXPECTED_TEST, measures and here.get(TEST) is False)
+    assert (one.nodeid, one.what, one.unmeasured) == (
+        TEST,
+        EXPECTED_TEST,
+        measures and here.get(TEST) is False,
+    )
 
 
 @st.composite
@@ -115,8 +156,15 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
 @settings(max_examples=400)
-@given(st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()), rows(), ENDS, selections())
-def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: Ending, base: Selection) -> None:
+@given(
+    st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()),
+    rows(),
+    ENDS,
+    selections(),
+)
+def test_in_a_gate_what_base_selects_runs_or_is_lost(
+    one: Expectation, found: list[Row], ended: Ending, base: Selection
+) -> None:
     missing = discharge(one, found, against_base(ended, one, base, "main"))
     alone = discharge(one, found, ended)
     if ended.how in RAN:
@@ -130,7 +178,9 @@ def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: li
         # BASE does not run it either. Only what was measured once is missed all the same, if BASE has it and this machine leaves it out.
         doubtful = one.what == ROW and base.left_out != ()
         assert missing == alone if doubtful else missing.base_too
-        assert lost([missing]) == ([] if missing.accounted or missing.status == UNJUDGED else [missing])
+        assert lost([missing]) == (
+            [] if missing.accounted or missing.status == UNJUDGED else [missing]
+        )
     assert (missing is None) <= (alone is None)
 
 
@@ -144,8 +194,14 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
-    said = list(loosened(Selection({TEST: ExpectedTest(own)}), Selection({TEST: ExpectedTest(marked(name, was))})))
-    assert [(one.limit, one.was, one.now) for one in said] == ([(name, was, here)] if demands_more(name, was, here) else [])
+    said = list(
+        loosened(
+            Selection({TEST: ExpectedTest(own)}), Selection({TEST: ExpectedTest(marked(name, was))})
+        )
+    )
+    assert [(one.limit, one.was, one.now) for one in said] == (
+        [(name, was, here)] if demands_more(name, was, here) else []
+    )
 
 
 def marked(name: str, value: str) -> Limits:
@@ -154,11 +210,16 @@ def marked(name: str, value: str) -> Limits:
 
 
 VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: text) | {
-    **dict.fromkeys(("max_regression", "max_peak_regression", "min_overlap"), lambda text: f"{text}%"),
+    **dict.fromkeys(
+        ("max_regression", "max_peak_regression", "min_overlap"), lambda text: f"{text}%"
+    ),
     "faster_than": lambda text: f"{text} x other",
     "max_latency": lambda text: f"{text} s",
     "min_bandwidth": lambda text: f"{text} GB/s",
-    **dict.fromkeys(("max_peak", "max_kept", "max_migrated", "max_copied_bytes", "max_spill"), lambda text: f"{text} GiB"),
+    **dict.fromkeys(
+        ("max_peak", "max_kept", "max_migrated", "max_copied_bytes", "max_spill"),
+        lambda text: f"{text} GiB",
+    ),
 }
 """By limit, a value that allows more with a larger number, or with a smaller one."""
 
@@ -180,7 +241,9 @@ VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: tex
         ("max_kept", "0 B", "0 B", False),
     ],
 )
-def test_which_of_two_limits_demands_more(name: str, was: str, now: str | None, expected: bool) -> None:
+def test_which_of_two_limits_demands_more(
+    name: str, was: str, now: str | None, expected: bool
+) -> None:
     assert demands_more(name, was, now) == expected
     assert not demands_more(name, None, now)
 
@@ -194,7 +257,9 @@ def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open(how: How, na
 
 
 def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:
-    limits = Limits(max_kept="0 B", max_peak="1 GiB", origin={"max_kept": "marker", "max_peak": "marker"})
+    limits = Limits(
+        max_kept="0 B", max_peak="1 GiB", origin={"max_kept": "marker", "max_peak": "marker"}
+    )
     row = Row(TEST, limits, Verdict(Outcome.PASS, ""), footprint=replace(WATCHED, ended=False))
     assert judged(row) == {"max_peak"}
     assert judged(replace(row, footprint=WATCHED)) == {"max_peak", "max_kept"}
@@ -202,4 +267,9 @@ def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:
 
 
 def test_what_is_accepted_fails_nothing() -> None:
-    assert open_under_strict([Omission(TEST, "", ACCEPTED, "why"), Omission(TEST, "", NOT_RUN, "why", by_words=True)]) == []
+    assert (
+        open_under_strict(
+            [Omission(TEST, "", ACCEPTED, "why"), Omission(TEST, "", NOT_RUN, "why", by_words=True)]
+        )
+        == []
+    )

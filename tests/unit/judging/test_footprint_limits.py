@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, judge_footprint
+from pytest_gpumem.judging.footprint import (
+    MISTAKEN,
+    RULES,
+    PastFootprint,
+    by_chance,
+    judge_footprint,
+)
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
@@ -21,14 +27,21 @@ def footprint(peak: int = 0, *uses: MemoryUse, **fields: Any) -> Footprint:
     return Footprint(peak, uses, watched=("CUPTI",), driver_peak=0, **fields)
 
 
-def judged(now: Footprint, past: list[PastFootprint] | None = None, /, **limits: Any) -> list[tuple[Outcome, Code | None, str]]:
-    found = judge_footprint(now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES))
+def judged(
+    now: Footprint, past: list[PastFootprint] | None = None, /, **limits: Any
+) -> list[tuple[Outcome, Code | None, str]]:
+    found = judge_footprint(
+        now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES)
+    )
     return [(one.outcome, one.code, one.sentence) for one in found]
 
 
 def past(*peaks: int, revisions: str = "") -> list[PastFootprint]:
     names = revisions.split() or [str(index) for index in range(len(peaks))]
-    return [PastFootprint(footprint(peak), revision) for peak, revision in zip(peaks, names, strict=True)]
+    return [
+        PastFootprint(footprint(peak), revision)
+        for peak, revision in zip(peaks, names, strict=True)
+    ]
 
 
 KEPT = MemoryUse("CuPy", "device", kept=4096, reserved=MiB, allocations=3)
@@ -70,8 +83,12 @@ def test_what_is_kept_is_told_by_library_and_kind() -> None:
         (99, "0 B", Outcome.PASS),
     ],
 )
-def test_a_growth_is_judged_against_the_least_accepted_peak(peak: int, allowed: str, outcome: Outcome) -> None:
-    assert judged(footprint(peak), past(110, 100, 105), max_peak_regression=allowed)[0][0] is outcome
+def test_a_growth_is_judged_against_the_least_accepted_peak(
+    peak: int, allowed: str, outcome: Outcome
+) -> None:
+    assert (
+        judged(footprint(peak), past(110, 100, 105), max_peak_regression=allowed)[0][0] is outcome
+    )
 
 
 def run(*peaks: int) -> Footprint:
@@ -79,35 +96,59 @@ def run(*peaks: int) -> Footprint:
 
 
 def test_a_run_grew_if_its_least_peak_did_and_chance_does_not_explain_it() -> None:
-    varying = past(100, 140, 120, revisions="a a b")  # b may have grown: it says nothing of unchanged code
+    varying = past(
+        100, 140, 120, revisions="a a b"
+    )  # b may have grown: it says nothing of unchanged code
 
     def outcome(*peaks: int) -> Outcome:
         return judged(run(*peaks), varying, max_peak_regression="0 B")[0][0]
 
-    assert [outcome(100), outcome(2000, 100), outcome(140), outcome(2000)] == [Outcome.PASS, Outcome.PASS] + [Outcome.UNDECIDED] * 2
+    assert [outcome(100), outcome(2000, 100), outcome(140), outcome(2000)] == [
+        Outcome.PASS,
+        Outcome.PASS,
+    ] + [Outcome.UNDECIDED] * 2
     assert by_chance(1, 2, 13) > MISTAKEN >= by_chance(1, 2, 14)
-    assert [outcome(*[140] * 13), outcome(*[140] * 14), outcome(*[101] * 14)] == [Outcome.UNDECIDED, Outcome.FAIL, Outcome.FAIL]
+    assert [outcome(*[140] * 13), outcome(*[140] * 14), outcome(*[101] * 14)] == [
+        Outcome.UNDECIDED,
+        Outcome.FAIL,
+        Outcome.FAIL,
+    ]
     ((_, code, sentence),) = judged(footprint(140), varying, max_peak_regression="0 B")
     assert code is Code.NOISY
     assert "1 of 2 processes of unchanged code had a peak above 100 B too" in sentence
     # Two uncommitted states are no two runs of the same code.
-    assert judged(footprint(140), past(100, 140, revisions="a-dirty a-dirty"), max_peak_regression="0 B")[0][0] is Outcome.FAIL
+    assert (
+        judged(
+            footprint(140), past(100, 140, revisions="a-dirty a-dirty"), max_peak_regression="0 B"
+        )[0][0]
+        is Outcome.FAIL
+    )
 
 
 def test_three_processes_prove_a_growth_that_one_of_eleven_saved_ones_had() -> None:
     varying = past(*[100] * 10, 140, revisions="a " * 11)
-    found = [judged(run(*[140] * count), varying, max_peak_regression="0 B")[0][0] for count in (2, 3)]
+    found = [
+        judged(run(*[140] * count), varying, max_peak_regression="0 B")[0][0] for count in (2, 3)
+    ]
     assert found == [Outcome.UNDECIDED, Outcome.FAIL]
 
 
 def test_a_rare_larger_peak_of_the_past_hides_no_growth() -> None:
-    several = [*past(*[1024] * 18, revisions=" ".join("abcdefghijklmnopqr")), PastFootprint(run(1024, 1536), "s")]
+    several = [
+        *past(*[1024] * 18, revisions=" ".join("abcdefghijklmnopqr")),
+        PastFootprint(run(1024, 1536), "s"),
+    ]
     assert judged(run(1530, 1530, 1530), several, max_peak_regression="1%")[0][0] is Outcome.FAIL
     assert judged(run(1530, 1024, 1530), several, max_peak_regression="1%")[0][0] is Outcome.PASS
 
 
 def test_processes_of_one_run_show_that_a_count_varies() -> None:
-    assert judged(footprint(130), [PastFootprint(run(100, 100, 130), "a")], max_peak_regression="0 B")[0][0] is Outcome.UNDECIDED
+    assert (
+        judged(footprint(130), [PastFootprint(run(100, 100, 130), "a")], max_peak_regression="0 B")[
+            0
+        ][0]
+        is Outcome.UNDECIDED
+    )
     outcome, _, sentence = judged(run(100, 130), past(100), max_peak_regression="0 B")[0]
     assert outcome is Outcome.PASS
     assert "processes of this run vary between 100 B and 130 B" in sentence
@@ -119,13 +160,19 @@ def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None
     outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
     assert outcome is Outcome.FAIL
     assert "in another process of the run" in sentence
-    assert judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0] is Outcome.PASS
+    assert (
+        judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0]
+        is Outcome.PASS
+    )
 
 
 def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:
     assert judged(footprint(1), max_peak_regression="0 B")[0][:2] == (Outcome.NEW, Code.NO_BASELINE)
     blind = [PastFootprint(Footprint(1, watched=("CuPy",)), "a")]
-    assert judged(footprint(1), blind, max_peak_regression="0 B")[0][:2] == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
+    assert judged(footprint(1), blind, max_peak_regression="0 B")[0][:2] == (
+        Outcome.UNDECIDED,
+        Code.MEASURED_DIFFERENTLY,
+    )
 
 
 def test_what_was_not_seen_is_no_pass() -> None:
@@ -138,7 +185,10 @@ def test_what_was_not_seen_is_no_pass() -> None:
     bounded = Footprint(0, watched=("CuPy",), bound=4 * MiB, not_watched=("CUPTI: it is missing",))
     assert judged(bounded, max_kept="0 B")[0][0] is Outcome.UNDECIDED
     assert judged(Footprint(0, watched=("CuPy",), bound=0), max_kept="0 B")[0][0] is Outcome.PASS
-    assert judged(Footprint(0, watched=("CuPy",), not_watched=("CUPTI: lent",)), max_kept="0 B")[0][0] is Outcome.UNDECIDED
+    assert (
+        judged(Footprint(0, watched=("CuPy",), not_watched=("CUPTI: lent",)), max_kept="0 B")[0][0]
+        is Outcome.UNDECIDED
+    )
 
 
 @pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_peak_regression": "5%"}])
@@ -147,7 +197,10 @@ def test_what_the_driver_gave_unseen_and_got_back_is_no_pass(limit: dict[str, st
     ((outcome, _, sentence),) = judged(unseen, [PastFootprint(unseen, "a")], **limit)
     assert outcome is Outcome.UNDECIDED
     assert "CUPTI: it is missing" in sentence
-    assert judged(replace(unseen, peak=2 * GiB), [PastFootprint(unseen, "a")], max_peak="1 GiB")[0][0] is Outcome.FAIL
+    assert (
+        judged(replace(unseen, peak=2 * GiB), [PastFootprint(unseen, "a")], max_peak="1 GiB")[0][0]
+        is Outcome.FAIL
+    )
 
 
 SLOWER = Verdict(Outcome.FAIL, "slower", code=Code.SLOWER)
@@ -167,10 +220,14 @@ FINE = UNLIMITED
         (SLOWER, 1, (Outcome.FAIL, Code.SLOWER)),
     ],
 )
-def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int, expected: tuple[Outcome, Code | None]) -> None:
+def test_a_verdict_has_the_worst_of_time_and_memory(
+    verdict: Verdict, peak: int, expected: tuple[Outcome, Code | None]
+) -> None:
     limits = Limits(max_peak="2 B", origin={"max_peak": "marker"})
     row = Row("t.py::test_a", limits, verdict)
-    both = with_verdict(row, [*known(row), *judge_footprint(footprint(peak), limits, (), ("max_peak",))]).verdict
+    both = with_verdict(
+        row, [*known(row), *judge_footprint(footprint(peak), limits, (), ("max_peak",))]
+    ).verdict
     assert (both.outcome, both.code) == expected
     assert ("max_peak" in both.reason) is (peak == 3 or verdict is FINE)
     assert (verdict.reason in both.reason) is (verdict is not FINE)
@@ -179,24 +236,45 @@ def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int,
 def test_sizes_are_rounded_unless_a_limit_would_look_the_same() -> None:
     reason = judged(footprint(90596964), max_peak="80 MiB")[0][2]
     assert "a peak of 86.4 MiB, above max_peak 80 MiB" in reason
-    assert "a peak of 80 MiB, 1 B more, above max_peak 80 MiB" in judged(footprint(80 * MiB + 1), max_peak="80 MiB")[0][2]
-    assert "a peak of 86.4 MiB against 80 MiB of" in judged(footprint(90596964), past(80 * MiB), max_peak_regression="0 B")[0][2]
-    assert "a peak of 90596965 B against 90596964 B of" in judged(footprint(90596965), past(90596964), max_peak_regression="0 B")[0][2]
+    assert (
+        "a peak of 80 MiB, 1 B more, above max_peak 80 MiB"
+        in judged(footprint(80 * MiB + 1), max_peak="80 MiB")[0][2]
+    )
+    assert (
+        "a peak of 86.4 MiB against 80 MiB of"
+        in judged(footprint(90596964), past(80 * MiB), max_peak_regression="0 B")[0][2]
+    )
+    assert (
+        "a peak of 90596965 B against 90596964 B of"
+        in judged(footprint(90596965), past(90596964), max_peak_regression="0 B")[0][2]
+    )
 
 
-@pytest.mark.parametrize(("allowed", "outcome"), [("2 MiB", Outcome.FAIL), ("5 MiB", Outcome.UNDECIDED), ("6 MiB", Outcome.PASS)])
-def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one(allowed: str, outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "outcome"),
+    [("2 MiB", Outcome.FAIL), ("5 MiB", Outcome.UNDECIDED), ("6 MiB", Outcome.PASS)],
+)
+def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one(
+    allowed: str, outcome: Outcome
+) -> None:
     now = footprint(3 * MiB, peak_bound=6 * MiB, not_watched=("JAX: its peak",))
     ((found, _, sentence),) = judged(now, max_peak=allowed)
     assert found is outcome
     assert ("JAX: its peak" in sentence) == (outcome is Outcome.UNDECIDED)
-    ((found, _, _),) = judged(now, past(3 * MiB), max_peak_regression=f"{int(allowed[0]) - 3} MiB" if allowed != "2 MiB" else "0 B")
+    ((found, _, _),) = judged(
+        now,
+        past(3 * MiB),
+        max_peak_regression=f"{int(allowed[0]) - 3} MiB" if allowed != "2 MiB" else "0 B",
+    )
     assert found is (Outcome.PASS if allowed == "6 MiB" else Outcome.UNDECIDED)
     assert judged(now, max_kept="0 B")[0][0] is Outcome.PASS
 
 
 def waiting(*counts: int, not_read: str | None = None) -> Footprint:
-    lines = [WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count) for at, count in enumerate(counts)]
+    lines = [
+        WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count)
+        for at, count in enumerate(counts)
+    ]
     return Footprint(0, waits=Waits(tuple(lines), not_read))
 
 
@@ -217,7 +295,11 @@ def test_waits_are_counted_by_line_and_judged_without_memory() -> None:
 
 def test_waits_against_the_base() -> None:
     def against(now: int, *past: tuple[int, str]) -> tuple[Outcome, str]:
-        ((outcome, _, text),) = judged(waiting(now), [PastFootprint(waiting(count), of) for count, of in past], max_waits="base")
+        ((outcome, _, text),) = judged(
+            waiting(now),
+            [PastFootprint(waiting(count), of) for count, of in past],
+            max_waits="base",
+        )
         return outcome, text
 
     assert against(3)[0] is Outcome.NEW
@@ -229,5 +311,8 @@ def test_waits_against_the_base() -> None:
     assert against(4, (4, "b"), (3, "b"))[0] is Outcome.PASS
     assert against(5, (4, "b"), (3, "b"))[0] is Outcome.UNDECIDED
     unread = PastFootprint(waiting(not_read="not read: the test forked"), "c")
-    assert judged(waiting(3), [PastFootprint(waiting(3), "b"), unread], max_waits="base")[0][0] is Outcome.PASS
+    assert (
+        judged(waiting(3), [PastFootprint(waiting(3), "b"), unread], max_waits="base")[0][0]
+        is Outcome.PASS
+    )
     assert judged(waiting(3), [unread], max_waits="base")[0][0] is Outcome.NEW

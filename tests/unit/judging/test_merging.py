@@ -28,8 +28,16 @@ def test_each_process_gives_its_medians_and_its_overhead(bench: Any) -> None:
 
 def test_what_is_left_out_is_said(bench: Any) -> None:
     own: Measurement = bench.measurement()
-    throttled = replace(own, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",))))
-    others = [rows(replace(own, sampler="host")), rows(throttled), rows(None), {}, rows(replace(own, mode="hot"))]
+    throttled = replace(
+        own, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
+    )
+    others = [
+        rows(replace(own, sampler="host")),
+        rows(throttled),
+        rows(None),
+        {},
+        rows(replace(own, mode="hot")),
+    ]
     result = merged(own, "t.py::test_a", others)
     assert result.further == ()
     assert result.notes == (
@@ -44,12 +52,18 @@ def test_what_is_left_out_is_said(bench: Any) -> None:
 def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any) -> None:
     """The row would stay undecided whatever the others measure."""
     fine: Measurement = bench.measurement(101e-6, samples=3)
-    throttled = replace(fine, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",))))
+    throttled = replace(
+        fine, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
+    )
     crowded = replace(fine, conditions=(Conditions(other_processes=1), Conditions()))
     result = merged(throttled, "t.py::test_a", [rows(crowded), rows(None), rows(fine), rows(fine)])
     assert result.further == (Repeat(fine.medians, fine.overhead),)
     assert (result.placements, result.conditions) == (fine.placements, fine.conditions)
-    assert [note.partition(" of ")[0] for note in result.notes] == ["process 1", "process 2", "process 3"]
+    assert [note.partition(" of ")[0] for note in result.notes] == [
+        "process 1",
+        "process 2",
+        "process 3",
+    ]
     # Where all are spoilt, this process's conditions say so.
     assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions
 
@@ -68,13 +82,21 @@ def test_the_way_in_which_most_processes_measured_is_the_rows(bench: Any) -> Non
 def test_bytes_of_arguments_that_differ_between_processes_are_left_out(bench: Any) -> None:
     def process(*arguments: str, code: str = "a") -> Measurement:
         plain: Measurement = bench.measurement()
-        return replace(plain, what_ran=what_ran([Step(StepKind.KERNEL, "k", code=code, arguments=arguments)], {}))
+        return replace(
+            plain,
+            what_ran=what_ran([Step(StepKind.KERNEL, "k", code=code, arguments=arguments)], {}),
+        )
 
     def ran(*others: Measurement) -> Any:
-        return merged(process("p256", "7f12"), "t.py::test_a", [rows(other) for other in others]).what_ran
+        return merged(
+            process("p256", "7f12"), "t.py::test_a", [rows(other) for other in others]
+        ).what_ran
 
     assert ran(process("p256", "7f12")) == process("p256", "7f12").what_ran
     assert ran(replace(bench.measurement(), what_ran=None)) == process("p256", "7f12").what_ran
     assert ran(process("p256", "7f13")).steps[0].arguments == ("p256", "????????")
     several = ran(process("p256", "7f12", code="b"))
-    assert (several.digest, several.not_watched) == (None, "processes of the same run did not run the same")
+    assert (several.digest, several.not_watched) == (
+        None,
+        "processes of the same run did not run the same",
+    )

@@ -61,7 +61,9 @@ def decided(values: Noise, clean: int = MODE_PAIRS) -> tuple[Outcome | None, int
         (0.5, FAIL, 6),
     ],
 )
-def test_how_many_pairs_a_verdict_takes_without_noise(change: float, outcome: Outcome, pairs: int) -> None:
+def test_how_many_pairs_a_verdict_takes_without_noise(
+    change: float, outcome: Outcome, pairs: int
+) -> None:
     assert decided(np.full(ROUNDS, math.log1p(change))) == (outcome, pairs)
     assert judged(np.full(6, math.log1p(change))).gross is (pairs == 6)
     if outcome is PASS:  # without proof against slow modes: -log(MISS) / log(1 + STAKE), rounded up
@@ -99,13 +101,17 @@ def test_a_gross_change_takes_more_pairs_in_a_larger_family(family: int, pairs: 
     others = {f"q{index}": [0.0] for index in range(family - 1)}
     for count in (pairs - 1, pairs):
         taken = {"t": [0.4] * count, **others}
-        assert judge_pairs(taken, dict.fromkeys(taken, DELTA))["t"].outcome is (FAIL if count == pairs else None)
+        assert judge_pairs(taken, dict.fromkeys(taken, DELTA))["t"].outcome is (
+            FAIL if count == pairs else None
+        )
 
 
 def test_a_slow_mode_of_both_sides_fails_no_more_often_than_promised() -> None:
     """Half of the processes of either side are slower by 12 %: a pair looks gross in one of four."""
     rng, trials = np.random.default_rng(8), 4000
-    modes = math.log1p(0.12) * (rng.random((trials, 2, 24)) < 0.5) + 0.001 * rng.standard_normal((trials, 2, 24))
+    modes = math.log1p(0.12) * (rng.random((trials, 2, 24)) < 0.5) + 0.001 * rng.standard_normal(
+        (trials, 2, 24)
+    )
     failed = sum(judged(one[0] - one[1]).outcome is FAIL for one in modes)
     assert failed <= stats.binom.isf(1e-3, trials, ALARM)
 
@@ -114,20 +120,30 @@ def test_a_slow_mode_of_head_alone_is_named_and_does_not_pass() -> None:
     slow = [0.0, 0.05, *[0.0] * 4, 0.05, *[0.0] * 60]
     found = judged(slow)
     assert found.outcome is None
-    assert found.sentence.endswith(": at max_regression 1.00 %; 2 of them far beyond it, as in a slow mode of head")
+    assert found.sentence.endswith(
+        ": at max_regression 1.00 %; 2 of them far beyond it, as in a slow mode of head"
+    )
     # One slow pair costs as much as thirty others win; what base has too is no fault of head's.
     assert decided(np.array([0.0, 0.05, *[0.0] * 94])) == (PASS, 61)
     one, both = judged([0.0, 0.05, *[0.0] * 60]), judged([*slow, -0.05, -0.05, *[0.0] * 20])
     assert (one.outcome, one.slow, both.outcome) == (PASS, 1, PASS)
-    assert one.sentence.endswith(": within max_regression 1.00 %; 1 of them far beyond it, as in a slow mode of head")
+    assert one.sentence.endswith(
+        ": within max_regression 1.00 %; 1 of them far beyond it, as in a slow mode of head"
+    )
 
 
 def test_a_rare_slow_mode_of_head_seldom_passes() -> None:
     """30 % slower in a tenth of the processes: the median pair is unchanged."""
     rng, trials = np.random.default_rng(12), 200
-    slow = [math.log1p(0.3) * (rng.random(ROUNDS) < MODE) + 0.001 * rng.standard_normal(ROUNDS) for _ in range(trials)]
+    slow = [
+        math.log1p(0.3) * (rng.random(ROUNDS) < MODE) + 0.001 * rng.standard_normal(ROUNDS)
+        for _ in range(trials)
+    ]
     # Once the pairs of a PASS are there, a slow one keeps it open for thirty more: three looks find every PASS.
-    passed = sum(PASS in [judged(one[:count]).outcome for count in (MODE_PAIRS, 2 * MODE_PAIRS, ROUNDS)] for one in slow)
+    passed = sum(
+        PASS in [judged(one[:count]).outcome for count in (MODE_PAIRS, 2 * MODE_PAIRS, ROUNDS)]
+        for one in slow
+    )
     assert passed <= stats.binom.isf(1e-3, trials, MISS_SAME_CODE)
     assert (1 - MODE) ** MODE_PAIRS <= MISS_SAME_CODE < (1 - MODE) ** (MODE_PAIRS - 2)
 
@@ -137,7 +153,9 @@ def test_a_duet_of_few_pairs_says_which_slow_mode_it_may_miss() -> None:
         assert judged([0.0] * (count - 1), clean=clean).outcome is None
         found = judged([0.0] * count, clean=clean)
         assert found.outcome is PASS
-        assert found.sentence.endswith(f"within max_regression 1.00 %; a slow mode in up to {share} % of processes may be missed")
+        assert found.sentence.endswith(
+            f"within max_regression 1.00 %; a slow mode in up to {share} % of processes may be missed"
+        )
     # The same machine code in all processes needs no proof against modes, but passes with none in sight.
     same, slow = [0.0] * 5, [0.0, 0.05, *[0.0] * 20]
     assert judge_pairs({"t": same}, {"t": DELTA}, ["t"])["t"].outcome is PASS
@@ -150,7 +168,9 @@ def test_holms_steps_in_a_family_of_300() -> None:
     eleven = {"t": [0.05] * 11}
     assert judge_pairs(eleven, {"t": DELTA})["t"].alarm == pytest.approx((1 + STAKE) ** -11)
     for failing, outcome in ((0, None), (100, None), (250, FAIL), (299, FAIL)):
-        others = {f"q{index}": [0.05] * 20 if index < failing else [0.0] * 20 for index in range(299)}
+        others = {
+            f"q{index}": [0.05] * 20 if index < failing else [0.0] * 20 for index in range(299)
+        }
         found = judge_pairs({**eleven, **others}, deltas, clean=20)
         assert found["t"].outcome is outcome
         assert [found[key].outcome for key in others] == [FAIL] * failing + [PASS] * (299 - failing)
@@ -170,7 +190,9 @@ STEPS = st.tuples(st.sampled_from([-0.02, 0.0, 0.0099, 0.012, 0.05, 0.3]), st.in
 @settings(max_examples=40)
 def test_more_pairs_never_take_a_verdict_back(steps: list[tuple[float, int]]) -> None:
     values = [change for change, count in steps for _ in range(count)]
-    for before, after in itertools.pairwise(judged(values[:count], clean=8) for count in range(len(values) + 1)):
+    for before, after in itertools.pairwise(
+        judged(values[:count], clean=8) for count in range(len(values) + 1)
+    ):
         assert before.outcome is None or after.outcome is before.outcome
         assert after.alarm <= before.alarm
         assert after.miss <= before.miss
@@ -217,7 +239,9 @@ def heavy(rng: np.random.Generator, count: int) -> Noise:
 
 def waves(rng: np.random.Generator, count: int) -> Noise:
     """A device that is slow for two processes, then fast for two."""
-    return np.where((np.arange(count) + rng.integers(4)) % 4 < 2, 1.0, -1.0) + rng.normal(0, 0.1, count)
+    return np.where((np.arange(count) + rng.integers(4)) % 4 < 2, 1.0, -1.0) + rng.normal(
+        0, 0.1, count
+    )
 
 
 def cycles(rng: np.random.Generator, count: int) -> Noise:
@@ -231,7 +255,9 @@ def cycles(rng: np.random.Generator, count: int) -> Noise:
 def pairs_of(noise: Noise, change: float, rng: np.random.Generator) -> Noise:
     """Log-ratios of head to base, where a coin of each pair decides which side runs first."""
     first, second = noise[::2], noise[1::2]
-    return math.log1p(change) + np.where(rng.random(len(first)) < 0.5, first - second, second - first)
+    return math.log1p(change) + np.where(
+        rng.random(len(first)) < 0.5, first - second, second - first
+    )
 
 
 @pytest.mark.parametrize("kind", [independent, heavy, waves, cycles])
@@ -243,15 +269,23 @@ def test_a_slow_down_of_delta_seldom_fails_and_seldom_passes(kind: object) -> No
     outcomes = [judged(values, clean=1).outcome for values in drawn]
     assert outcomes.count(FAIL) <= stats.binom.isf(1e-3, trials, ALARM)
     assert outcomes.count(PASS) <= stats.binom.isf(1e-3, trials, MISS)
-    settled = [judge_pairs({"a": values}, {"a": DELTA}, ["a"])["a"].outcome for values in map(list, drawn)]
-    assert outcomes.count(PASS) < settled.count(PASS) <= stats.binom.isf(1e-3, trials, MISS_SAME_CODE)
+    settled = [
+        judge_pairs({"a": values}, {"a": DELTA}, ["a"])["a"].outcome for values in map(list, drawn)
+    ]
+    assert (
+        outcomes.count(PASS) < settled.count(PASS) <= stats.binom.isf(1e-3, trials, MISS_SAME_CODE)
+    )
 
 
 def test_a_family_at_delta_seldom_has_any_failure() -> None:
     rng, failed = np.random.default_rng(5), 0
     for _ in range(40):
-        pairs = {str(index): list(pairs_of(0.001 * waves(rng, 48), DELTA, rng)) for index in range(60)}
-        failed += any(one.outcome is FAIL for one in judge_pairs(pairs, dict.fromkeys(pairs, DELTA)).values())
+        pairs = {
+            str(index): list(pairs_of(0.001 * waves(rng, 48), DELTA, rng)) for index in range(60)
+        }
+        failed += any(
+            one.outcome is FAIL for one in judge_pairs(pairs, dict.fromkeys(pairs, DELTA)).values()
+        )
     assert failed <= stats.binom.isf(1e-3, 40, ALPHA)
 
 
@@ -265,10 +299,14 @@ def test_a_family_at_delta_seldom_has_any_failure() -> None:
         (0.0051, 0.02, FAIL, 25),
     ],
 )
-def test_what_a_duet_decides_in_how_many_pairs(spread: float, change: float, outcome: Outcome, median: int) -> None:
+def test_what_a_duet_decides_in_how_many_pairs(
+    spread: float, change: float, outcome: Outcome, median: int
+) -> None:
     """Process spreads as recorded for 256, 32 and 2 MiB (verdicts.noise)."""
     rng = np.random.default_rng(6)
-    found = [decided(pairs_of(spread * independent(rng, 2 * ROUNDS), change, rng)) for _ in range(30)]
+    found = [
+        decided(pairs_of(spread * independent(rng, 2 * ROUNDS), change, rng)) for _ in range(30)
+    ]
     assert sum(one is outcome for one, _ in found) >= 29
     assert np.median([pairs for _, pairs in found]) <= median
 
@@ -292,7 +330,8 @@ def test_the_interval_is_where_the_signed_rank_test_turns(count: int) -> None:
     values = np.random.default_rng(count).normal(0, 1, count)
     for end, side, inward in zip(interval(list(values), 0.99), SIDES, (1, -1), strict=True):
         outside, inside = (
-            stats.wilcoxon(values - (end + step * inward), alternative=side, method="exact").pvalue for step in (-1e-9, 1e-9)
+            stats.wilcoxon(values - (end + step * inward), alternative=side, method="exact").pvalue
+            for step in (-1e-9, 1e-9)
         )
         assert outside <= 0.005 < inside
     assert interval(list(values[:7]), 0.99) == (-math.inf, math.inf)
@@ -319,4 +358,7 @@ def test_the_sentence() -> None:
     assert judged([0.001 * step for step in (30, -30, 0) * 4]).sentence == (
         "+0 % over 12 pairs of processes, between -2.96 % and +3.05 %: at max_regression 1.00 %; a PASS would miss up to 3.05 %"
     )
-    assert judged([0.0]).sentence == "+0 % over 1 pair of processes, too few for an interval: at max_regression 1.00 %"
+    assert (
+        judged([0.0]).sentence
+        == "+0 % over 1 pair of processes, too few for an interval: at max_regression 1.00 %"
+    )

@@ -17,7 +17,16 @@ from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.units import MiB, QuantityError
 
-TRIAD = Step(StepKind.KERNEL, "triad", code="a", grid=(64, 1, 1), block=(256, 1, 1), registers=40, local=16, stream=0)
+TRIAD = Step(
+    StepKind.KERNEL,
+    "triad",
+    code="a",
+    grid=(64, 1, 1),
+    block=(256, 1, 1),
+    registers=40,
+    local=16,
+    stream=0,
+)
 SCALE = replace(TRIAD, name="scale", registers=16, local=0)
 COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=2**20, stream=0)
 WAIT = Step(StepKind.SYNCHRONISATION, "stream", stream=0)
@@ -35,7 +44,9 @@ SOME = what_ran([COPY, TRIAD, SCALE, COPY, JOIN, WAIT], {})
         ("max_spill", "16 B", "15 B", "16 B of local memory of a thread"),
     ],
 )
-def test_a_limit_is_held_against_one_launch(limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts) -> None:
+def test_a_limit_is_held_against_one_launch(
+    limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts
+) -> None:
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
         limits = Limits(**{limit: written}, origin={limit: "marker"})
         verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [], strict=False)
@@ -43,24 +54,40 @@ def test_a_limit_is_held_against_one_launch(limit: str, enough: str, too_little:
         assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason)
 
 
-@pytest.mark.parametrize("limit", ["max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"])
+@pytest.mark.parametrize(
+    "limit", ["max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"]
+)
 def test_the_limit_base_is_the_newest_count(limit: str, bench: Any, h100: DeviceFacts) -> None:
     before = what_ran([COPY, replace(TRIAD, registers=32, local=8)], {})
     unknown = [WhatRan(not_watched="no CUPTI"), None]
     limits = replace(Limits(), **{limit: LIMITS[limit].parse(" base")})
     for runs, outcome in (([before, SOME], Outcome.PASS), ([SOME, before], Outcome.FAIL)):
         past = [bench.measurement(what_ran=one) for one in (*runs, *unknown)]
-        assert judge(bench.measurement(what_ran=SOME), limits, h100, past, strict=False).outcome is outcome
+        assert (
+            judge(bench.measurement(what_ran=SOME), limits, h100, past, strict=False).outcome
+            is outcome
+        )
         alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[2:], strict=False)
         assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
 
 
 @pytest.mark.parametrize("limit", ["max_gpu_page_faults", "max_migrated"])
 def test_pages_are_held_to_those_of_the_base_too(limit: str, bench: Any, h100: DeviceFacts) -> None:
-    then, more = (Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110))
+    then, more = (
+        Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110)
+    )
     past = [bench.measurement(migrations=then)]
     for now, outcome in ((then, Outcome.PASS), (more, Outcome.FAIL)):
-        assert judge(bench.measurement(migrations=now), replace(Limits(), **{limit: "base"}), h100, past, strict=False).outcome is outcome
+        assert (
+            judge(
+                bench.measurement(migrations=now),
+                replace(Limits(), **{limit: "base"}),
+                h100,
+                past,
+                strict=False,
+            ).outcome
+            is outcome
+        )
 
 
 @pytest.mark.parametrize("written", ["baseline", "base + 1", "bases", "2 x base"])
@@ -71,8 +98,12 @@ def test_what_is_neither_a_count_nor_base_is_refused(written: str) -> None:
 
 @pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])
 @pytest.mark.parametrize("limit", ["max_kernels", "max_waits", "max_spill"])
-def test_what_was_not_watched_is_undecided(limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts) -> None:
-    verdict = judge(bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [], strict=False)
+def test_what_was_not_watched_is_undecided(
+    limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts
+) -> None:
+    verdict = judge(
+        bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [], strict=False
+    )
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
 
 
@@ -83,7 +114,10 @@ def test_counts_are_judged_under_any_conditions(bench: Any, h100: DeviceFacts) -
     assert judge(now, Limits(max_kernels="1"), h100, [], strict=False).outcome is Outcome.FAIL
     both = judge(now, Limits(max_kernels="2", max_latency="1 s"), h100, [], strict=False)
     assert (both.outcome, both.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert judge(now, Limits(max_kernels="1", max_latency="1 s"), h100, [], strict=False).outcome is Outcome.FAIL
+    assert (
+        judge(now, Limits(max_kernels="1", max_latency="1 s"), h100, [], strict=False).outcome
+        is Outcome.FAIL
+    )
 
 
 # Page faults and migrations
@@ -92,7 +126,14 @@ def test_counts_are_judged_under_any_conditions(bench: Any, h100: DeviceFacts) -
 NO_PAGES = Migrations(before=PageCounts(to_host=MiB), launch=PageCounts(), source="CUPTI")
 PAGES = Migrations(
     before=PageCounts(),
-    launch=PageCounts(gpu_faults=3, gpu_groups=1, gpu_pages=3, to_device=MiB, to_host=MiB, causes={"fault": MiB, "eviction": MiB}),
+    launch=PageCounts(
+        gpu_faults=3,
+        gpu_groups=1,
+        gpu_pages=3,
+        to_device=MiB,
+        to_host=MiB,
+        causes={"fault": MiB, "eviction": MiB},
+    ),
     source="CUPTI",
 )
 
@@ -100,26 +141,61 @@ PAGES = Migrations(
 @pytest.mark.parametrize(
     ("limits", "migrations", "outcome", "said"),
     [
-        ({"max_gpu_page_faults": "0"}, NO_PAGES, Outcome.PASS, "0 page faults of the GPU in one launch, not above max_gpu_page_faults 0"),
+        (
+            {"max_gpu_page_faults": "0"},
+            NO_PAGES,
+            Outcome.PASS,
+            "0 page faults of the GPU in one launch, not above max_gpu_page_faults 0",
+        ),
         ({"max_gpu_page_faults": "3"}, PAGES, Outcome.PASS, "3 page faults"),
-        ({"max_gpu_page_faults": "2"}, PAGES, Outcome.FAIL, r"3 page faults .* in one launch, above max_gpu_page_faults 2 \(marker\)"),
+        (
+            {"max_gpu_page_faults": "2"},
+            PAGES,
+            Outcome.FAIL,
+            r"3 page faults .* in one launch, above max_gpu_page_faults 2 \(marker\)",
+        ),
         ({"max_migrated": "2 MiB"}, PAGES, Outcome.PASS, "2 MiB migrated"),
-        ({"max_migrated": "1 MiB"}, PAGES, Outcome.FAIL, r"2 MiB migrated .* \(fault 1 MiB, eviction 1 MiB\), above max_migrated 1 MiB"),
+        (
+            {"max_migrated": "1 MiB"},
+            PAGES,
+            Outcome.FAIL,
+            r"2 MiB migrated .* \(fault 1 MiB, eviction 1 MiB\), above max_migrated 1 MiB",
+        ),
         ({"max_migrated": "0 B"}, NO_PAGES, Outcome.PASS, "0 B migrated"),
-        ({"max_gpu_page_faults": "0"}, None, Outcome.UNDECIDED, "cannot be judged, not counted: no counting pass was taken"),
-        ({"max_migrated": "1 GiB"}, Migrations(not_counted="no cupti-python"), Outcome.UNDECIDED, "not counted: no cupti-python"),
+        (
+            {"max_gpu_page_faults": "0"},
+            None,
+            Outcome.UNDECIDED,
+            "cannot be judged, not counted: no counting pass was taken",
+        ),
+        (
+            {"max_migrated": "1 GiB"},
+            Migrations(not_counted="no cupti-python"),
+            Outcome.UNDECIDED,
+            "not counted: no cupti-python",
+        ),
     ],
 )
 def test_a_limit_is_held_against_the_count_of_one_launch(
-    limits: dict[str, str], migrations: Migrations | None, outcome: Outcome, said: str, bench: Any, h100: DeviceFacts
+    limits: dict[str, str],
+    migrations: Migrations | None,
+    outcome: Outcome,
+    said: str,
+    bench: Any,
+    h100: DeviceFacts,
 ) -> None:
     held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
     verdict = judge(bench.measurement(migrations=migrations), held, h100, [], strict=False)
-    assert (verdict.outcome, verdict.code) == (outcome, Code.CONDITIONS if outcome is Outcome.UNDECIDED else None)
+    assert (verdict.outcome, verdict.code) == (
+        outcome,
+        Code.CONDITIONS if outcome is Outcome.UNDECIDED else None,
+    )
     assert re.search(said, verdict.reason)
 
 
-def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(bench: Any, h100: DeviceFacts) -> None:
+def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(
+    bench: Any, h100: DeviceFacts
+) -> None:
     limits = Limits(max_gpu_page_faults="0", max_latency="1 s")
     assert judge(bench.measurement(), limits, h100, [], strict=False).outcome is Outcome.UNDECIDED
     failing = Limits(max_gpu_page_faults="0", max_latency="1 us")

@@ -51,7 +51,9 @@ def test_one_after_another_rejects_nothing_that_holm_would_not(p_values: list[fl
 
 def test_few_suites_of_unchanged_rows_reject_any() -> None:
     random = np.random.default_rng(3)
-    alarmed = sum(bool((random.uniform(size=300) <= Family(size=300).threshold).any()) for _ in range(2000))
+    alarmed = sum(
+        bool((random.uniform(size=300) <= Family(size=300).threshold).any()) for _ in range(2000)
+    )
     assert 0.03 < alarmed / 2000 < 0.07
 
 
@@ -66,8 +68,14 @@ def test_only_a_rejected_row_leaves_more_for_the_others() -> None:
     assert Family(size=1, rejected=5).threshold == ALONE.threshold == 0.05
 
 
-def test_a_row_that_fails_alone_is_undecided_in_a_large_suite(bench: Any, h100: DeviceFacts) -> None:
-    history, now, limits = bench.baseline(5), bench.run(268e-6 * 1.015, 1, 1, day=30), Limits(max_regression="1%")
+def test_a_row_that_fails_alone_is_undecided_in_a_large_suite(
+    bench: Any, h100: DeviceFacts
+) -> None:
+    history, now, limits = (
+        bench.baseline(5),
+        bench.run(268e-6 * 1.015, 1, 1, day=30),
+        Limits(max_regression="1%"),
+    )
     alone = judge(now, limits, h100, history, strict=False)
     assert alone.outcome is Outcome.FAIL
     assert alone.comparison is not None
@@ -78,4 +86,14 @@ def test_a_row_that_fails_alone_is_undecided_in_a_large_suite(bench: Any, h100: 
     among = judge(now, limits, h100, history, strict=False, family=crowd)
     assert (among.outcome, among.code) == (Outcome.UNDECIDED, Code.LOOKS_SLOWER)
     # Rows that failed before leave more for it.
-    assert judge(now, limits, h100, history, strict=False, family=replace(crowd, rejected=crowd.size // 2)).outcome is Outcome.FAIL
+    assert (
+        judge(
+            now,
+            limits,
+            h100,
+            history,
+            strict=False,
+            family=replace(crowd, rejected=crowd.size // 2),
+        ).outcome
+        is Outcome.FAIL
+    )

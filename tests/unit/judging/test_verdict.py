@@ -18,7 +18,15 @@ NEW = LimitResult("max_regression", Outcome.NEW, Code.NO_BASELINE, "new")
 PASSED = LimitResult("max_regression", Outcome.PASS, Code.SAME_CODE, "same code")
 PEAK = LimitResult("max_peak", Outcome.FAIL, Code.TOO_MUCH_MEMORY, "a large peak")
 ACCEPTED = LimitResult("max_copies", Outcome.ACCEPTED, None, "accepted (ada)")
-EVERY = (SLOWER, NOISY, NEW, PASSED, PEAK, ACCEPTED, LimitResult("max_waits", Outcome.PASS, None, "no waits"))
+EVERY = (
+    SLOWER,
+    NOISY,
+    NEW,
+    PASSED,
+    PEAK,
+    ACCEPTED,
+    LimitResult("max_waits", Outcome.PASS, None, "no waits"),
+)
 
 
 def test_no_finding_is_no_limit() -> None:
@@ -27,33 +35,54 @@ def test_no_finding_is_no_limit() -> None:
 
 def test_the_worst_finding_decides_and_memory_before_time() -> None:
     verdict = with_verdict(ROW, [NEW, PASSED, SLOWER, NOISY, PEAK], simulated=True).verdict
-    assert (verdict.outcome, verdict.code, verdict.simulated) == (Outcome.FAIL, Code.TOO_MUCH_MEMORY, True)
+    assert (verdict.outcome, verdict.code, verdict.simulated) == (
+        Outcome.FAIL,
+        Code.TOO_MUCH_MEMORY,
+        True,
+    )
     assert verdict.limits == (PEAK, SLOWER, NOISY, NEW)
     assert verdict.reason == "a large peak; slower; noisy; new"
 
 
 def test_a_pass_has_the_code_of_what_let_it_pass() -> None:
     verdict = with_verdict(ROW, [EVERY[-1], PASSED]).verdict
-    assert (verdict.outcome, verdict.code, verdict.reason, verdict.limits) == (Outcome.PASS, Code.SAME_CODE, "no waits; same code", ())
+    assert (verdict.outcome, verdict.code, verdict.reason, verdict.limits) == (
+        Outcome.PASS,
+        Code.SAME_CODE,
+        "no waits; same code",
+        (),
+    )
 
 
 def test_what_is_accepted_is_no_pass_and_hides_no_doubt() -> None:
     alone = with_verdict(ROW, [PASSED, ACCEPTED]).verdict
     assert (alone.outcome, alone.accepted, alone.limits) == (Outcome.ACCEPTED, ("max_copies",), ())
     beside = with_verdict(ROW, [ACCEPTED, NEW]).verdict
-    assert (beside.outcome, beside.code, beside.accepted, beside.limits) == (Outcome.NEW, Code.NO_BASELINE, ("max_copies",), (NEW,))
+    assert (beside.outcome, beside.code, beside.accepted, beside.limits) == (
+        Outcome.NEW,
+        Code.NO_BASELINE,
+        ("max_copies",),
+        (NEW,),
+    )
     assert beside.reason == "accepted (ada); new"
 
 
 def test_what_follows_the_findings_in_a_reason() -> None:
     changed = replace(ROW, changed=("driver 1 -> 2",))
-    reason = with_verdict(changed, [NOISY], strict=True, remarks=["the screen: FAIL"]).verdict.reason
-    assert reason == "noisy; the screen: FAIL (strict: this fails); changed since the baseline: driver 1 -> 2"
+    reason = with_verdict(
+        changed, [NOISY], strict=True, remarks=["the screen: FAIL"]
+    ).verdict.reason
+    assert (
+        reason
+        == "noisy; the screen: FAIL (strict: this fails); changed since the baseline: driver 1 -> 2"
+    )
     assert with_verdict(ROW, [PASSED], strict=True).verdict.reason == "same code"
 
 
 @given(st.lists(st.sampled_from(EVERY), unique=True), st.booleans())
-def test_a_verdict_made_again_from_what_is_known_of_it_is_the_same(findings: list[LimitResult], since: bool) -> None:
+def test_a_verdict_made_again_from_what_is_known_of_it_is_the_same(
+    findings: list[LimitResult], since: bool
+) -> None:
     row = with_verdict(replace(ROW, changed=("driver 1 -> 2",) if since else ()), findings)
     again = with_verdict(row, known(row)).verdict
     assert replace(again, reason=row.verdict.reason) == row.verdict

@@ -41,11 +41,18 @@ def vector_counts(kernel: Kernel) -> tuple[int, ...]:
     return VECTORS if "{vectors}" in kernel.entry else (1,)
 
 
-def call_of(kernel: Kernel, arrays: Mapping[str, np.ndarray[Any, Any]], blocks: int | None = None, **scalars: float) -> Call:
+def call_of(
+    kernel: Kernel,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    blocks: int | None = None,
+    **scalars: float,
+) -> Call:
     """The call of a kernel on these arrays, defaults filled in."""
     facts = {name: ArrayFacts(a.size, a.dtype.str[1:], a.itemsize) for name, a in arrays.items()}
     scalars = {**fitting(kernel.name, arrays), **scalars}
-    given: dict[str, Any] = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
+    given: dict[str, Any] = {
+        p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR
+    }
     return Call(facts, given, blocks)
 
 
@@ -77,17 +84,25 @@ def cycle(rng: np.random.Generator, nodes: int, words: int = 16) -> np.ndarray[A
     return content
 
 
-def arguments_of(name: str, size: int, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+def arguments_of(
+    name: str, size: int, dtype: str, rng: np.random.Generator
+) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays for a kernel of the catalogue whose largest has about `size` elements; awkward where the kernel allows it."""
     width = np.dtype(dtype).itemsize
     if name in ("read", "dot"):
         tile = tile_bytes(name) // width
         size = -(-size // tile) * tile
         sources = ("a",) if name == "read" else ("a", "b")
-        return {**{s: random_array(rng, size, dtype) for s in sources}, "sums": random_array(rng, size // tile, dtype)}
+        return {
+            **{s: random_array(rng, size, dtype) for s in sources},
+            "sums": random_array(rng, size // tile, dtype),
+        }
     if name == "l2_read":
         tiles = -(-size // 1024)
-        return {"a": random_array(rng, tiles * 1024, dtype), "sums": random_array(rng, tiles * REPEATS, dtype)}
+        return {
+            "a": random_array(rng, tiles * 1024, dtype),
+            "sums": random_array(rng, tiles * REPEATS, dtype),
+        }
     if name.startswith("transpose"):
         width = next((w for w in MATRIX_WIDTHS if size >= 10 * w), 7)
         size = max(size // width, 1) * width

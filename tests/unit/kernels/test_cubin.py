@@ -11,7 +11,9 @@ from kernel_calls import called
 
 from pytest_gpumem.kernels.cubin import Cubin, NotACubin, NotInCubin
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
+nvrtc = pytest.importorskip(
+    "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
+)
 
 SOURCE = """
 __constant__ double table[4] = {1, 2, 3, 4};
@@ -77,7 +79,14 @@ def base() -> dict[str, str]:
     ids=["path", "comment", "line information", "unused macro"],
 )
 def test_digest_stays(base: dict[str, str], same: Any) -> None:
-    assert digests(same.get("source", SOURCE), *filter(None, [same.get("option")]), name=same.get("name", "t.cu")) == base
+    assert (
+        digests(
+            same.get("source", SOURCE),
+            *filter(None, [same.get("option")]),
+            name=same.get("name", "t.cu"),
+        )
+        == base
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,9 @@ def test_digest_changes_with_the_code(base: dict[str, str], change: Any, changed
 
 
 def test_digest_changes_with_an_option(base: dict[str, str]) -> None:
-    source = SOURCE.replace("a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]")
+    source = SOURCE.replace(
+        "a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]"
+    )
     assert digests(source)["plain"] != digests(source, "--use_fast_math")["plain"]
 
 
@@ -110,7 +121,10 @@ def test_digest_tells_variables_apart_that_only_relocations_name() -> None:
     architectures()
     source = """__device__ float %s;
         extern "C" __global__ void k(float* a) { used[threadIdx.x] = a[0]; }"""
-    first, second = (Cubin(compiled(source % sizes)) for sizes in ("used[64], other[128]", "used[128], other[64]"))
+    first, second = (
+        Cubin(compiled(source % sizes))
+        for sizes in ("used[64], other[128]", "used[128], other[64]")
+    )
     assert first.kernel("k").digest != second.kernel("k").digest
 
 

@@ -16,7 +16,9 @@ from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import LaunchShape
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
+nvrtc = pytest.importorskip(
+    "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
+)
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 KERNELS = tuple(CATALOGUE.values())
@@ -28,20 +30,34 @@ def expressions(source: str) -> list[str]:
     """Every instance that a launch shape may ask for."""
     kernels = [k for k in KERNELS if k.source == source]
     shapes = {k.name: [LaunchShape(1, 1, vectors=v) for v in vector_counts(k)] for k in kernels}
-    return sorted({k.expression(CPP[dtype], shape) for k in kernels for dtype in k.dtypes for shape in shapes[k.name]})
+    return sorted(
+        {
+            k.expression(CPP[dtype], shape)
+            for k in kernels
+            for dtype in k.dtypes
+            for shape in shapes[k.name]
+        }
+    )
 
 
 def one_of_each(source: str) -> list[str]:
     """One instance of each kernel."""
-    return list({expression.partition("<")[0]: expression for expression in expressions(source)}.values())
+    return list(
+        {expression.partition("<")[0]: expression for expression in expressions(source)}.values()
+    )
 
 
 def compiled(source: str, architecture: str, instances: list[str]) -> Any:
     """A compiled program with these instances of a source's kernels. Raises AssertionError with the compiler's log."""
-    program = called(nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], []))
+    program = called(
+        nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], [])
+    )
     for expression in instances:
         called(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-    options = [option.encode() for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")]
+    options = [
+        option.encode()
+        for option in (*sources.COMPILE_OPTIONS, f"--gpu-architecture={architecture}")
+    ]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     # Never a bytes object: NVRTC writes into it, and Python shares those of length 1, which is an empty log's.
     log = bytearray(called(nvrtc.nvrtcGetProgramLogSize(program)))
@@ -78,7 +94,10 @@ def ptx(source: str) -> dict[str, str]:
     called(nvrtc.nvrtcGetPTX(program, text))
     bodies = re.split(r"\.entry ", text.decode())[1:]
     by_name = {body[: body.index("(")]: body for body in bodies}
-    return {e: by_name[called(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode()] for e in expressions(source)}
+    return {
+        e: by_name[called(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode()]
+        for e in expressions(source)
+    }
 
 
 def accesses(body: str, kind: str) -> list[str]:
@@ -103,15 +122,32 @@ def test_stream_accesses_are_128_bits_wide() -> None:
 
 
 def test_the_texts_patterns_stay_one_word_wide() -> None:
-    for source in ("l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "transpose.cu", "transfers.cu"):
+    for source in (
+        "l2_persistence.cu",
+        "unified_memory.cu",
+        "access_pattern.cu",
+        "transpose.cu",
+        "transfers.cu",
+    ):
         for expression, body in ptx(source).items():
-            assert not any(".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")), expression
+            assert not any(
+                ".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")
+            ), expression
 
 
 def test_a_table_in_shared_memory_is_read_from_there() -> None:
-    bodies = {expression.split("<")[0]: body for expression, body in ptx("l2_persistence.cu").items()}
-    loads = {name: (len(accesses(body, "ld")) > 0, "ld.shared" in body, "bar.sync" in body) for name, body in bodies.items()}
-    assert loads == {"reset_data": (True, False, False), "reset_data_shared": (True, True, True), "sliding_window": (True, False, False)}
+    bodies = {
+        expression.split("<")[0]: body for expression, body in ptx("l2_persistence.cu").items()
+    }
+    loads = {
+        name: (len(accesses(body, "ld")) > 0, "ld.shared" in body, "bar.sync" in body)
+        for name, body in bodies.items()
+    }
+    assert loads == {
+        "reset_data": (True, False, False),
+        "reset_data_shared": (True, True, True),
+        "sliding_window": (True, False, False),
+    }
     stream = bodies["reset_data_shared"].split("bar.sync")[1]
     assert not accesses(stream, "ld")
     assert accesses(stream, "st")
@@ -140,7 +176,9 @@ def test_a_tiles_loads_come_before_its_first_write() -> None:
 
 
 def test_only_the_padded_tile_has_a_word_more_in_each_row() -> None:
-    shared = {e: re.findall(r"\.shared[^\n]*\[(\d+)\];", body) for e, body in ptx("transpose.cu").items()}
+    shared = {
+        e: re.findall(r"\.shared[^\n]*\[(\d+)\];", body) for e, body in ptx("transpose.cu").items()
+    }
     assert shared["transpose_tiled<float, 64, 64>"] == [str(64 * 64 * 4)]
     assert shared["transpose_tiled<float, 64, 65>"] == [str(64 * 65 * 4)]
     assert shared["transpose<float, 64>"] == []
@@ -159,4 +197,6 @@ def test_nvcc_takes_the_sources_too(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     for source in SOURCES:
-        assert (tmp_path / source).with_suffix(".ptx").read_text().count(".entry") == len(one_of_each(source))
+        assert (tmp_path / source).with_suffix(".ptx").read_text().count(".entry") == len(
+            one_of_each(source)
+        )

@@ -34,19 +34,28 @@ def test_sources_need_no_header() -> None:
 
 
 def test_fingerprint_is_the_texts_sha256() -> None:
-    assert sources.fingerprint("stream.cu") == hashlib.sha256((ROOT / "kernels" / "stream.cu").read_bytes()).hexdigest()
+    assert (
+        sources.fingerprint("stream.cu")
+        == hashlib.sha256((ROOT / "kernels" / "stream.cu").read_bytes()).hexdigest()
+    )
 
 
 def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
     with pytest.raises(
-        sources.SourceMissing, match=r"no kernel source 'strem\.cu' in .*; there are access_pattern\.cu, .*unified_memory\.cu"
+        sources.SourceMissing,
+        match=r"no kernel source 'strem\.cu' in .*; there are access_pattern\.cu, .*unified_memory\.cu",
     ):
         sources.read("strem.cu")
 
 
-def test_an_incomplete_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_installation_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "site" / "pytest_gpumem" / "kernels")
-    with pytest.raises(sources.SourceMissing, match=r"no CUDA sources in .*cu \(installed\) nor in .*kernels \(checkout\)"):
+    with pytest.raises(
+        sources.SourceMissing,
+        match=r"no CUDA sources in .*cu \(installed\) nor in .*kernels \(checkout\)",
+    ):
         sources.read("stream.cu")
 
 

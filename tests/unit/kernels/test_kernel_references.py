@@ -38,7 +38,9 @@ def test_triad_scales_by_three_unless_told() -> None:
 
 def test_integers_wrap_around() -> None:
     near = 2**31 - 1
-    assert result("triad", {"s": 3}, a=ints(0), b=ints(5), c=ints(near))["a"].tolist() == [wrapped(3 * near + 5)]
+    assert result("triad", {"s": 3}, a=ints(0), b=ints(5), c=ints(near))["a"].tolist() == [
+        wrapped(3 * near + 5)
+    ]
     assert result("stream_add", c=ints(0), a=ints(near), b=ints(near))["c"].tolist() == [-2]
 
 
@@ -53,7 +55,12 @@ def test_chase_refuses_what_is_no_cycle() -> None:
 
 def test_rereading_at_a_stride_brings_each_rows_first_elements_first() -> None:
     x = np.arange(12, dtype="i4")
-    assert result("reread", {"times": 2, "stride": 3}, y=np.zeros(12, "i4"), x=x)["y"].tolist() == [0, 3, 6, 9]
+    assert result("reread", {"times": 2, "stride": 3}, y=np.zeros(12, "i4"), x=x)["y"].tolist() == [
+        0,
+        3,
+        6,
+        9,
+    ]
 
 
 def test_elementwise_stays_random() -> None:
@@ -64,7 +71,15 @@ def test_elementwise_stays_random() -> None:
     assert np.unique(got).size > 1000
 
 
-MANY_TO_ONE = ("read", "dot", "l2_read", "transpose", "transpose_tiled", "transpose_padded", "reread")
+MANY_TO_ONE = (
+    "read",
+    "dot",
+    "l2_read",
+    "transpose",
+    "transpose_tiled",
+    "transpose_padded",
+    "reread",
+)
 """Kernels whose result may be decided by a prefix to a lesser length only."""
 ALL = [(k.name, dtype) for k in CATALOGUE.values() for dtype in k.dtypes]
 SCALARS = {
@@ -95,10 +110,15 @@ def test_reference_gives_what_is_written_and_changes_nothing(name: str, dtype: s
 @pytest.mark.parametrize("name", sorted(name for name in CATALOGUE if not name.startswith("chase")))
 @settings(max_examples=40)
 @given(size=st.integers(100, 6000), cut=st.integers(40, 6000), amount=st.integers(1, 33))
-def test_a_prefix_gives_the_prefix_of_the_result(name: str, size: int, cut: int, amount: int) -> None:
+def test_a_prefix_gives_the_prefix_of_the_result(
+    name: str, size: int, cut: int, amount: int
+) -> None:
     kernel: Any = CATALOGUE[name]
     arrays = arguments_of(name, size, kernel.dtypes[0], np.random.default_rng(size))
-    scalars = {**call_of(kernel, arrays, offset=amount, stride=amount).scalars, **({"rounds": 2} if name == "elementwise" else {})}
+    scalars = {
+        **call_of(kernel, arrays, offset=amount, stride=amount).scalars,
+        **({"rounds": 2} if name == "elementwise" else {}),
+    }
     full = kernel.reference(arrays, scalars)
     part = kernel.reference({key: array[:cut] for key, array in arrays.items()}, scalars)
     period = arrays["lut_persistent"].size if name.startswith("reset_data") else 0

@@ -22,7 +22,11 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.records.device import DeviceFacts
 
-C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "i4": ("int", ctypes.c_int)}
+C_TYPES = {
+    "f4": ("float", ctypes.c_float),
+    "f8": ("double", ctypes.c_double),
+    "i4": ("int", ctypes.c_int),
+}
 COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
 WARPWISE = ("l2_read",)
 """Kernels whose threads exchange values within a warp."""
@@ -41,9 +45,16 @@ def entry_points() -> str:
         arrays = arguments_of(name, 64, dtype, rng)
         order = kernel.arguments_of(call_of(kernel, arrays, steps=1))
         c_type = C_TYPES[dtype][0]
-        kinds = ["Pointer" if a in arrays else c_type if isinstance(a, str) else "unsigned long long" for a in order]
-        parameters = ", ".join(f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds))
-        values = ", ".join(f"Pointer{{p{i}}}" if kind == "Pointer" else f"p{i}" for i, kind in enumerate(kinds))
+        kinds = [
+            "Pointer" if a in arrays else c_type if isinstance(a, str) else "unsigned long long"
+            for a in order
+        ]
+        parameters = ", ".join(
+            f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds)
+        )
+        values = ", ".join(
+            f"Pointer{{p{i}}}" if kind == "Pointer" else f"p{i}" for i, kind in enumerate(kinds)
+        )
         side_by_side = "threads" if name in BLOCKWISE else "32u" if name in WARPWISE else "1u"
         for vectors in vector_counts(kernel):
             function = f"{Path(kernel.source).stem}_cu::{kernel.expression(c_type, LaunchShape(1, 1, vectors=vectors))}"
@@ -58,7 +69,11 @@ def entry_points() -> str:
 
 def on_host(source: str) -> str:
     """A source whose dynamic shared memory is that of `host_cuda.hpp`."""
-    return re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1* const \2 = reinterpret_cast<\1*>(dynamic_shared.data());", source)
+    return re.sub(
+        r"extern __shared__ (\w+) (\w+)\[\];",
+        r"\1* const \2 = reinterpret_cast<\1*>(dynamic_shared.data());",
+        source,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -69,10 +84,24 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("host_kernels")
     shutil.copy(Path(__file__).with_name("host_cuda.hpp"), folder)
     names = sorted({k.source for k in CATALOGUE.values() if k.source})
-    spaces = "".join(f"namespace {Path(name).stem}_cu {{\n{on_host(sources.read(name))}\n}}\n" for name in names)
+    spaces = "".join(
+        f"namespace {Path(name).stem}_cu {{\n{on_host(sources.read(name))}\n}}\n" for name in names
+    )
     (folder / "kernels.cpp").write_text(f'#include "host_cuda.hpp"\n{spaces}{entry_points()}')
-    command = [compiler, "-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-pthread", "-shared", "-fPIC"]
-    built = subprocess.run([*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, capture_output=True, text=True)
+    command = [
+        compiler,
+        "-std=c++20",
+        "-O1",
+        "-fwrapv",
+        "-ffp-contract=off",
+        "-w",
+        "-pthread",
+        "-shared",
+        "-fPIC",
+    ]
+    built = subprocess.run(
+        [*command, "kernels.cpp", "-o", "kernels.so"], cwd=folder, capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stderr[-3000:]
     return ctypes.CDLL(str(folder / "kernels.so"))
 
@@ -113,7 +142,9 @@ SIZES = (35, 4096, 4099, 33001)
 
 @pytest.mark.parametrize("blocks", [None, 1, 3])
 @pytest.mark.parametrize(("name", "dtype"), COMPILED)
-def test_source_gives_the_references_result(name: str, dtype: str, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts) -> None:
+def test_source_gives_the_references_result(
+    name: str, dtype: str, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
+) -> None:
     kernel: Any = CATALOGUE[name]
     rng = np.random.default_rng(7)
     for size in SIZES:
@@ -132,7 +163,14 @@ def test_source_gives_the_references_result(name: str, dtype: str, blocks: int |
                         guarded[parameter.name] = Guarded(arrays[parameter.name])
                     if parameter.role is Role.WRITE:
                         guarded[parameter.name].array.view("u1")[:] = 0xFF
-                run(library, replace(kernel.shape(h100, call), vectors=vectors), kernel, dtype, call, guarded)
+                run(
+                    library,
+                    replace(kernel.shape(h100, call), vectors=vectors),
+                    kernel,
+                    dtype,
+                    call,
+                    guarded,
+                )
                 for parameter in kernel.parameters:
                     if parameter.role is Role.SCALAR:
                         continue
@@ -143,19 +181,25 @@ def test_source_gives_the_references_result(name: str, dtype: str, blocks: int |
                     assert len(content) == len(actual.array)
                     tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
                     what = f"{parameter.name}, {size}, {scalars}, {vectors}"
-                    np.testing.assert_allclose(actual.array, content, rtol=tolerance, atol=0, err_msg=what)
+                    np.testing.assert_allclose(
+                        actual.array, content, rtol=tolerance, atol=0, err_msg=what
+                    )
 
 
 @pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
 @pytest.mark.parametrize(("width", "height"), [(128, 192), (1, 70), (70, 1), (64, 64), (65, 63)])
-def test_matrices_of_any_shape_are_transposed(name: str, width: int, height: int, library: ctypes.CDLL, h100: DeviceFacts) -> None:
+def test_matrices_of_any_shape_are_transposed(
+    name: str, width: int, height: int, library: ctypes.CDLL, h100: DeviceFacts
+) -> None:
     kernel = CATALOGUE[name]
     idata = np.arange(width * height, dtype="i4")
     call = call_of(kernel, {"odata": idata, "idata": idata}, width=width, height=height)
     guarded = {"odata": Guarded(np.full_like(idata, -1)), "idata": Guarded(idata)}
     run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
     assert guarded["odata"].intact
-    np.testing.assert_array_equal(guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T)
+    np.testing.assert_array_equal(
+        guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 2, 32, 1000])
@@ -173,7 +217,9 @@ def test_rereading_goes_through_every_element_whatever_the_stride(
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_every_pass_reads_every_tile_whatever_the_grid(blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts) -> None:
+def test_every_pass_reads_every_tile_whatever_the_grid(
+    blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
+) -> None:
     # 8, 16 and 40 warps on 8 tiles: as many as tiles, a multiple of them, and five times as many.
     kernel, a = CATALOGUE["l2_read"], np.arange(8 * 1024, dtype="i4")
     arrays = {"a": a, "sums": np.full(8 * 11, -1, dtype="i4")}
@@ -181,7 +227,9 @@ def test_every_pass_reads_every_tile_whatever_the_grid(blocks: int | None, libra
     guarded = {key: Guarded(array) for key, array in arrays.items()}
     run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
     assert guarded["sums"].intact
-    np.testing.assert_array_equal(guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11))
+    np.testing.assert_array_equal(
+        guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11)
+    )
 
 
 def test_a_walk_goes_on_where_the_last_one_ended(library: ctypes.CDLL, h100: DeviceFacts) -> None:
@@ -198,7 +246,9 @@ def test_a_walk_goes_on_where_the_last_one_ended(library: ctypes.CDLL, h100: Dev
         assert guarded["out"].array.tolist() == [node]
 
 
-def run(library: ctypes.CDLL, shape: LaunchShape, kernel: Any, dtype: str, call: Any, guarded: Any) -> None:
+def run(
+    library: ctypes.CDLL, shape: LaunchShape, kernel: Any, dtype: str, call: Any, guarded: Any
+) -> None:
     arguments: list[Any] = []
     for item in kernel.arguments_of(call):
         if isinstance(item, int):
@@ -212,5 +262,9 @@ def run(library: ctypes.CDLL, shape: LaunchShape, kernel: Any, dtype: str, call:
     sizes = (ctypes.c_uint(n) for n in (shape.blocks, shape.threads, shape.shared_bytes))
     getattr(library, f"{kernel.name}_{dtype}_{shape.vectors}")(*sizes, *arguments)
     library.wrote_past_shared_memory.restype = library.got_stuck.restype = ctypes.c_bool
-    assert not library.got_stuck(), f"{kernel.name}: threads wait at a barrier that others do not come to"
-    assert not library.wrote_past_shared_memory(), f"{kernel.name}: written past the shared memory of its launch shape"
+    assert not library.got_stuck(), (
+        f"{kernel.name}: threads wait at a barrier that others do not come to"
+    )
+    assert not library.wrote_past_shared_memory(), (
+        f"{kernel.name}: written past the shared memory of its launch shape"
+    )

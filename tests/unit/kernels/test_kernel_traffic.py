@@ -21,7 +21,9 @@ ONE_STEP = {"steps": 1, "start": 0}
 
 
 def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tuple[int, int]:
-    got = CATALOGUE[name].traffic(Call(arrays, {"width": 1024, "height": N // 1024, "times": 1, "stride": 1} | scalars))
+    got = CATALOGUE[name].traffic(
+        Call(arrays, {"width": 1024, "height": N // 1024, "times": 1, "stride": 1} | scalars)
+    )
     return got.reads, got.writes
 
 
@@ -39,8 +41,18 @@ def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tupl
         ("read", sized(a=N, sums=N), 512 * MiB, 32 * KiB),
         ("dot", sized(a=N, b=N, sums=16 * KiB), GiB, 64 * KiB),
         ("reset_data", sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB), 8 * MiB, GiB),
-        ("reset_data_shared", sized("i4", data_streaming=256 * MiB, lut_persistent=10 * KiB), 40 * KiB, GiB),
-        ("sliding_window", sized("i4", data_persistent=MiB, data_streaming=256 * MiB), 4 * MiB + GiB, 4 * MiB + GiB),
+        (
+            "reset_data_shared",
+            sized("i4", data_streaming=256 * MiB, lut_persistent=10 * KiB),
+            40 * KiB,
+            GiB,
+        ),
+        (
+            "sliding_window",
+            sized("i4", data_persistent=MiB, data_streaming=256 * MiB),
+            4 * MiB + GiB,
+            4 * MiB + GiB,
+        ),
         ("add", sized(x=16 * MiB, y=16 * MiB), 128 * MiB, 64 * MiB),
         ("init", sized(x=16 * MiB), 0, 64 * MiB),
         ("init_warp_per_page", sized(x=16 * MiB), 0, 64 * MiB),
@@ -52,7 +64,9 @@ def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tupl
         ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
     ],
 )
-def test_compulsory_bytes(name: str, arrays: dict[str, ArrayFacts], reads: int, writes: int) -> None:
+def test_compulsory_bytes(
+    name: str, arrays: dict[str, ArrayFacts], reads: int, writes: int
+) -> None:
     assert traffic(name, arrays) == (reads, writes)
 
 
@@ -61,9 +75,18 @@ def test_rereading_asks_again_and_moves_whole_sectors() -> None:
     read, write = kernel.accesses(Call(arrays, {"times": 3, "stride": 1}))
     assert (read.footprint, read.requested, read.sectors_per_request) == (4096, 3 * 4096, 4)
     assert (write.footprint, write.requested, write.sectors_per_request) == (4096, 3 * 4096, 4)
-    assert [kernel.accesses(Call(arrays, {"times": 1, "stride": s}))[0].sectors_per_request for s in (2, 8, 32)] == [8, 32, 32]
-    assert kernel.problem(Call(arrays, {"times": 1, "stride": 3})) == "stride is 3, which does not divide the 1024 elements"
-    assert kernel.problem(Call(arrays, {"times": 0, "stride": 1})) == "times is 0; a whole number of at least 1 is needed"
+    assert [
+        kernel.accesses(Call(arrays, {"times": 1, "stride": s}))[0].sectors_per_request
+        for s in (2, 8, 32)
+    ] == [8, 32, 32]
+    assert (
+        kernel.problem(Call(arrays, {"times": 1, "stride": 3}))
+        == "stride is 3, which does not divide the 1024 elements"
+    )
+    assert (
+        kernel.problem(Call(arrays, {"times": 0, "stride": 1}))
+        == "times is 0; a whole number of at least 1 is needed"
+    )
 
 
 def test_copies_count_the_words_they_copy() -> None:
@@ -76,23 +99,45 @@ def test_copies_count_the_words_they_copy() -> None:
 
 def test_a_copy_over_the_link_counts_once() -> None:
     host = ArrayFacts(MiB, "f4", 4, on_host=True)
-    got = CATALOGUE["memcpy"].traffic(Call({"destination": ArrayFacts(MiB, "f4", 4), "source": host}))
+    got = CATALOGUE["memcpy"].traffic(
+        Call({"destination": ArrayFacts(MiB, "f4", 4), "source": host})
+    )
     assert got.total == 4 * MiB
 
 
 def sectors(name: str, **scalars: Any) -> set[float]:
-    return {a.sectors_per_request for a in CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars))}
+    return {
+        a.sectors_per_request
+        for a in CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars))
+    }
 
 
 def test_sectors_of_the_access_patterns() -> None:
     # Best Practices Guide 9.2.1: four when aligned, five when not; four more for each step of the stride, up to one for each thread.
-    assert [sectors("offset_copy", offset=o) for o in (0, 1, 7, 8, 9, 32)] == [{4}, {5}, {5}, {4}, {5}, {4}]
-    assert [sectors("stride_copy", stride=s) for s in (1, 2, 3, 8, 9, 32)] == [{4}, {8}, {12}, {32}, {32}, {32}]
+    assert [sectors("offset_copy", offset=o) for o in (0, 1, 7, 8, 9, 32)] == [
+        {4},
+        {5},
+        {5},
+        {4},
+        {5},
+        {4},
+    ]
+    assert [sectors("stride_copy", stride=s) for s in (1, 2, 3, 8, 9, 32)] == [
+        {4},
+        {8},
+        {12},
+        {32},
+        {32},
+        {32},
+    ]
     assert sectors("permuted_copy") == {4}
 
 
 def test_reads_and_writes_count_by_what_they_ask_for() -> None:
-    coalesced, scattered = Access("a", "read", 300, 300), Access("b", "write", 100, 100, sectors_per_request=32)
+    coalesced, scattered = (
+        Access("a", "read", 300, 300),
+        Access("b", "write", 100, 100, sectors_per_request=32),
+    )
     assert sectors_per_request([coalesced, scattered]) == (300 * 4 + 100 * 32) / 400
 
 
@@ -108,7 +153,9 @@ def test_nothing_asked_for_has_no_sectors() -> None:
 
 
 def test_the_table_is_asked_for_again_and_again() -> None:
-    table, data = CATALOGUE["reset_data"].accesses(Call(sized("i4", data_streaming=1000, lut_persistent=10)))
+    table, data = CATALOGUE["reset_data"].accesses(
+        Call(sized("i4", data_streaming=1000, lut_persistent=10))
+    )
     assert (table.argument, table.footprint, table.requested) == ("lut_persistent", 40, 4000)
     assert (data.argument, data.footprint, data.requested) == ("data_streaming", 4000, 4000)
 
@@ -134,7 +181,9 @@ def test_each_block_reads_the_table_into_shared_memory_once() -> None:
         (57 * KiB, 132),  # more than there is, which the device refuses
     ],
 )
-def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100: DeviceFacts, table: int, blocks: int | None) -> None:
+def test_no_more_blocks_than_the_sms_hold_with_their_tables(
+    h100: DeviceFacts, table: int, blocks: int | None
+) -> None:
     call = Call(sized("i4", data_streaming=256 * MiB, lut_persistent=table))
     got = CATALOGUE["reset_data_shared"].shape(h100, call)
     assert (got.blocks, got.threads, got.shared_bytes) == (blocks, 1024, 4 * table)
@@ -157,7 +206,11 @@ def test_chase_reads_one_index_a_node() -> None:
     for steps, visited in ((10, 10), (1000, 1000), (5000, 1000)):
         call = Call(nodes, {"steps": steps, "start": 0})
         walk, last = kernel.accesses(call)
-        assert (walk.footprint, walk.requested, walk.sectors_per_request) == (4 * visited, 4 * steps, 32)
+        assert (walk.footprint, walk.requested, walk.sectors_per_request) == (
+            4 * visited,
+            4 * steps,
+            32,
+        )
         assert walk.dependent
         assert walk.random
         assert last.footprint == 4
@@ -165,9 +218,14 @@ def test_chase_reads_one_index_a_node() -> None:
 
 
 def test_a_walk_that_goes_on_says_so_and_reads_its_start() -> None:
-    walk, start, last = CATALOGUE["chase_onward"].accesses(Call(sized("i4", nodes=16 * 1000, out=1), {"steps": 10}))
+    walk, start, last = CATALOGUE["chase_onward"].accesses(
+        Call(sized("i4", nodes=16 * 1000, out=1), {"steps": 10})
+    )
     assert (walk.footprint, walk.dependent, walk.onward) == (40, True, True)
-    assert [(a.argument, a.direction, a.footprint) for a in (start, last)] == [("out", "read", 4), ("out", "write", 4)]
+    assert [(a.argument, a.direction, a.footprint) for a in (start, last)] == [
+        ("out", "read", 4),
+        ("out", "write", 4),
+    ]
     assert not CATALOGUE["chase"].accesses(Call(NODES, ONE_STEP))[0].onward
 
 
@@ -180,7 +238,11 @@ def test_a_footprint_counts_once_however_often_it_is_read() -> None:
 
 def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them() -> None:
     call = Call(sized(odata=N, idata=N), {"width": 1024, "height": N // 1024})
-    scattered = {name: [(a.sectors_per_request, a.nearby) for a in CATALOGUE[name].accesses(call)] for name in CATALOGUE if "trans" in name}
+    scattered = {
+        name: [(a.sectors_per_request, a.nearby) for a in CATALOGUE[name].accesses(call)]
+        for name in CATALOGUE
+        if "trans" in name
+    }
     assert scattered == {
         "transpose": [(4, False), (32, True)],
         "transpose_tiled": [(4, False), (4, False)],
@@ -198,10 +260,18 @@ def test_the_page_of_a_warp_is_the_callers() -> None:
         assert kernel.problem(call) is None
         assert kernel.launch_arguments(call) == ("x", "value", page // 8, MiB)
     for wrong in (0, 2048, 4 * MiB, 65537, 4096.5, 3 * 4096):
-        assert "a power of two from 4096 to 2097152 bytes" in kernel.problem(Call(sized(x=MiB), {"value": 1.0, "page": wrong}))
+        assert "a power of two from 4096 to 2097152 bytes" in kernel.problem(
+            Call(sized(x=MiB), {"value": 1.0, "page": wrong})
+        )
 
 
-def shape(name: str, facts: DeviceFacts, arrays: dict[str, ArrayFacts], blocks: int | None = None, **scalars: Any) -> tuple[int, int]:
+def shape(
+    name: str,
+    facts: DeviceFacts,
+    arrays: dict[str, ArrayFacts],
+    blocks: int | None = None,
+    **scalars: Any,
+) -> tuple[int, int]:
     got = CATALOGUE[name].shape(facts, Call(arrays, scalars, blocks))
     return got.blocks, got.threads
 
@@ -219,7 +289,9 @@ def test_launch_shapes(h100: DeviceFacts) -> None:
     table = sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB)
     assert shape("reset_data", h100, table) == (264, 1024)
     assert shape("reset_data", h100, table, blocks=32) == (32, 1024)
-    assert shape("sliding_window", h100, sized("i4", data_persistent=MiB, data_streaming=256 * MiB)) == (262144, 1024)
+    assert shape(
+        "sliding_window", h100, sized("i4", data_persistent=MiB, data_streaming=256 * MiB)
+    ) == (262144, 1024)
     assert shape("add", h100, sized(x=1025, y=1025)) == (5, 256)
     # 64 MiB are 1024 pages of 64 KiB: eight warps a block
     assert shape("init_warp_per_page", h100, sized(x=16 * MiB)) == (128, 256)
@@ -253,7 +325,11 @@ def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(
     h100: DeviceFacts, peak: float, threads: int, copy: tuple[int, int], triad: tuple[int, int]
 ) -> None:
     facts = replace(h100, dram_peak=peak, max_threads_per_sm=threads)
-    assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == ((512, 2), copy, triad)
+    assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == (
+        (512, 2),
+        copy,
+        triad,
+    )
     got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
     assert (got.threads, got.vectors) == copy
     assert got.blocks * got.threads * got.vectors * 16 == 4 * N
@@ -265,26 +341,96 @@ EIGHT, TWELVE = (sized(odata=n, idata=n) for n in (8, 12))
 @pytest.mark.parametrize(
     ("name", "arrays", "scalars", "problem"),
     [
-        ("triad", sized(a=8, b=8, c=9), {"s": 3.0}, "the arrays must have the same number of elements: a has 8, b has 8, c has 9"),
+        (
+            "triad",
+            sized(a=8, b=8, c=9),
+            {"s": 3.0},
+            "the arrays must have the same number of elements: a has 8, b has 8, c has 9",
+        ),
         ("triad", sized(a=8, b=8, c=8), {"s": float("nan")}, "s is nan; a finite number is needed"),
-        ("triad", sized("i4", a=8, b=8, c=8), {"s": 0.4}, "s is 0.4, which arrays of i4 cannot hold"),
-        ("write", sized("i4", a=8), {"value": 2**31}, "value is 2147483648, which arrays of i4 cannot hold"),
+        (
+            "triad",
+            sized("i4", a=8, b=8, c=8),
+            {"s": 0.4},
+            "s is 0.4, which arrays of i4 cannot hold",
+        ),
+        (
+            "write",
+            sized("i4", a=8),
+            {"value": 2**31},
+            "value is 2147483648, which arrays of i4 cannot hold",
+        ),
         ("copy", sized("f2", c=8, a=8), {}, "c holds f2; accepted: f4, f8, i4"),
-        ("copy", sized("f4", c=8) | sized("i4", a=8), {}, "the arrays must have one element type: c holds f4, a holds i4"),
+        (
+            "copy",
+            sized("f4", c=8) | sized("i4", a=8),
+            {},
+            "the arrays must have one element type: c holds f4, a holds i4",
+        ),
         ("copy", sized(c=0, a=0), {}, "c is empty"),
-        ("read", sized(a=1000, sums=1), {}, "read adds up tiles of 65536 bytes; a has 4000 bytes, which is no multiple of that"),
-        ("dot", sized(a=32 * KiB, b=32 * KiB, sums=3), {}, "dot gives one sum for each 32768 bytes of a: sums needs 4 elements, it has 3"),
+        (
+            "read",
+            sized(a=1000, sums=1),
+            {},
+            "read adds up tiles of 65536 bytes; a has 4000 bytes, which is no multiple of that",
+        ),
+        (
+            "dot",
+            sized(a=32 * KiB, b=32 * KiB, sums=3),
+            {},
+            "dot gives one sum for each 32768 bytes of a: sums needs 4 elements, it has 3",
+        ),
         ("offset_copy", EIGHT, {"offset": 8}, "offset is 8, but the arrays have only 8 elements"),
-        ("offset_copy", EIGHT, {"offset": 1.5}, "offset is 1.5; a whole number of at least 0 is needed"),
-        ("stride_copy", EIGHT, {"stride": 0}, "stride is 0; a whole number of at least 1 is needed"),
-        ("chase", NODES | sized("i4", nodes=100), ONE_STEP, "nodes has 400 bytes, which is no multiple of a node's 64"),
+        (
+            "offset_copy",
+            EIGHT,
+            {"offset": 1.5},
+            "offset is 1.5; a whole number of at least 0 is needed",
+        ),
+        (
+            "stride_copy",
+            EIGHT,
+            {"stride": 0},
+            "stride is 0; a whole number of at least 1 is needed",
+        ),
+        (
+            "chase",
+            NODES | sized("i4", nodes=100),
+            ONE_STEP,
+            "nodes has 400 bytes, which is no multiple of a node's 64",
+        ),
         ("chase", NODES, {"steps": 1, "start": 10}, "start is 10, but there are only 10 nodes"),
         ("chase", NODES | sized("i4", out=2), ONE_STEP, "out takes one index, it has 2 elements"),
-        ("chase_onward", NODES | sized("i4", nodes=100), {"steps": 1}, "nodes has 400 bytes, which is no multiple of a node's 64"),
-        ("transpose", TWELVE, {"width": 3, "height": 5}, "a matrix of width 3 and height 5 has 15 elements; the arrays have 12"),
-        ("transpose", TWELVE, {"width": 0, "height": 5}, "width is 0; a whole number of at least 1 is needed"),
-        ("l2_read", sized("i4", a=1000, sums=1), {"repeats": 1}, "l2_read adds up tiles of 4096 bytes; a has 4000 bytes, which is no"),
-        ("l2_read", sized("i4", a=2048, sums=5), {"repeats": 3}, "l2_read gives 3 sums for each 4096 bytes of a: sums needs 6 elements"),
+        (
+            "chase_onward",
+            NODES | sized("i4", nodes=100),
+            {"steps": 1},
+            "nodes has 400 bytes, which is no multiple of a node's 64",
+        ),
+        (
+            "transpose",
+            TWELVE,
+            {"width": 3, "height": 5},
+            "a matrix of width 3 and height 5 has 15 elements; the arrays have 12",
+        ),
+        (
+            "transpose",
+            TWELVE,
+            {"width": 0, "height": 5},
+            "width is 0; a whole number of at least 1 is needed",
+        ),
+        (
+            "l2_read",
+            sized("i4", a=1000, sums=1),
+            {"repeats": 1},
+            "l2_read adds up tiles of 4096 bytes; a has 4000 bytes, which is no",
+        ),
+        (
+            "l2_read",
+            sized("i4", a=2048, sums=5),
+            {"repeats": 3},
+            "l2_read gives 3 sums for each 4096 bytes of a: sums needs 6 elements",
+        ),
     ],
 )
 def test_a_call_that_does_not_fit_is_refused_in_one_sentence(
@@ -294,10 +440,19 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence(
 
 
 def test_a_grid_that_cannot_be_is_refused() -> None:
-    assert CATALOGUE["copy"].problem(Call(sized(c=8, a=8), {}, 0)) == "a grid of 0 blocks launches nothing; at least 1 is needed"
-    assert CATALOGUE["chase"].problem(Call(NODES, ONE_STEP, 2)) == "one thread follows the cycle; a grid of 2 blocks is not possible"
+    assert (
+        CATALOGUE["copy"].problem(Call(sized(c=8, a=8), {}, 0))
+        == "a grid of 0 blocks launches nothing; at least 1 is needed"
+    )
+    assert (
+        CATALOGUE["chase"].problem(Call(NODES, ONE_STEP, 2))
+        == "one thread follows the cycle; a grid of 2 blocks is not possible"
+    )
     copied = Call(sized(destination=8, source=8), {}, 4)
-    assert CATALOGUE["memcpy"].problem(copied) == "a copy by the copy engine has no grid; 4 blocks were asked for"
+    assert (
+        CATALOGUE["memcpy"].problem(copied)
+        == "a copy by the copy engine has no grid; 4 blocks were asked for"
+    )
 
 
 def test_the_catalogue_is_complete() -> None:
@@ -310,7 +465,9 @@ def test_the_catalogue_is_complete() -> None:
 
 
 def test_updated_arguments_are_those_whose_old_content_matters() -> None:
-    updated = {(k.name, p.name) for k in CATALOGUE.values() for p in k.parameters if p.role is Role.UPDATE}
+    updated = {
+        (k.name, p.name) for k in CATALOGUE.values() for p in k.parameters if p.role is Role.UPDATE
+    }
     assert updated == {
         ("sliding_window", "data_persistent"),
         ("sliding_window", "data_streaming"),

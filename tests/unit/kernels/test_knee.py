@@ -39,7 +39,12 @@ def test_what_rises_again_after_the_fall_is_noise() -> None:
 def test_noise_on_the_plateau_moves_nothing() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
-        assert knee(SIZES, (np.array(falling(30, 5.5, 3.0)) * rng.normal(1, 0.02, len(SIZES))).tolist()) == 24
+        assert (
+            knee(
+                SIZES, (np.array(falling(30, 5.5, 3.0)) * rng.normal(1, 0.02, len(SIZES))).tolist()
+            )
+            == 24
+        )
 
 
 def test_a_plateau_of_one_point() -> None:
@@ -47,7 +52,9 @@ def test_a_plateau_of_one_point() -> None:
 
 
 def test_the_plateau_is_what_most_of_it_holds() -> None:
-    assert plateau([1.0, 5.0, 5.2, 5.1, 9.0, 3.0, 2.9]) == pytest.approx(9.0)  # one point far above the rest is what it falls from
+    assert plateau([1.0, 5.0, 5.2, 5.1, 9.0, 3.0, 2.9]) == pytest.approx(
+        9.0
+    )  # one point far above the rest is what it falls from
     assert plateau([4.0, 5.0, 5.2, 5.1, 6.0, 3.0, 2.9]) == pytest.approx(5.15)
     assert plateau(falling(30, 5.5, 3.0)) == pytest.approx(5.5, rel=1e-3)
 
@@ -55,13 +62,19 @@ def test_the_plateau_is_what_most_of_it_holds() -> None:
 @pytest.mark.parametrize(
     ("sizes", "bandwidths", "problem"),
     [
-        ([1, 2, 3], [2.0, 1.0], "a bandwidth for each footprint; got 3 footprints and 2 bandwidths"),
+        (
+            [1, 2, 3],
+            [2.0, 1.0],
+            "a bandwidth for each footprint; got 3 footprints and 2 bandwidths",
+        ),
         ([1, 3, 2], [3.0, 2.0, 1.0], "footprints must ascend: 1, 3, 2"),
         ([], [], "without a bandwidth"),
         ([1, 2, 4], [3.0, 3.0, 3.0], "no fall: of 3 bandwidths the last, 3, is the highest"),
         ([1, 2, 4], [1.0, 2.0, 3.0], "no fall"),
     ],
 )
-def test_what_has_no_knee_is_refused(sizes: list[int], bandwidths: list[float], problem: str) -> None:
+def test_what_has_no_knee_is_refused(
+    sizes: list[int], bandwidths: list[float], problem: str
+) -> None:
     with pytest.raises(ValueError, match=problem):
         knee(sizes, bandwidths)

@@ -33,7 +33,9 @@ class RecordedRanges(Ranges):
         """By name, the payload and the category of the last range."""
 
     @contextmanager
-    def range(self, name: str, payload: int | None = None, category: str | None = None) -> Iterator[None]:
+    def range(
+        self, name: str, payload: int | None = None, category: str | None = None
+    ) -> Iterator[None]:
         self.open.append(name)
         self.said[name] = payload, category
         self._log(f"<{name}")
@@ -71,14 +73,23 @@ class Bench:
     def buffers(self, count: int, nbytes: int = 1 << 20, dtype: str = "f4") -> list[Buffer]:
         return [self.memory.device(nbytes, dtype) for _ in range(count)]
 
-    def target(self, function: BoundKernel | Callable[..., object], *arguments: Any, **options: Any) -> Target:
+    def target(
+        self, function: BoundKernel | Callable[..., object], *arguments: Any, **options: Any
+    ) -> Target:
         return self.conductor.target(function, arguments, {}, arena=self.arena, **options)
 
     def kernel_target(self, kernel: str, *arguments: Any) -> Target:
         return self.target(getattr(self.kernels, kernel), *arguments)
 
     def take(self, target: Target, passes: Passes = NO_PASSES, **plan: Any) -> Measurement:
-        return self.conductor.measure(target, Plan(**{**QUICK, **plan}), arena=self.arena, label="", name="test_it", passes=passes)
+        return self.conductor.measure(
+            target,
+            Plan(**{**QUICK, **plan}),
+            arena=self.arena,
+            label="",
+            name="test_it",
+            passes=passes,
+        )
 
     def measure(self, kernel: str, *arguments: Any, **plan: Any) -> Measurement:
         return self.take(self.kernel_target(kernel, *arguments), **plan)

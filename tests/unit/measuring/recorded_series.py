@@ -25,7 +25,10 @@ class Recorded:
 
     def placements(self, count: int, rounds: int) -> list[list[float]]:
         """Samples of the first placements, as far as they go."""
-        return [list(samples) for samples in zip(*(r[:count] for r in self.rounds[:rounds]), strict=True)]
+        return [
+            list(samples)
+            for samples in zip(*(r[:count] for r in self.rounds[:rounds]), strict=True)
+        ]
 
 
 def recorded(mebibytes: int) -> Recorded:

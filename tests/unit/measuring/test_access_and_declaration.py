@@ -17,7 +17,10 @@ from pytest_gpumem.units import MiB
 
 def test_accesses_of_a_call_that_is_not_made(bench: Bench) -> None:
     c, a = bench.buffers(2)
-    touched = {access.argument: (access.direction, access.footprint) for access in bench.kernels.copy.accesses(c, a=a)}
+    touched = {
+        access.argument: (access.direction, access.footprint)
+        for access in bench.kernels.copy.accesses(c, a=a)
+    }
     assert touched == {"c": ("write", c.nbytes), "a": ("read", a.nbytes)}
     with pytest.raises(BadCall, match="needs 'a'"):
         bench.kernels.copy.accesses(c)
@@ -25,7 +28,13 @@ def test_accesses_of_a_call_that_is_not_made(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "scalars", "sectors"),
-    [("offset_copy", (0,), 4), ("offset_copy", (1,), 5), ("stride_copy", (2,), 8), ("stride_copy", (16,), 32), ("memcpy", (), None)],
+    [
+        ("offset_copy", (0,), 4),
+        ("offset_copy", (1,), 5),
+        ("stride_copy", (2,), 8),
+        ("stride_copy", (16,), 32),
+        ("memcpy", (), None),
+    ],
 )
 def test_a_measurement_knows_the_sectors_of_its_requests(
     bench: Bench, kernel: str, scalars: tuple[int, ...], sectors: float | None
@@ -50,10 +59,15 @@ def test_one_thread_makes_no_requests_of_32_words(bench: Bench) -> None:
     assert (chased.sectors_per_request, chased.requested) == (None, None)
 
 
-def test_a_measurement_knows_the_source_of_its_kernel_and_nothing_of_foreign_work(bench: Bench) -> None:
+def test_a_measurement_knows_the_source_of_its_kernel_and_nothing_of_foreign_work(
+    bench: Bench,
+) -> None:
     assert bench.measure("copy", *bench.buffers(2)).kernel_source == fingerprint("stream.cu")
     assert bench.measure("memcpy", *bench.buffers(2)).kernel_source is None
-    for foreign in (bench.case(lambda memory: Case(lambda: None, reference=lambda: None)), bench.target(lambda: None)):
+    for foreign in (
+        bench.case(lambda memory: Case(lambda: None, reference=lambda: None)),
+        bench.target(lambda: None),
+    ):
         assert (foreign.sectors_per_request, foreign.kernel_source) == (None, None)
 
 
@@ -70,11 +84,23 @@ def declared(notes: tuple[str, ...]) -> list[str]:
         (None, []),
         (2 * MiB, []),
         ("2 MiB", []),
-        (1 * MiB, ["moved= says 1 MiB, less than the 2 MiB of reads= and writes= (1 MiB + 1 MiB); moved= counts"]),
-        (3 * MiB, ["moved= says 3 MiB, more than the 2 MiB of reads= and writes= (1 MiB + 1 MiB); moved= counts"]),
+        (
+            1 * MiB,
+            [
+                "moved= says 1 MiB, less than the 2 MiB of reads= and writes= (1 MiB + 1 MiB); moved= counts"
+            ],
+        ),
+        (
+            3 * MiB,
+            [
+                "moved= says 3 MiB, more than the 2 MiB of reads= and writes= (1 MiB + 1 MiB); moved= counts"
+            ],
+        ),
     ],
 )
-def test_a_case_that_declares_twice_says_so_once(bench: Bench, moved: int | str | None, said: list[str]) -> None:
+def test_a_case_that_declares_twice_says_so_once(
+    bench: Bench, moved: int | str | None, said: list[str]
+) -> None:
     def build(memory: Memory) -> Case:
         x, y = memory.device(1 * MiB), memory.device(1 * MiB)
         return Case(lambda: None, reference=lambda: None, reads=[x], writes=[y], moved=moved)
@@ -85,11 +111,21 @@ def test_a_case_that_declares_twice_says_so_once(bench: Bench, moved: int | str 
 def test_a_case_keeps_its_other_notes(bench: Bench) -> None:
     def build(memory: Memory) -> Case:
         own = np.zeros(64, "f4")
-        return Case(lambda: None, reference=lambda: None, check=lambda: True, reads=[own], writes=[own], moved=4096)
+        return Case(
+            lambda: None,
+            reference=lambda: None,
+            check=lambda: True,
+            reads=[own],
+            writes=[own],
+            moved=4096,
+        )
 
     notes = bench.conductor.case(build, arena=bench.arena).notes
     assert len(notes) == 2
-    assert notes[0] == "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
+    assert (
+        notes[0]
+        == "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
+    )
     assert len(declared(notes)) == 1
 
 
@@ -101,11 +137,15 @@ def test_a_callable_that_declares_more_than_its_arguments_hold_says_so(bench: Be
     x, y = bench.buffers(2, 1 * MiB)
     assert beyond(bench, 4 * MiB, x, y) == []
     (note,) = beyond(bench, 4 * MiB + 1, x, y)
-    assert note.startswith("moved= says 4 MiB, but the buffers among the arguments hold 2 MiB and allow 4 MiB")
+    assert note.startswith(
+        "moved= says 4 MiB, but the buffers among the arguments hold 2 MiB and allow 4 MiB"
+    )
     assert len(beyond(bench, 3 * MiB, x, x)) == 1  # one buffer, however often it is given
     assert beyond(bench, 4 * MiB, x, [(y,)]) == []
     assert len(beyond(bench, 4 * MiB + 1, [x, (y,)])) == 1
-    assert beyond(bench, 4 * MiB, np.zeros(MiB // 4, "f4"), y) == []  # arrays of other libraries hold bytes too
+    assert (
+        beyond(bench, 4 * MiB, np.zeros(MiB // 4, "f4"), y) == []
+    )  # arrays of other libraries hold bytes too
 
 
 def test_without_buffers_among_the_arguments_nothing_is_known(bench: Bench) -> None:

@@ -32,7 +32,9 @@ def made() -> SimpleNamespace:
     device = CountedDevice()
     arena = Arena(device, seed=7)
     memory, kernels = Memory(arena), Kernels(device)
-    device.memory.pooled = lambda nbytes, pool: Allocation(MemoryKind.POOLED, nbytes, 2**40, 0, np.zeros(nbytes, np.uint8))  # type: ignore[method-assign]
+    device.memory.pooled = lambda nbytes, pool: Allocation(
+        MemoryKind.POOLED, nbytes, 2**40, 0, np.zeros(nbytes, np.uint8)
+    )  # type: ignore[method-assign]
     return SimpleNamespace(
         device=device,
         arena=arena,
@@ -82,16 +84,25 @@ def _persists(made: SimpleNamespace) -> None:
 
 def _measures(made: SimpleNamespace) -> None:
     target = made.conductor.target(made.kernels.copy, (made.x, made.y), {}, arena=made.arena)
-    made.conductor.measure(target, Plan(budget=0.01, placements=2), arena=made.arena, label="", name="test")
+    made.conductor.measure(
+        target, Plan(budget=0.01, placements=2), arena=made.arena, label="", name="test"
+    )
 
 
 def _measures_a_case(made: SimpleNamespace) -> None:
     def build(memory: Memory) -> Case:
         x = memory.device("1 MiB")
-        return Case(launch=lambda: None, reference=lambda: None, reads=[x], check=lambda: x.read() is not None)
+        return Case(
+            launch=lambda: None,
+            reference=lambda: None,
+            reads=[x],
+            check=lambda: x.read() is not None,
+        )
 
     target = made.conductor.case(build, arena=made.arena)
-    made.conductor.measure(target, Plan(budget=0.01, placements=2), arena=made.arena, label="", name="test")
+    made.conductor.measure(
+        target, Plan(budget=0.01, placements=2), arena=made.arena, label="", name="test"
+    )
 
 
 CALLS: dict[str, Callable[[SimpleNamespace], object]] = {
@@ -111,17 +122,25 @@ CALLS: dict[str, Callable[[SimpleNamespace], object]] = {
     "persisting stream": _persists,
     "memory kind": lambda made: memory_kind(made.device, made.x),
     "untimed call": lambda made: made.kernels.copy(made.x, made.y),
-    "work": lambda made: made.works.enqueue(made.works.in_turn(*[made.works.kernel(made.kernels.copy, made.x, made.y)] * 2)),
+    "work": lambda made: made.works.enqueue(
+        made.works.in_turn(*[made.works.kernel(made.kernels.copy, made.x, made.y)] * 2)
+    ),
     "staged copy": lambda made: made.works.enqueue(made.works.staged(2, "1 MiB")),
-    "work at once": lambda made: made.works.together(made.works.copy(made.x, made.y), made.works.busy(1e-6)),
-    "saved inputs": lambda made: made.conductor.target(made.kernels.offset_copy, (made.x, made.y), {}, arena=made.arena),
+    "work at once": lambda made: made.works.together(
+        made.works.copy(made.x, made.y), made.works.busy(1e-6)
+    ),
+    "saved inputs": lambda made: made.conductor.target(
+        made.kernels.offset_copy, (made.x, made.y), {}, arena=made.arena
+    ),
     "measurement": _measures,
     "measurement of a case": _measures_a_case,
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_everything_happens_on_the_sessions_gpu(made: SimpleNamespace, outside: list[str], name: str) -> None:
+def test_everything_happens_on_the_sessions_gpu(
+    made: SimpleNamespace, outside: list[str], name: str
+) -> None:
     CALLS[name](made)
     assert outside == []
 
@@ -143,9 +162,16 @@ def ours(made: SimpleNamespace) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "name"), [("memory.allocate", "managed buffer"), ("memory.pooled", "pool"), ("memory.allocate", "saved inputs")]
+    ("verb", "name"),
+    [
+        ("memory.allocate", "managed buffer"),
+        ("memory.pooled", "pool"),
+        ("memory.allocate", "saved inputs"),
+    ],
 )
-def test_memory_of_the_harness_counts_in_no_footprint_by_itself(made: SimpleNamespace, ours: list[bool], verb: str, name: str) -> None:
+def test_memory_of_the_harness_counts_in_no_footprint_by_itself(
+    made: SimpleNamespace, ours: list[bool], verb: str, name: str
+) -> None:
     """A fixture's is counted as the fixture's. Else a library would keep less after the test than before it."""
     seen = list[bool]()
     made.device.before(verb, lambda *_, **__: seen.append(ours[0]))

@@ -25,22 +25,67 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
         (lambda k, a, b, c, d: k.triad(a, b, c, 3.0, s=4.0), "triad(a, b, c, s) got 's' twice"),
         (lambda k, a, b, c, d: k.triad(a, b), "triad(a, b, c, s) needs 'c'"),
         (lambda k, a, b, c, d: k.chase(d, d), "chase(nodes, out, steps, start) needs 'steps'"),
-        (lambda k, a, b, c, d: k.triad(a, b, c, "3"), "triad(a, b, c, s): 's' is a number, not '3'"),
-        (lambda k, a, b, c, d: k.triad(a, b, c, True), "triad(a, b, c, s): 's' is a number, not True"),
+        (
+            lambda k, a, b, c, d: k.triad(a, b, c, "3"),
+            "triad(a, b, c, s): 's' is a number, not '3'",
+        ),
+        (
+            lambda k, a, b, c, d: k.triad(a, b, c, True),
+            "triad(a, b, c, s): 's' is a number, not True",
+        ),
         (lambda k, a, b, c, d: k.triad(a, b, c, 1j), "triad(a, b, c, s): 's' is a number, not 1j"),
-        (lambda k, a, b, c, d: k.triad(a, b, c, float("nan")), "triad: s is nan; a finite number is needed"),
-        (lambda k, a, b, c, d: k.triad(a, b, 5), "triad(a, b, c, s): 'c' is a buffer from a fixture such as device_buffer, not int"),
-        (lambda k, a, b, c, d: k.triad(a, b, np.zeros(4)), "'c' is a buffer from a fixture such as device_buffer, not ndarray"),
-        (lambda k, a, b, c, d: k.copy(a, d), "copy: the arrays must have one element type: c holds f4, a holds i4"),
-        (lambda k, a, b, c, d: k.sliding_window(a, b), "sliding_window: data_persistent holds f4; accepted: i4"),
-        (lambda k, a, b, c, d: k.copy(a, a), "copy(c, a): 'c' is written, so it cannot be the same buffer as 'a'"),
-        (lambda k, a, b, c, d: k.add(a, a), "add(x, y): 'y' is written, so it cannot be the same buffer as 'x'"),
-        (lambda k, a, b, c, d: k.offset_copy(a, b, -1), "offset_copy: offset is -1; a whole number of at least 0 is needed"),
-        (lambda k, a, b, c, d: k.offset_copy(a, b, 2**30), "offset_copy: offset is 1073741824, but the arrays have only 1024 elements"),
-        (lambda k, a, b, c, d: k.copy.with_grid(0), "with_grid() takes a positive number of blocks, not 0"),
-        (lambda k, a, b, c, d: k.copy.with_grid(2.0), "with_grid() takes a positive number of blocks, not 2.0"),
-        (lambda k, a, b, c, d: k.copy.with_grid(True), "with_grid() takes a positive number of blocks, not True"),
-        (lambda k, a, b, c, d: k.copy.with_stream(a), "with_stream() takes what persisting_stream() gives, not Buffer"),
+        (
+            lambda k, a, b, c, d: k.triad(a, b, c, float("nan")),
+            "triad: s is nan; a finite number is needed",
+        ),
+        (
+            lambda k, a, b, c, d: k.triad(a, b, 5),
+            "triad(a, b, c, s): 'c' is a buffer from a fixture such as device_buffer, not int",
+        ),
+        (
+            lambda k, a, b, c, d: k.triad(a, b, np.zeros(4)),
+            "'c' is a buffer from a fixture such as device_buffer, not ndarray",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy(a, d),
+            "copy: the arrays must have one element type: c holds f4, a holds i4",
+        ),
+        (
+            lambda k, a, b, c, d: k.sliding_window(a, b),
+            "sliding_window: data_persistent holds f4; accepted: i4",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy(a, a),
+            "copy(c, a): 'c' is written, so it cannot be the same buffer as 'a'",
+        ),
+        (
+            lambda k, a, b, c, d: k.add(a, a),
+            "add(x, y): 'y' is written, so it cannot be the same buffer as 'x'",
+        ),
+        (
+            lambda k, a, b, c, d: k.offset_copy(a, b, -1),
+            "offset_copy: offset is -1; a whole number of at least 0 is needed",
+        ),
+        (
+            lambda k, a, b, c, d: k.offset_copy(a, b, 2**30),
+            "offset_copy: offset is 1073741824, but the arrays have only 1024 elements",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy.with_grid(0),
+            "with_grid() takes a positive number of blocks, not 0",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy.with_grid(2.0),
+            "with_grid() takes a positive number of blocks, not 2.0",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy.with_grid(True),
+            "with_grid() takes a positive number of blocks, not True",
+        ),
+        (
+            lambda k, a, b, c, d: k.copy.with_stream(a),
+            "with_stream() takes what persisting_stream() gives, not Buffer",
+        ),
     ],
 )
 def test_what_does_not_fit(bench: Bench, make: Callable[..., object], message: str) -> None:
@@ -54,7 +99,10 @@ def test_what_does_not_fit(bench: Bench, make: Callable[..., object], message: s
 
 def test_arrays_of_different_size(bench: Bench) -> None:
     large, small = bench.memory.device(4096), bench.memory.device(2048)
-    with pytest.raises(BadCall, match="copy: the arrays must have the same number of elements: c has 1024, a has 512"):
+    with pytest.raises(
+        BadCall,
+        match="copy: the arrays must have the same number of elements: c has 1024, a has 512",
+    ):
         bench.kernels.copy(large, small)
 
 
@@ -105,6 +153,8 @@ def test_a_chosen_grid_is_launched(bench: Bench) -> None:
 
 
 def test_a_kernel_that_is_not_there(bench: Bench) -> None:
-    with pytest.raises((AttributeError, BadCall), match="'traid' in the catalogue; did you mean 'triad'"):
+    with pytest.raises(
+        (AttributeError, BadCall), match="'traid' in the catalogue; did you mean 'triad'"
+    ):
         _ = bench.kernels.traid
     assert "triad" in dir(bench.kernels)

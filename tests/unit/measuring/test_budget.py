@@ -35,16 +35,26 @@ FLUSH = 2 * H100.l2_bytes / H100.dram_peak
         (200e-6, {}, 200e-6 + FLUSH),
         (200e-6, {"mode": "dirty-cold"}, 200e-6 + FLUSH),
         (200e-6, {"mode": "hot", "sampler": "blocked"}, 200e-6),
-        (20e-6, {"mode": "hot", "sampler": "batched"}, 22 * 20e-6),  # twenty launches between the events, and two before
+        (
+            20e-6,
+            {"mode": "hot", "sampler": "batched"},
+            22 * 20e-6,
+        ),  # twenty launches between the events, and two before
     ],
 )
-def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed(latency: float, changes: dict[str, Any], sample: float) -> None:
-    assert need(measured(latency, **changes), H100, math.inf) == pytest.approx(FIXED + MOST_SAMPLES * (sample + HOST))
+def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed(
+    latency: float, changes: dict[str, Any], sample: float
+) -> None:
+    assert need(measured(latency, **changes), H100, math.inf) == pytest.approx(
+        FIXED + MOST_SAMPLES * (sample + HOST)
+    )
 
 
 def test_without_a_known_peak_a_flush_counts_as_nothing() -> None:
     facts = replace(H100, dram_peak=0.0)
-    assert need(measured(200e-6), facts, math.inf) == pytest.approx(FIXED + MOST_SAMPLES * (200e-6 + HOST))
+    assert need(measured(200e-6), facts, math.inf) == pytest.approx(
+        FIXED + MOST_SAMPLES * (200e-6 + HOST)
+    )
 
 
 def test_a_need_is_at_most_what_a_measurement_gets_without_a_total() -> None:
@@ -66,7 +76,9 @@ def test_a_need_is_at_most_what_a_measurement_gets_without_a_total() -> None:
         (0, [None, 1], [0, 0]),
     ],
 )
-def test_who_needs_less_gets_it_and_the_others_share_the_rest(total: float, needs: list[float | None], shares: list[float]) -> None:
+def test_who_needs_less_gets_it_and_the_others_share_the_rest(
+    total: float, needs: list[float | None], shares: list[float]
+) -> None:
     assert share_out(total, needs) == pytest.approx(shares)
 
 
@@ -83,17 +95,23 @@ def test_a_need_is_met_or_nobody_gets_more(total: float, needs: list[float | Non
     if sum(need if need is not None else math.inf for need in needs) >= total:
         for share, own in zip(shares, needs, strict=True):
             assert own is None or share <= own * (1 + 1e-9)
-            assert (own is not None and share >= own * (1 - 1e-9)) or share >= max(shares) * (1 - 1e-9)
+            assert (own is not None and share >= own * (1 - 1e-9)) or share >= max(shares) * (
+                1 - 1e-9
+            )
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), needs)
-def test_a_larger_total_takes_nothing_from_anybody(total: float, more: float, needs: list[float | None]) -> None:
+def test_a_larger_total_takes_nothing_from_anybody(
+    total: float, more: float, needs: list[float | None]
+) -> None:
     before, after = share_out(total, needs), share_out(total + more, needs)
     assert all(a >= b * (1 - 1e-9) - 1e-9 for a, b in zip(after, before, strict=True))
 
 
 @given(st.floats(0, 1e4), needs, seconds)
-def test_who_needs_more_gets_no_less_and_the_others_no_more(total: float, needs: list[float | None], more: float) -> None:
+def test_who_needs_more_gets_no_less_and_the_others_no_more(
+    total: float, needs: list[float | None], more: float
+) -> None:
     before = share_out(total, needs)
     after = share_out(total, [None if needs[0] is None else needs[0] + more, *needs[1:]])
     assert after[0] >= before[0] * (1 - 1e-9) - 1e-9
@@ -154,10 +172,16 @@ def test_nothing_left_is_the_least() -> None:
 
 @given(
     st.floats(0.5, 100),
-    st.lists(st.dictionaries(st.sampled_from("xyz"), st.floats(1e-3, 50), max_size=3), min_size=1, max_size=6),
+    st.lists(
+        st.dictionaries(st.sampled_from("xyz"), st.floats(1e-3, 50), max_size=3),
+        min_size=1,
+        max_size=6,
+    ),
     st.randoms(),
 )
-def test_by_plan_the_total_is_never_exceeded(total: float, tests: list[dict[str, float]], random: Any) -> None:
+def test_by_plan_the_total_is_never_exceeded(
+    total: float, tests: list[dict[str, float]], random: Any
+) -> None:
     """Measurements that each take up to their share, checks included, known and unknown labels mixed."""
     ledger = Ledger(total, {str(i): needs for i, needs in enumerate(tests)})
     for test in range(len(tests)):

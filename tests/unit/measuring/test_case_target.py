@@ -33,7 +33,16 @@ def scaling(memory: Memory, **fields: Any) -> Case:
     def check() -> None:
         np.testing.assert_array_equal(y.read(), 2 * x.read())
 
-    return Case(**{"launch": compute, "reference": compute, "check": check, "reads": [x], "writes": [y], **fields})
+    return Case(
+        **{
+            "launch": compute,
+            "reference": compute,
+            "check": check,
+            "reads": [x],
+            "writes": [y],
+            **fields,
+        }
+    )
 
 
 def with_(**fields: Any) -> Callable[[Memory], Case]:
@@ -46,7 +55,11 @@ def with_(**fields: Any) -> Callable[[Memory], Case]:
 def windows(bench: Bench) -> list[WindowSpec]:
     """The windows that are set on streams."""
     device = bench.device
-    return [window for stream in device.streams.visible() if (window := device.l2.window(stream)) is not None]
+    return [
+        window
+        for stream in device.streams.visible()
+        if (window := device.l2.window(stream)) is not None
+    ]
 
 
 def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
@@ -69,7 +82,9 @@ def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
     assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize("plan", [{}, {"mode": "hot"}, {"mode": "dirty-cold"}, {"sampler": "host"}], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{}, {"mode": "hot"}, {"mode": "dirty-cold"}, {"sampler": "host"}], ids=str
+)
 @pytest.mark.parametrize("profiled", [False, True])
 def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> None:
     bench, log = Bench(profiled=profiled), list[str]()
@@ -89,7 +104,14 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
             log.append("check")
             return bool((y.read() == 2).all())
 
-        return Case(launch=accumulate, reference=accumulate, restore=restore, check=check, reads=[y], writes=[y])
+        return Case(
+            launch=accumulate,
+            reference=accumulate,
+            restore=restore,
+            check=check,
+            reads=[y],
+            writes=[y],
+        )
 
     taken = bench.case(build, passes=Passes(pages=True, ran=True), **plan)
     launches = [i for i, what in enumerate(log) if what == "launch"]
@@ -100,7 +122,10 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
 
 
 def test_batches_are_refused_where_something_is_restored(bench: Bench) -> None:
-    with pytest.raises(BadCall, match='sampler "batched" cannot restore its input before every launch; "blocked" can'):
+    with pytest.raises(
+        BadCall,
+        match='sampler "batched" cannot restore its input before every launch; "blocked" can',
+    ):
         bench.case(with_(restore=lambda: None), mode="hot", sampler="batched")
     assert bench.leftovers() == 0
 
@@ -159,7 +184,9 @@ def test_outputs_are_poisoned_before_a_check_unless_they_are_also_read(bench: Be
         def look() -> None:
             seen.append(bool(np.isnan(out.view()).all()) and not bool(np.isnan(both.view()).any()))
 
-        return Case(launch=look, reference=look, check=lambda: True, reads=[both], writes=[out, both])
+        return Case(
+            launch=look, reference=look, check=lambda: True, reads=[both], writes=[out, both]
+        )
 
     bench.case(build)
     assert seen[0]
@@ -214,20 +241,35 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda memory: None, r"the function given to gpu_benchmark\.case\(\) returned None, not a Case"),
+        (
+            lambda memory: None,
+            r"the function given to gpu_benchmark\.case\(\) returned None, not a Case",
+        ),
         (lambda memory: memory.device(64), "returned <device buffer.*, not a Case"),
         (with_(reads=3), r"Case\.reads is a list of arrays or buffers, not int"),
-        (lambda memory: scaling(memory, writes=memory.device(64)), r"Case\.writes is a list of arrays or buffers, not Buffer"),
+        (
+            lambda memory: scaling(memory, writes=memory.device(64)),
+            r"Case\.writes is a list of arrays or buffers, not Buffer",
+        ),
         (with_(reads=[3.5]), r"Case\.reads takes arrays or buffers; 3\.5 has no nbytes"),
-        (with_(moved=0), r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer"),
+        (
+            with_(moved=0),
+            r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer",
+        ),
         (with_(moved="0 MiB"), r"Case\.moved=0"),
         (with_(moved=True), r"Case\.moved=True"),
         (
             lambda: Case(print),
             r"gpu_benchmark\.case\(\) calls <lambda>\(memory\), .*: too many positional arguments",
         ),
-        (lambda memory: Case(print, write=[]), r"Case\(\) has no field 'write' \(did you mean writes\?\)"),  # type: ignore[call-arg]
-        (Case(lambda: None), r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case"),
+        (
+            lambda memory: Case(print, write=[]),
+            r"Case\(\) has no field 'write' \(did you mean writes\?\)",
+        ),  # type: ignore[call-arg]
+        (
+            Case(lambda: None),
+            r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case",
+        ),
     ],
 )
 def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
@@ -238,9 +280,15 @@ def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (Case(lambda: None), r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it"),
+        (
+            Case(lambda: None),
+            r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it",
+        ),
         (np.zeros(99), "of type ndarray$"),
-        (None, r"pass the kernel and its arguments, as in gpu_benchmark\(kernel, a, b\), and do not call it"),
+        (
+            None,
+            r"pass the kernel and its arguments, as in gpu_benchmark\(kernel, a, b\), and do not call it",
+        ),
     ],
 )
 def test_what_is_no_callable(bench: Bench, thing: Any, message: str) -> None:
@@ -250,7 +298,10 @@ def test_what_is_no_callable(bench: Bench, thing: Any, message: str) -> None:
 
 
 def test_a_check_that_returns_an_array_is_a_mistake(bench: Bench) -> None:
-    with pytest.raises(BadCall, match=r"Case\.check returned a value of type ndarray that is neither true nor false"):
+    with pytest.raises(
+        BadCall,
+        match=r"Case\.check returned a value of type ndarray that is neither true nor false",
+    ):
         bench.case(with_(check=lambda: np.array([True, True])))
 
 
@@ -274,8 +325,14 @@ def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
 @pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("after", [0, 1, 2, 20, 60])
 @pytest.mark.parametrize("which", ["launch", "restore"])
-def test_an_error_at_any_stage_leaves_nothing(bench: Bench, which: str, after: int, error: type[BaseException]) -> None:
-    fields = {"reference": failing(after, error)} if which == "launch" else {"restore": failing(after, error)}
+def test_an_error_at_any_stage_leaves_nothing(
+    bench: Bench, which: str, after: int, error: type[BaseException]
+) -> None:
+    fields = (
+        {"reference": failing(after, error)}
+        if which == "launch"
+        else {"restore": failing(after, error)}
+    )
     found = bench.device.l2.set_aside()
 
     def build(memory: Memory) -> Case:
@@ -319,7 +376,9 @@ def test_traffic_is_declared_or_the_sum_of_reads_and_writes(
     assert (taken.bandwidth is None) == (total is None)
 
 
-def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(bench: Bench) -> None:
+def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(
+    bench: Bench,
+) -> None:
     def build(memory: Memory) -> Case:
         y = memory.device(1 * MiB)
         return Case(lambda: None, reference=lambda: None, reads=[y], writes=[y])
@@ -351,7 +410,9 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
         return Case(launch=look, reference=look, reads=[y], writes=[y])
 
     taken = bench.case(build, placements=1)
-    if touch == "none":  # as the launch before left them, and nowhere before the first of a placement
+    if (
+        touch == "none"
+    ):  # as the launch before left them, and nowhere before the first of a placement
         assert on_device.count(0) == len(taken.placements)
         assert set(on_device) == {0, 4 * MiB}
     else:
@@ -361,15 +422,23 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        type("OutOfMemoryError", (RuntimeError,), {})("CUDA: 60 GiB. Tried to allocate"),  # CuPy's and PyTorch's name
+        type("OutOfMemoryError", (RuntimeError,), {})(
+            "CUDA: 60 GiB. Tried to allocate"
+        ),  # CuPy's and PyTorch's name
         MemoryError("std::bad_alloc: out_of_memory: CUDA error at: allocator.hpp"),  # RMM
-        type("CudaAPIError", (Exception,), {})("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),  # Numba
-        type("CUDARuntimeError", (RuntimeError,), {})("cudaErrorMemoryAllocation: out of memory"),  # CuPy without its pool
+        type("CudaAPIError", (Exception,), {})(
+            "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"
+        ),  # Numba
+        type("CUDARuntimeError", (RuntimeError,), {})(
+            "cudaErrorMemoryAllocation: out of memory"
+        ),  # CuPy without its pool
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),  # JAX
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench, error: Exception) -> None:
+def test_a_librarys_lack_of_memory_ends_placements_with_a_note(
+    bench: Bench, error: Exception
+) -> None:
     """A workspace that fits once; the classes are not known here."""
     built = []
 
@@ -383,11 +452,15 @@ def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench, err
     taken = bench.case(build, placements=4)
     assert len(taken.placements) == 1
     said = str(error).partition(".")[0]
-    assert f"no further placement: a second placement of the case does not fit: {said}" in taken.notes
+    assert (
+        f"no further placement: a second placement of the case does not fit: {said}" in taken.notes
+    )
     assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), AssertionError("the model says: out of memory")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes differ"), AssertionError("the model says: out of memory")]
+)
 def test_another_error_of_a_second_placement_is_the_tests(bench: Bench, error: Exception) -> None:
     built = []
 
@@ -424,9 +497,14 @@ def test_arrays_of_the_last_placement_live_until_the_test_ends(bench: Bench, fai
     else:
         bench.case(build, placements=4)
     assert last[0].read().size
-    bench.case(build if not fails else lambda memory: Case(lambda: None, reference=lambda: None), placements=4)
+    bench.case(
+        build if not fails else lambda memory: Case(lambda: None, reference=lambda: None),
+        placements=4,
+    )
     assert last[0].read().size
-    assert [a.nbytes for a in bench.device.live].count(1 * MiB) == (1 if fails else 2)  # no placement but the last of each
+    assert [a.nbytes for a in bench.device.live].count(1 * MiB) == (
+        1 if fails else 2
+    )  # no placement but the last of each
     assert bench.leftovers() == 0
 
 
@@ -441,13 +519,18 @@ def test_memory_of_an_earlier_case_is_freed_where_it_is_needed(bench: Bench) -> 
 
 
 def test_a_kernel_has_its_placements_beside_an_earlier_case(bench: Bench) -> None:
-    bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(60 * GiB)]), placements=1)
+    bench.case(
+        lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(60 * GiB)]),
+        placements=1,
+    )
     taken = bench.measure("copy", *bench.buffers(2, 1 * GiB), placements=8)
     assert len(taken.placements) >= 8
     assert bench.leftovers() == 0
 
 
-def test_placements_of_a_small_case_lie_at_random_places_of_one_region(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placements_of_a_small_case_lie_at_random_places_of_one_region(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver gives addresses again that it gave before."""
     seen, scatter, scattered = list[tuple[int, ...]](), bench.device.memory.scatter, list[int]()
 
@@ -485,5 +568,9 @@ def test_a_case_that_needs_the_memory_of_placements_to_come_gets_it(bench: Bench
 def test_placements_of_a_large_case_are_not_made_at_once(bench: Bench) -> None:
     scattered = list[int]()
     bench.device.before("memory.scatter", lambda sizes, seed: scattered.append(len(sizes)))
-    bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(4 * GiB)]), placements=8, budget=1.0)
+    bench.case(
+        lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(4 * GiB)]),
+        placements=8,
+        budget=1.0,
+    )
     assert scattered == []

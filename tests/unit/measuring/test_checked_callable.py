@@ -30,7 +30,9 @@ def test_it_has_declared_bytes_and_is_checked_at_every_placement(bench: Bench) -
         checks.append(y.address)
         return right(x, y)
 
-    target = bench.target(double, x, y, reference=lambda: double(x, y), check=check, reads=[x], writes=[y])
+    target = bench.target(
+        double, x, y, reference=lambda: double(x, y), check=check, reads=[x], writes=[y]
+    )
     taken = bench.take(target, placements=3)
     assert taken.checked
     assert taken.moved_bytes is not None
@@ -53,7 +55,15 @@ def test_outputs_are_poisoned_unless_they_are_also_read(bench: Bench) -> None:
     bench.take(bench.target(launch, reference=launch, check=lambda: True, reads=[x], writes=[x, y]))
     assert seen[0] == (False, True)
     with pytest.raises(WrongResult, match="<lambda>: its check returned False after one launch"):
-        bench.take(bench.target(lambda: None, reference=lambda: None, check=lambda: right(x, y), reads=[x], writes=[y]))
+        bench.take(
+            bench.target(
+                lambda: None,
+                reference=lambda: None,
+                check=lambda: right(x, y),
+                reads=[x],
+                writes=[y],
+            )
+        )
 
 
 def test_a_result_that_only_later_launches_spoil_is_wrong(bench: Bench) -> None:
@@ -69,13 +79,18 @@ def test_a_result_that_only_later_launches_spoil_is_wrong(bench: Bench) -> None:
         np.testing.assert_array_equal(y.read(), first)
 
     with pytest.raises(WrongResult, match="accumulate: the result of one launch is wrong"):
-        bench.take(bench.target(accumulate, reference=accumulate, check=check, reads=[x], writes=[x, y]))
+        bench.take(
+            bench.target(accumulate, reference=accumulate, check=check, reads=[x], writes=[x, y])
+        )
 
 
 def test_outputs_of_its_own_are_not_poisoned_which_is_said(bench: Bench) -> None:
     own = np.zeros(64, "f4")
     target = bench.target(lambda: None, check=lambda: True, reads=[own], writes=[own])
-    assert "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check" in target.notes
+    assert (
+        "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
+        in target.notes
+    )
     assert target.moved_bytes is not None
     assert target.moved_bytes.total == 2 * own.nbytes
     assert target.footprint == own.nbytes
@@ -89,7 +104,10 @@ def test_outputs_of_its_own_are_not_poisoned_which_is_said(bench: Bench) -> None
         ({"reads": 3}, "reads= is a list of arrays or buffers, not int"),
         ({"writes": np.zeros(4)}, "writes= is a list of arrays or buffers, not ndarray"),
         ({"reads": [3.5]}, r"reads= takes arrays or buffers; 3\.5 has no nbytes"),
-        ({"check": lambda: np.array([True, True])}, "check= returned a value of type ndarray that is neither true nor false"),
+        (
+            {"check": lambda: np.array([True, True])},
+            "check= returned a value of type ndarray that is neither true nor false",
+        ),
         ({"moved": 0}, "moved=0; it is the compulsory bytes of one launch"),
     ],
 )
@@ -101,9 +119,16 @@ def test_a_mistake_is_one_sentence(bench: Bench, declared: dict[str, Any], messa
 
 @pytest.mark.parametrize(
     ("declared", "known"),
-    [({"check": print}, "check"), ({"reference": print}, "check"), ({"reads": []}, "traffic"), ({"moved": 64}, "traffic")],
+    [
+        ({"check": print}, "check"),
+        ({"reference": print}, "check"),
+        ({"reads": []}, "traffic"),
+        ({"moved": 64}, "traffic"),
+    ],
 )
-def test_a_kernel_of_the_catalogue_declares_these_itself(bench: Bench, declared: dict[str, Any], known: str) -> None:
+def test_a_kernel_of_the_catalogue_declares_these_itself(
+    bench: Bench, declared: dict[str, Any], known: str
+) -> None:
     (name,) = declared
     with pytest.raises(BadCall, match=f"^{name}=.*: the {known} of copy is known from the kernel$"):
         bench.target(bench.kernels.copy, *bench.buffers(2), **declared)

@@ -41,23 +41,41 @@ from pytest_gpumem.units import MiB
         (1.0, 1),
     ],
 )
-def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(latency: float | None, launches: int) -> None:
+def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(
+    latency: float | None, launches: int
+) -> None:
     assert batch_of(latency, foreign=False) == launches
 
 
 def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
     latencies = (None, 1e-9, BATCH_SECONDS / 30, 1e-4, 1e-3, 1.0)
-    assert [batch_of(latency, foreign=True) for latency in latencies] == [1, FOREIGN_BATCH[1], 30, FOREIGN_BATCH[0], 1, 1]
-    for latency in np.geomspace(1e-6, 1e-3, 200):  # of kernels of a microsecond, of which a stream queues 1,024
+    assert [batch_of(latency, foreign=True) for latency in latencies] == [
+        1,
+        FOREIGN_BATCH[1],
+        30,
+        FOREIGN_BATCH[0],
+        1,
+        1,
+    ]
+    for latency in np.geomspace(
+        1e-6, 1e-3, 200
+    ):  # of kernels of a microsecond, of which a stream queues 1,024
         batch = batch_of(float(latency), foreign=True)
         assert batch == 1 or (batch + untimed_of(batch, 1)) * latency <= QUEUED_SECONDS
 
 
 def test_one_slow_launch_follows_another_unless_other_placements_come_between() -> None:
-    assert [untimed_of(batch, places) for batch, places in ((20, 1), (20, 8), (1, 1), (1, 8))] == [UNTIMED, UNTIMED, 0, 1]
+    assert [untimed_of(batch, places) for batch, places in ((20, 1), (20, 8), (1, 1), (1, 8))] == [
+        UNTIMED,
+        UNTIMED,
+        0,
+        1,
+    ]
 
 
-def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_placement_has_its_own_graph_of_a_whole_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured, capture = list[int](), bench.device.graphs.capture
 
     def counted(stream: object, body: object) -> object:
@@ -69,15 +87,21 @@ def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeyp
     monkeypatch.setattr(bench.device.graphs, "capture", counted)
     taken = bench.measure("copy", *bench.buffers(2, 2 * MiB), mode="hot", placements=4)
     assert taken.sampler == "graph"
-    assert len(taken.placements) == 4  # side by side, though more would be small enough: each takes a capture
+    assert (
+        len(taken.placements) == 4
+    )  # side by side, though more would be small enough: each takes a capture
     batch = captured[-1] - UNTIMED
     assert captured[-4:] == [captured[-1]] * 4
     assert batch * taken.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
 
 
-def chosen(requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any) -> Choice:
+def chosen(
+    requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
+) -> Choice:
     nowhere: Any = None
-    target = Target(**{"name": "it", "kind": "kernel", "stream": nowhere, "launch": nothing, **described})
+    target = Target(
+        **{"name": "it", "kind": "kernel", "stream": nowhere, "launch": nothing, **described}
+    )
     return choose(requested, target, mode, profiled=profiled)
 
 

@@ -46,37 +46,59 @@ def test_samplers_agree() -> None:
     """One kernel, cold: what lies between the events is the same however the launch gets there."""
     taken = {s: triad(Bench(), sampler=s, placements=4) for s in ("blocked", "host")}
     assert {name: m.sampler for name, m in taken.items()} == {"blocked": "blocked", "host": "host"}
-    assert taken["blocked"].latency < taken["host"].latency < taken["blocked"].latency + LAUNCH_LATENCY
+    assert (
+        taken["blocked"].latency < taken["host"].latency < taken["blocked"].latency + LAUNCH_LATENCY
+    )
     plain = triad(Bench(profiled=True))
-    assert taken["blocked"].latency * 0.995 < plain.latency < taken["blocked"].latency + LAUNCH_LATENCY
+    assert (
+        taken["blocked"].latency * 0.995 < plain.latency < taken["blocked"].latency + LAUNCH_LATENCY
+    )
 
 
 def test_hot_samplers_agree_where_nothing_fits_in_cache() -> None:
-    batched, blocked = (triad(Bench(), nbytes=256 * MiB, mode="hot", sampler=s, placements=4) for s in ("auto", "blocked"))
+    batched, blocked = (
+        triad(Bench(), nbytes=256 * MiB, mode="hot", sampler=s, placements=4)
+        for s in ("auto", "blocked")
+    )
     assert batched.sampler == "graph"
     assert batched.latency == pytest.approx(blocked.latency, rel=0.02)
 
 
 def test_modes_are_ordered() -> None:
     """2 MiB arrays stay in L2 while hot; a write flush bills its write-back to the kernel."""
-    hot, clean, dirty = (triad(Bench(), nbytes=2 * MiB, mode=m, placements=4).latency for m in ("hot", "clean-cold", "dirty-cold"))
+    hot, clean, dirty = (
+        triad(Bench(), nbytes=2 * MiB, mode=m, placements=4).latency
+        for m in ("hot", "clean-cold", "dirty-cold")
+    )
     assert hot < 0.8 * clean
     assert clean < 0.95 * dirty
 
 
-@pytest.mark.parametrize(("mode", "flush", "per_sample"), [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)])
+@pytest.mark.parametrize(
+    ("mode", "flush", "per_sample"),
+    [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)],
+)
 def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
     bench = Bench(profiled=True)
     bench.conductor._harness.flush(mode)  # which launches it once, so that it is loaded
     bench.device.launched.clear()
     triad(bench, nbytes=2 * MiB, mode=mode)
     # The launch overhead is measured on the smallest write there is.
-    flushes = [f for f in bench.device.launched if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES]
+    flushes = [
+        f
+        for f in bench.device.launched
+        if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES
+    ]
     assert len(flushes) == per_sample * PROFILED_SAMPLES
-    assert all(f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes for f in flushes)
+    assert all(
+        f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes
+        for f in flushes
+    )
 
 
-def test_a_batch_that_cannot_be_captured_is_held_instead(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_captured_is_held_instead(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = triad(Bench(), mode="hot", placements=4).latency
     monkeypatch.setattr(bench.device.graphs, "capture", failing(error=CannotCapture))
     taken = triad(bench, mode="hot", placements=4)
@@ -87,7 +109,9 @@ def test_a_batch_that_cannot_be_captured_is_held_instead(bench: Bench, monkeypat
         triad(bench, mode="hot", sampler="graph")
 
 
-def test_samples_of_a_graph_and_of_a_hold_are_not_averaged(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_a_graph_and_of_a_hold_are_not_averaged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a graph takes may change while placements follow each other, as where a library is imported meanwhile."""
     capture, moved = bench.device.graphs.capture, list[int]()
 
@@ -105,12 +129,16 @@ def test_samples_of_a_graph_and_of_a_hold_are_not_averaged(bench: Bench, monkeyp
         return dataclasses.replace(move(1, 1, random), move=counted)
 
     monkeypatch.setattr(bench.device.graphs, "capture", captured)
-    taken = bench.take(dataclasses.replace(target, move=counted), mode="hot", placements=4, budget=1.0)
+    taken = bench.take(
+        dataclasses.replace(target, move=counted), mode="hot", placements=4, budget=1.0
+    )
     assert taken.sampler == "batched"
     assert len(moved) > len(taken.placements) >= 4
 
 
-def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_held_is_timed_by_the_hosts_clock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = triad(Bench(), placements=4).latency
     monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
     taken = triad(bench, placements=4)
@@ -118,11 +146,16 @@ def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypat
     assert taken.overhead is None
     managed = bench.measure("add", bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB))
     for one in (taken, managed):
-        assert (one.sampler, one.sampler_reason) == ("host", "made to fail: wall-clock time, launch latency included")
+        assert (one.sampler, one.sampler_reason) == (
+            "host",
+            "made to fail: wall-clock time, launch latency included",
+        )
 
 
 @pytest.mark.parametrize(("mode", "waits_at"), [("clean-cold", 20), ("hot", 60)])
-def test_one_wait_among_hundreds_of_launches_does_not_change_the_clock(bench: Bench, mode: str, waits_at: int) -> None:
+def test_one_wait_among_hundreds_of_launches_does_not_change_the_clock(
+    bench: Bench, mode: str, waits_at: int
+) -> None:
     calls = 0
 
     def work() -> None:
@@ -168,7 +201,9 @@ def test_the_first_launch_at_a_new_placement_is_not_held(bench: Bench) -> None:
 
 @pytest.mark.parametrize("sampler", ["blocked", "host"])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_garbage_collector_is_off_while_samples_are_taken(bench: Bench, sampler: str, enabled: bool) -> None:
+def test_the_garbage_collector_is_off_while_samples_are_taken(
+    bench: Bench, sampler: str, enabled: bool
+) -> None:
     seen: list[bool] = []
 
     def build(memory: Memory) -> Case:
@@ -196,7 +231,9 @@ def case(function: Callable[[], object], buffer: Any) -> Case:
     return Case(launch=function, reference=function, reads=[buffer])
 
 
-def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placements_from_before_a_fallback_are_dropped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hold may expire late, on a busy host: two clocks must not be averaged."""
     x, nothing = bench.memory.device(1 * MiB), list[None]()
     blocked = bench.case(lambda memory: case(lambda: None, x), sampler="blocked").latency
@@ -216,12 +253,16 @@ def test_placements_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch
     assert all(statistics.median(p) > 1.2 * blocked for p in taken.placements)
 
 
-def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_from_before_a_fallback_are_dropped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sound, chunks, by_host = BlockedSampler.samples, [0], list[tuple[int, float]]()
     timed = HostSampler.samples
 
     def breaks(sampler: BlockedSampler, rounds: int) -> list[tuple[int, float]]:
-        chunks[0] += bench.ranges.open[-1].endswith(".measure") and rounds > 1  # the first round of new placements is not kept
+        chunks[0] += (
+            bench.ranges.open[-1].endswith(".measure") and rounds > 1
+        )  # the first round of new placements is not kept
         if chunks[0] >= 3:
             raise HoldExpired("made to fail")
         return sound(sampler, rounds)
@@ -240,7 +281,9 @@ def test_samples_from_before_a_fallback_are_dropped(bench: Bench, monkeypatch: p
     assert sorted(taken.samples) == sorted(seconds for _, seconds in by_host)
 
 
-def test_a_sampler_that_was_asked_for_does_not_fall_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_was_asked_for_does_not_fall_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
     monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
     with pytest.raises(BadCall, match='sampler "blocked" was asked for, but made to fail'):
@@ -252,7 +295,9 @@ def test_faulting_pages_cannot_be_measured_in_a_batch(bench: Bench) -> None:
     def pair() -> list[Any]:
         return [bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB)]
 
-    with pytest.raises(BadCall, match='sampler "batched" cannot put managed pages back before every launch'):
+    with pytest.raises(
+        BadCall, match='sampler "batched" cannot put managed pages back before every launch'
+    ):
         bench.measure("add", *pair(), sampler="batched", mode="hot")
     assert bench.measure("add", *pair(), mode="hot").sampler == "blocked"
 
@@ -267,7 +312,9 @@ def test_every_sample_of_managed_memory_faults(bench: Bench) -> None:
 def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench) -> None:
     x, y = bench.memory.prefetched(16 * MiB), bench.memory.prefetched(16 * MiB)
     moved: list[bool] = []
-    bench.device.before("managed.prefetch", lambda allocation, to_host, stream: moved.append(to_host))
+    bench.device.before(
+        "managed.prefetch", lambda allocation, to_host, stream: moved.append(to_host)
+    )
     taken = bench.measure("add", x, y)
     assert moved.count(True) == moved.count(False) >= 2 * len(taken.samples)
     assert taken.latency < 4 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
@@ -291,7 +338,11 @@ def test_placements_are_at_different_addresses(bench: Bench) -> None:
 
 def launched(bench: Bench) -> list[tuple[int, int]]:
     """Addresses of the written and the read array of every launch of `copy`, in order."""
-    return [(what.arrays["c"].address, what.arrays["a"].address) for what in bench.device.launched if what.kernel.name == "copy"]
+    return [
+        (what.arrays["c"].address, what.arrays["a"].address)
+        for what in bench.device.launched
+        if what.kernel.name == "copy"
+    ]
 
 
 def test_placements_side_by_side_take_turns_in_a_random_order(bench: Bench) -> None:
@@ -322,17 +373,28 @@ def test_streams_take_turns(bench: Bench) -> None:
     assert sum(turn == turns[0] for turn in turns) > 0.9 * len(turns)
 
 
-def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(bench: Bench) -> None:
+def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(
+    bench: Bench,
+) -> None:
     a, b = bench.buffers(2, 2 * MiB)
     used = set[int]()
-    bench.device.before("kernels.launch", lambda what, stream, **_: used.add(stream.handle) if what.kernel.name == "copy" else None)
+    bench.device.before(
+        "kernels.launch",
+        lambda what, stream, **_: used.add(stream.handle) if what.kernel.name == "copy" else None,
+    )
     with persisting(bench.device, b) as stream:
         taken = bench.take(bench.target(bench.kernels.copy, a, b, stream=stream), placements=6)
         assert used == {stream.stream.handle}
     placed = [addresses for addresses, _ in groupby(launched(bench))]
     assert len(taken.placements) == len(placed) == 6
-    assert len(set(placed)) > 3  # without padding the places that moves leave free would come round again
-    assert all(one != other for before, after in pairwise(placed) for one, other in zip(before, after, strict=True))
+    assert (
+        len(set(placed)) > 3
+    )  # without padding the places that moves leave free would come round again
+    assert all(
+        one != other
+        for before, after in pairwise(placed)
+        for one, other in zip(before, after, strict=True)
+    )
 
 
 def test_what_cannot_move_has_one_placement(bench: Bench) -> None:
@@ -342,7 +404,9 @@ def test_what_cannot_move_has_one_placement(bench: Bench) -> None:
     assert taken.half_width is None
 
 
-def test_a_callable_with_arrays_of_its_own_has_one_placement_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_with_arrays_of_its_own_has_one_placement_and_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     a, b = bench.buffers(2)
     copy = bench.kernels.copy
@@ -353,7 +417,10 @@ def test_a_callable_with_arrays_of_its_own_has_one_placement_and_says_so(bench: 
 
     own = bench.take(bench.target(lambda: copying(a, b)), placements=4)
     assert len(own.placements) == 1
-    assert own.notes[0] == "one placement: the callable's arrays are its own; a Case is built anew for each"
+    assert (
+        own.notes[0]
+        == "one placement: the callable's arrays are its own; a Case is built anew for each"
+    )
     moved = bench.take(bench.target(copying, a, b, moved=2 * MiB), placements=4)
     assert len(moved.placements) == 4
     assert (moved.target, moved.sampler, moved.checked) == ("copying", "blocked", False)
@@ -407,10 +474,14 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
     bench.conductor._harness._awake = True
 
 
-def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttled_placements_are_discarded_and_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
     monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)  # a wait looks too
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0)  # one look a placement
+    monkeypatch.setattr(
+        "pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0
+    )  # one look a placement
     x = bench.memory.device(2 * MiB)
     taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
     assert len(taken.placements) == 3
@@ -419,7 +490,9 @@ def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatc
     assert "every sample was taken under throttling" not in taken.notes
 
 
-def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))
     monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)
     monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 1e-6)  # a look a round
@@ -430,13 +503,17 @@ def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
     assert count >= 5
     assert taken.discarded == 2 * count
     taken_in_all = len([where for where in launched(bench) if where != own])
-    assert len(taken.samples) == taken_in_all - taken.discarded - count  # and the first round, which warms them up
+    assert (
+        len(taken.samples) == taken_in_all - taken.discarded - count
+    )  # and the first round, which warms them up
     assert taken.during is not None
     assert taken.during.throttle_reasons == ("sw_power_cap",)
     assert [c.throttle_reasons for c in taken.conditions] == [(), ()]
 
 
-def test_samples_stay_visible_where_all_were_throttled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_stay_visible_where_all_were_throttled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     throttling(bench, monkeypatch, lambda look: True)
     taken = triad(bench, nbytes=2 * MiB, placements=3)
     assert len(taken.placements) >= 3
@@ -456,7 +533,9 @@ def test_phases_have_their_ranges_in_order(bench: Bench) -> None:
     assert bench.ranges.open == []
 
 
-def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_profiler_each_launch_is_alone_in_its_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench(profiled=True)
     bench.conductor.floors()
     bench.conductor._harness.flush("clean-cold")
@@ -487,21 +566,34 @@ def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert 0 < one.floor < min(one.samples)
 
 
-def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Harness, "busy", lambda self: False)
     one, two = triad(bench, nbytes=2 * MiB), triad(bench, nbytes=8 * MiB)
     assert one.sampler == two.sampler == "blocked"
     assert one.overhead is not None
     assert one.overhead == two.overhead
     assert one.floor < one.overhead < min(one.samples)
-    smallest = [w for w in bench.device.launched if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES]
+    smallest = [
+        w
+        for w in bench.device.launched
+        if w.kernel.name == "write" and w.arrays["a"].nbytes == VECTOR_BYTES
+    ]
     assert len(smallest) == 1 + STREAMS * FLOOR_SAMPLES
-    assert smallest[0].shape.blocks > bench.device.facts.sm_count  # a full grid, like what is measured
-    others = [triad(bench, nbytes=2 * MiB, sampler="host"), triad(bench, nbytes=2 * MiB, mode="hot")]
+    assert (
+        smallest[0].shape.blocks > bench.device.facts.sm_count
+    )  # a full grid, like what is measured
+    others = [
+        triad(bench, nbytes=2 * MiB, sampler="host"),
+        triad(bench, nbytes=2 * MiB, mode="hot"),
+    ]
     assert [m.overhead for m in others] == [None, None]
 
 
-def test_the_floor_needs_no_hold_where_holds_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_floor_needs_no_hold_where_holds_expire(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As under CUDA_LAUNCH_BLOCKING: every launch waits, so a held stream would wait for its time-out each time."""
     hold, holds = bench.device.streams.hold, [0]
 
@@ -549,7 +641,9 @@ def test_the_same_seed_gives_the_same_measurement() -> None:
 # Wrong results and errors
 
 
-def test_a_wrong_result_after_timing_is_no_measurement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_after_timing_is_no_measurement(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = bench.kernel_target("add", *bench.buffers(2))
     launch, taken = bench.device.kernels.launch, [0]
 
@@ -577,7 +671,9 @@ STAGES = [
 
 @pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
 @pytest.mark.parametrize(("verb", "after"), STAGES)
-def test_an_error_at_any_stage_leaves_nothing(bench: Bench, verb: str, after: int, error: type[BaseException]) -> None:
+def test_an_error_at_any_stage_leaves_nothing(
+    bench: Bench, verb: str, after: int, error: type[BaseException]
+) -> None:
     x, y = bench.buffers(2, 2 * MiB)
     target = bench.kernel_target("add", x, y)
     bench.device.before(verb, failing(after, error, once=True))
@@ -591,15 +687,21 @@ def test_an_error_at_any_stage_leaves_nothing(bench: Bench, verb: str, after: in
     assert bench.leftovers() == 0
 
 
-def test_room_is_made_before_somebody_elses_code_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_before_somebody_elses_code_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory that is kept for speed must not make a library run out of it."""
     made: list[str] = []
-    monkeypatch.setattr(bench.device.memory, "make_room", lambda *, unless_free: made.append("room"))
+    monkeypatch.setattr(
+        bench.device.memory, "make_room", lambda *, unless_free: made.append("room")
+    )
     bench.kernel_target("triad", *bench.buffers(3)).close()
     assert made == []
     bench.target(lambda: None).close()
     assert made == ["room"]
-    bench.conductor.case(lambda memory: made.append("built") or Case(lambda: None), arena=bench.arena).close()
+    bench.conductor.case(
+        lambda memory: made.append("built") or Case(lambda: None), arena=bench.arena
+    ).close()
     assert made == ["room", "room", "built"]
 
 
@@ -625,13 +727,17 @@ def test_a_case_that_runs_out_of_memory_is_built_again_once_kept_memory_is_given
         bench.conductor.case(build, arena=bench.arena)
 
 
-def test_a_row_says_that_the_test_had_made_another_gpu_current(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_says_that_the_test_had_made_another_gpu_current(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not any("current" in note for note in triad(bench, nbytes=2 * MiB).notes)
     monkeypatch.setattr(bench.device, "elsewhere", lambda: 1)
     assert any("made GPU 1 current" in note for note in triad(bench, nbytes=2 * MiB).notes)
 
 
-@pytest.mark.parametrize(("sampler", "mode"), [("host", "clean-cold"), ("blocked", "clean-cold"), ("batched", "hot")])
+@pytest.mark.parametrize(
+    ("sampler", "mode"), [("host", "clean-cold"), ("blocked", "clean-cold"), ("batched", "hot")]
+)
 def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, sampler: str, mode: str
 ) -> None:
@@ -643,7 +749,9 @@ def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
 
     monkeypatch.setattr(bench.device.kernels, "current_stream", counted)
     x = bench.memory.device(1 * MiB)
-    taken = bench.case(lambda memory: case(lambda: None, x), sampler=sampler, mode=mode, placements=1)
+    taken = bench.case(
+        lambda memory: case(lambda: None, x), sampler=sampler, mode=mode, placements=1
+    )
     assert 0 < len(entered) < len(taken.samples) / 2
     entered.clear()
     triad(bench, nbytes=1 * MiB)
@@ -660,7 +768,10 @@ KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
         ([KNOWN], KNOWN),
         ([Conditions(), Conditions()], Conditions()),
         ([Conditions(throttle_reasons=None)] * 2, Conditions(throttle_reasons=None)),
-        ([Conditions(), Conditions(throttle_reasons=None), KNOWN], KNOWN),  # what the driver does not say is left out
+        (
+            [Conditions(), Conditions(throttle_reasons=None), KNOWN],
+            KNOWN,
+        ),  # what the driver does not say is left out
         (
             [
                 KNOWN,
@@ -671,5 +782,7 @@ KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
         ),
     ],
 )
-def test_each_figure_is_the_least_favourable_one(seen: list[Conditions], expected: Conditions | None) -> None:
+def test_each_figure_is_the_least_favourable_one(
+    seen: list[Conditions], expected: Conditions | None
+) -> None:
     assert worst(seen) == expected

@@ -29,7 +29,9 @@ def triad(bench: Bench, **plan: Any) -> Measurement:
 class Load:
     """Work of somebody else, such as a thread that the test before has left: it keeps a stream of its own busy until `until`."""
 
-    def __init__(self, bench: Bench, until: float, verb: str = "streams.hold", nbytes: int = 64 * MiB) -> None:
+    def __init__(
+        self, bench: Bench, until: float, verb: str = "streams.hold", nbytes: int = 64 * MiB
+    ) -> None:
         buffers, values = bench.kernels.copy.arguments(tuple(bench.buffers(2, nbytes)), {})
         work, stream = bench.kernels.copy.launch(buffers, values), bench.device.streams.create()
 
@@ -101,14 +103,18 @@ def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     assert highest is not None
     limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))
     monkeypatch.setattr(bench.device, "conditions", lambda: limited)
-    monkeypatch.setattr(SimulatedHold, "clock", lambda _: None if share is None else share * highest)
+    monkeypatch.setattr(
+        SimulatedHold, "clock", lambda _: None if share is None else share * highest
+    )
     begun = bench.device.now()
     taken = triad(bench)
     assert bench.device.now() - begun > WAIT_SHARE * 0.2  # it is waited for all the same
     assert taken.ran_at_hz == (UNSET if share is None else share * highest)
     assert judged(bench, taken).outcome is (Outcome.UNDECIDED if counts else Outcome.PASS)
     assert (taken.discarded > 0) is counts
-    assert ("sw_power_cap reported, but the SM clock ran at 99 % or more of 1980 MHz" in taken.notes) is not counts
+    assert (
+        "sw_power_cap reported, but the SM clock ran at 99 % or more of 1980 MHz" in taken.notes
+    ) is not counts
 
 
 def test_the_sm_clock_that_ran_is_recorded(bench: Bench) -> None:
@@ -116,8 +122,12 @@ def test_the_sm_clock_that_ran_is_recorded(bench: Bench) -> None:
     assert triad(bench, sampler="host").ran_at_hz is UNSET
 
 
-@pytest.mark.parametrize(("mode", "sampler"), [("clean-cold", "blocked"), ("hot", "batched"), ("clean-cold", "host")])
-def test_the_hosts_time_of_a_launch_is_a_figure_of_its_own(bench: Bench, mode: str, sampler: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "sampler"), [("clean-cold", "blocked"), ("hot", "batched"), ("clean-cold", "host")]
+)
+def test_the_hosts_time_of_a_launch_is_a_figure_of_its_own(
+    bench: Bench, mode: str, sampler: str
+) -> None:
     def slow() -> None:
         bench.device.pause(2e-3)
 
@@ -139,7 +149,9 @@ def test_the_time_of_each_phase_is_recorded(bench: Bench) -> None:
     assert sum(took.values()) == pytest.approx(bench.device.now() - begun, rel=0.01)
 
 
-def test_a_row_whose_launches_all_wait_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_launches_all_wait_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench.device, "launches_wait", lambda: True)
     monkeypatch.setattr(bench.device.streams, "hold", lambda *_: pytest.fail("it would expire"))
     taken = triad(bench)
@@ -149,7 +161,9 @@ def test_a_row_whose_launches_all_wait_says_so(bench: Bench, monkeypatch: pytest
     assert "CUDA_LAUNCH_BLOCKING is set" in verdict.reason
 
 
-def test_lines_that_foreign_code_may_have_kept_are_reset_before_every_cold_sample(bench: Bench) -> None:
+def test_lines_that_foreign_code_may_have_kept_are_reset_before_every_cold_sample(
+    bench: Bench,
+) -> None:
     resets = list[int]()
     bench.device.before("l2.reset_persisting", lambda: resets.append(1))
 

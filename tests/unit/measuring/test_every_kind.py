@@ -22,7 +22,9 @@ def test_every_kind_is_measured_on_several_placements_or_says_why_not(kind: Memo
         return
     found = bench.measure("memcpy", *buffers, placements=3)
     addresses = {
-        one.arrays["source"].address or one.arrays["source"].host_address for one in bench.device.launched if "source" in one.arrays
+        one.arrays["source"].address or one.arrays["source"].host_address
+        for one in bench.device.launched
+        if "source" in one.arrays
     }
     if kind.movable:
         assert len(found.placements) >= 3

@@ -35,7 +35,9 @@ def faulting_case(restores: bool) -> Any:
         def reset() -> None:
             y.view()[:] = 1
 
-        return Case(add, reference=add, restore=reset if restores else None, reads=[x, y], writes=[y])
+        return Case(
+            add, reference=add, restore=reset if restores else None, reads=[x, y], writes=[y]
+        )
 
     return build
 
@@ -59,7 +61,9 @@ def test_pages_of_unlisted_managed_memory_go_home_too(bench: Bench) -> None:
     assert len(bench.target(lambda: None).managed) == 1
 
 
-def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttling_under_load_alone_reaches_the_conditions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calm = bench.device.conditions()
     readings: list[int] = []
 
@@ -77,7 +81,10 @@ def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkey
 
 
 def test_a_batchs_floor_is_shared_by_its_launches(bench: Bench) -> None:
-    cold, hot = bench.measure("copy", *bench.buffers(2)), bench.measure("copy", *bench.buffers(2), mode="hot")
+    cold, hot = (
+        bench.measure("copy", *bench.buffers(2)),
+        bench.measure("copy", *bench.buffers(2), mode="hot"),
+    )
     assert hot.sampler == "graph"
     batch = cold.floor / hot.floor
     assert batch == pytest.approx(round(batch))
@@ -145,14 +152,18 @@ def test_hot_stays_hot_where_placements_take_turns(sampler: str) -> None:
 
     def latency(placements: int) -> float:
         bench = Bench()
-        taken = bench.measure("triad", *bench.buffers(3, 2 * MiB), mode="hot", sampler=sampler, placements=placements)
+        taken = bench.measure(
+            "triad", *bench.buffers(3, 2 * MiB), mode="hot", sampler=sampler, placements=placements
+        )
         assert len(taken.placements) >= placements
         return taken.latency
 
     assert latency(16) == pytest.approx(latency(1), rel=0.1)
 
 
-def test_slow_launches_have_fewer_placements_instead_of_a_budget_spent_many_times_over(bench: Bench) -> None:
+def test_slow_launches_have_fewer_placements_instead_of_a_budget_spent_many_times_over(
+    bench: Bench,
+) -> None:
     nodes, out = bench.memory.device(1 * MiB, "i4"), bench.memory.device((1,), "i4")
     begun = bench.device.now()
     taken = bench.measure("chase", nodes, out, 1_000_000, placements=8, budget=1.0)
@@ -178,7 +189,9 @@ def test_an_expired_hold_is_not_the_next_measurements_fault(bench: Bench) -> Non
     assert bench.measure("copy", *bench.buffers(2)).checked
 
 
-def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = bench.buffers(2, 2 * MiB)
     old, move, moved = a.allocation, Buffer.move, list[Buffer]()
 
@@ -189,7 +202,9 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
         move(buffer)
 
     run_dry = list[Any]()
-    bench.device.before("graphs.replay", lambda graph, stream: run_dry.append(graph) if moved else None)
+    bench.device.before(
+        "graphs.replay", lambda graph, stream: run_dry.append(graph) if moved else None
+    )
     monkeypatch.setattr(Buffer, "move", second_fails)
     monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.side_by_side", lambda *_: 0)
     before = list[Any]()
@@ -225,16 +240,23 @@ def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench
         pass
 
     bench.device.before("streams.synchronize", lambda stream=None: waited.append(stream))
-    bench.device.before("streams.hold", lambda *_: unsound.append(restores) if restores and None not in waited else None)
+    bench.device.before(
+        "streams.hold",
+        lambda *_: unsound.append(restores) if restores and None not in waited else None,
+    )
     bench.device.before("kernels.call", called)
     x = bench.memory.device(1 * MiB)
-    taken = bench.case(lambda memory: Case(launch=lambda: None, reference=lambda: None, restore=restore, reads=[x]))
+    taken = bench.case(
+        lambda memory: Case(launch=lambda: None, reference=lambda: None, restore=restore, reads=[x])
+    )
     assert taken.sampler == "blocked"
     assert restores > 10
     assert not unsound
 
 
-def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_waits_for_the_device_between_its_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The poison is on our stream, restore and launch may be on another that does not wait for it, and the check on a third."""
     steps: list[str] = []
 
@@ -244,9 +266,17 @@ def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatc
     def build(memory: Memory) -> Case:
         y = memory.device(1 * MiB)
         launch = step("launch")
-        return Case(launch=launch, reference=launch, restore=step("restore"), check=step("check"), writes=[y])
+        return Case(
+            launch=launch,
+            reference=launch,
+            restore=step("restore"),
+            check=step("check"),
+            writes=[y],
+        )
 
-    bench.device.before("streams.synchronize", lambda stream=None: steps.append("wait") if stream is None else None)
+    bench.device.before(
+        "streams.synchronize", lambda stream=None: steps.append("wait") if stream is None else None
+    )
     bench.device.before("content.poison", lambda *_: steps.append("poison"))
     monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
     target = bench.conductor.case(build, arena=bench.arena)
@@ -278,11 +308,18 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     def build(memory: Memory) -> Case:
         nonlocal built
         built += 1
-        return Case(lambda: bench.device.kernels.launch(copy, memory.stream), reads=[Pooled(built % blocks << 21)])
+        return Case(
+            lambda: bench.device.kernels.launch(copy, memory.stream),
+            reads=[Pooled(built % blocks << 21)],
+        )
 
     taken = bench.case(build, placements=6)
     assert built == len(taken.placements) == 6
-    notes = [note for note in taken.notes if note.startswith("its own arrays lie at 2 places in 6 placements")]
+    notes = [
+        note
+        for note in taken.notes
+        if note.startswith("its own arrays lie at 2 places in 6 placements")
+    ]
     assert len(notes) == said
     assert [note for note in taken.notes if "own arrays" in note] == notes
 

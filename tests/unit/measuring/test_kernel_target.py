@@ -28,11 +28,15 @@ ELEMENTS = 1024
 Doing = Callable[[CountedDevice, Launch, Stream, Callable[[Launch, Stream], None]], None]
 
 
-def skip(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
+def skip(
+    device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]
+) -> None:
     """The kernel is not launched."""
 
 
-def twice(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
+def twice(
+    device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]
+) -> None:
     once(launch, stream)
     once(launch, stream)
 
@@ -40,7 +44,12 @@ def twice(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[
 def changing(parameter: str, element: int, change: Callable[[Any], Any]) -> Doing:
     """One element of the result is another one."""
 
-    def doing(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
+    def doing(
+        device: CountedDevice,
+        launch: Launch,
+        stream: Stream,
+        once: Callable[[Launch, Stream], None],
+    ) -> None:
         before = device.content.to_host(launch.arrays[parameter], "f4", ELEMENTS)
         once(launch, stream)
         result = device.memory.view(launch.arrays[parameter], "f4", ELEMENTS)
@@ -57,13 +66,21 @@ def stale(values: tuple[Any, Any]) -> Any:
 def does(bench: Bench, doing: Doing, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on each launch of a kernel does `doing`."""
     once = bench.device.kernels.launch
-    monkeypatch.setattr(bench.device.kernels, "launch", lambda launch, stream: doing(bench.device, launch, stream, once))
+    monkeypatch.setattr(
+        bench.device.kernels,
+        "launch",
+        lambda launch, stream: doing(bench.device, launch, stream, once),
+    )
 
 
 @pytest.mark.parametrize(
     ("kernel", "doing", "message"),
     [
-        ("copy", skip, "copy: 1024 of 1024 elements of 'c' are wrong after one launch on poisoned outputs; the first is element 0"),
+        (
+            "copy",
+            skip,
+            "copy: 1024 of 1024 elements of 'c' are wrong after one launch on poisoned outputs; the first is element 0",
+        ),
         ("add", skip, "add: 1024 of 1024 elements of 'y' are wrong"),
         ("add", twice, "add: 1024 of 1024 elements of 'y' are wrong"),
         (
@@ -71,8 +88,16 @@ def does(bench: Bench, doing: Doing, monkeypatch: pytest.MonkeyPatch) -> None:
             changing("c", 77, stale),
             "copy: 1 of 1024 elements of 'c' are wrong after one launch on poisoned outputs; the first is element 77",
         ),
-        ("add", changing("y", 1023, stale), r"add: 1 of 1024 elements of 'y' are wrong .* the first is element 1023"),
-        ("copy", changing("c", 3, lambda v: np.nextafter(v[1], np.float32(2))), "copy: 1 of 1024 elements of 'c'"),
+        (
+            "add",
+            changing("y", 1023, stale),
+            r"add: 1 of 1024 elements of 'y' are wrong .* the first is element 1023",
+        ),
+        (
+            "copy",
+            changing("c", 3, lambda v: np.nextafter(v[1], np.float32(2))),
+            "copy: 1 of 1024 elements of 'c'",
+        ),
         ("copy", changing("c", 3, lambda v: np.float32("nan")), "copy: 1 of 1024 elements of 'c'"),
         ("memcpy", skip, "memcpy: .* of 4096 elements of 'destination' are wrong"),
     ],
@@ -101,7 +126,9 @@ def lacking(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["copy", "triad", "memcpy", "add", "write"])
-def test_a_reference_that_does_not_fit_is_compared_in_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+def test_a_reference_that_does_not_fit_is_compared_in_pieces(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
     monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.PIECE_BYTES", 1000)
     buffers = bench.buffers({"triad": 3, "write": 1}.get(kernel, 2), 4 * ELEMENTS)
     target = bench.kernel_target(kernel, *buffers)
@@ -112,16 +139,30 @@ def test_a_reference_that_does_not_fit_is_compared_in_pieces(bench: Bench, monke
         check(target)
 
 
-def test_wrong_elements_of_all_pieces_are_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_elements_of_all_pieces_are_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.PIECE_BYTES", 1000)
     target = bench.kernel_target("copy", *bench.buffers(2, 4 * ELEMENTS))
     lacking(monkeypatch, 1000)
-    does(bench, lambda device, launch, stream, once: once_but(device, launch, stream, once, 300, 900), monkeypatch)
-    with pytest.raises(WrongResult, match=r"copy: 2 of 1024 elements of 'c' are wrong .* the first is element 300"):
+    does(
+        bench,
+        lambda device, launch, stream, once: once_but(device, launch, stream, once, 300, 900),
+        monkeypatch,
+    )
+    with pytest.raises(
+        WrongResult, match=r"copy: 2 of 1024 elements of 'c' are wrong .* the first is element 300"
+    ):
         check(target)
 
 
-def once_but(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None], *elements: int) -> None:
+def once_but(
+    device: CountedDevice,
+    launch: Launch,
+    stream: Stream,
+    once: Callable[[Launch, Stream], None],
+    *elements: int,
+) -> None:
     once(launch, stream)
     for element in elements:
         device.memory.view(launch.arrays["c"], "f4", ELEMENTS)[element] += 1
@@ -139,31 +180,52 @@ def test_where_not_even_a_piece_fits_the_row_says_that_it_was_not_checked(
     assert bench.leftovers() == 0
 
 
-def test_a_kernel_with_another_reference_is_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_another_reference_is_wrong(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The device computes by the catalogue's kernel, the check by another: as a broken kernel looks."""
     bound = bench.kernels.copy
-    broken = replace(bound.kernel, reference=lambda arrays, scalars: {"c": arrays["a"][::-1].copy()})
-    target = bench.target(BoundKernel(broken, bench.device, bound.stream), *bench.buffers(2, 4 * ELEMENTS))
-    does(bench, lambda device, launch, stream, once: once(replace(launch, kernel=bound.kernel), stream), monkeypatch)
+    broken = replace(
+        bound.kernel, reference=lambda arrays, scalars: {"c": arrays["a"][::-1].copy()}
+    )
+    target = bench.target(
+        BoundKernel(broken, bench.device, bound.stream), *bench.buffers(2, 4 * ELEMENTS)
+    )
+    does(
+        bench,
+        lambda device, launch, stream, once: once(replace(launch, kernel=bound.kernel), stream),
+        monkeypatch,
+    )
     with pytest.raises(WrongResult, match=r"copy: .* of 1024 elements of 'c' are wrong"):
         check(target)
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1 + 5e-6, True), (1 + 5e-5, False)])
-def test_within_the_tolerance_is_right(bench: Bench, monkeypatch: pytest.MonkeyPatch, factor: float, right: bool) -> None:
+def test_within_the_tolerance_is_right(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, factor: float, right: bool
+) -> None:
     monkeypatch.setattr(content, "BACKED_BYTES", 256 * KiB)
-    target = bench.kernel_target("read", bench.memory.device(4 * tile_bytes("read")), bench.memory.device((ELEMENTS,), "f4"))
+    target = bench.kernel_target(
+        "read", bench.memory.device(4 * tile_bytes("read")), bench.memory.device((ELEMENTS,), "f4")
+    )
     does(bench, changing("sums", 2, lambda v: v[1] * np.float32(factor)), monkeypatch)
     with nullcontext() if right else pytest.raises(WrongResult, match="'sums' are wrong"):
         check(target)
 
 
-def test_outputs_are_poisoned_and_inputs_are_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_poisoned_and_inputs_are_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, source = bench.buffers(2, 4 * ELEMENTS)
     content = source.read()
     seen: list[Any] = []
 
-    def look(device: CountedDevice, launch: Launch, stream: Stream, once: Callable[[Launch, Stream], None]) -> None:
+    def look(
+        device: CountedDevice,
+        launch: Launch,
+        stream: Stream,
+        once: Callable[[Launch, Stream], None],
+    ) -> None:
         seen.append((device.bytes_of(launch.arrays["c"]), device.bytes_of(launch.arrays["a"])))
         once(launch, stream)
 
@@ -200,7 +262,9 @@ def test_a_copy_of_nans_is_right(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pinned", "registered", "pageable"])
-def test_a_copy_over_the_link_is_checked(bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_copy_over_the_link_is_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     def host() -> Any:
         return getattr(bench.memory, kind)((ELEMENTS,), "f4")
 
@@ -223,18 +287,29 @@ def test_a_numpy_array_is_pageable_memory(bench: Bench) -> None:
     assert (target.moved_bytes.link, target.moved_bytes.total) == (True, 4 * ELEMENTS)
 
 
-def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pageable(bench: Bench) -> None:
-    managed, pinned = bench.memory.managed((ELEMENTS,), "f4", like=np), bench.memory.pinned((ELEMENTS,), "f4", like=np)
+def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pageable(
+    bench: Bench,
+) -> None:
+    managed, pinned = (
+        bench.memory.managed((ELEMENTS,), "f4", like=np),
+        bench.memory.pinned((ELEMENTS,), "f4", like=np),
+    )
     target = bench.kernel_target("init", managed, 2.0)
     assert target.host_memory == (("x", "managed"),)
     assert target.move is None  # the array holds the address
     check(target)
     assert (managed == 2.0).all()
-    assert bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), pinned).host_memory == (("source", "pinned"),)
-    by_name = bench.conductor.target(bench.kernels.init, (), {"x": managed, "value": 3.0}, arena=bench.arena)
+    assert bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), pinned).host_memory == (
+        ("source", "pinned"),
+    )
+    by_name = bench.conductor.target(
+        bench.kernels.init, (), {"x": managed, "value": 3.0}, arena=bench.arena
+    )
     assert by_name.host_memory == (("x", "managed"),)
     with pytest.raises(BadBuffer, match="part or another view of pinned memory"):
-        bench.kernel_target("memcpy", bench.memory.device((ELEMENTS // 2,)), pinned[: ELEMENTS // 2])
+        bench.kernel_target(
+            "memcpy", bench.memory.device((ELEMENTS // 2,)), pinned[: ELEMENTS // 2]
+        )
 
 
 def test_the_chase_walks_a_cycle(bench: Bench) -> None:
@@ -271,14 +346,23 @@ def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(ben
     target = bench.kernel_target("copy", out, x)
     check(target)
     copied = list[int]()
-    bench.device.before("content.copy", lambda destination, source, *_: copied.append(source.address))
+    bench.device.before(
+        "content.copy", lambda destination, source, *_: copied.append(source.address)
+    )
     assert moved(target, 3, 5, random()) == 5  # so small that all are made at once
     assert copied == [x.address] * 5
     places = launched(bench, target, 5)
-    everywhere = [address for place in places for address in addresses(place).values()] + [out.address, x.address]
+    everywhere = [address for place in places for address in addresses(place).values()] + [
+        out.address,
+        x.address,
+    ]
     assert len(set(everywhere)) == 12
-    assert {bench.device.bytes_of(place.arrays["a"]) for place in places} == {bench.device.bytes_of(x.allocation)}
-    assert {bench.device.bytes_of(place.arrays["c"]) for place in places} == {bench.device.bytes_of(x.allocation)}
+    assert {bench.device.bytes_of(place.arrays["a"]) for place in places} == {
+        bench.device.bytes_of(x.allocation)
+    }
+    assert {bench.device.bytes_of(place.arrays["c"]) for place in places} == {
+        bench.device.bytes_of(x.allocation)
+    }
 
 
 def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
@@ -287,7 +371,9 @@ def test_an_updated_argument_is_an_input_too(bench: Bench) -> None:
     target = bench.kernel_target("add", x, y)
     moved(target, 2, 2, random())
     for place in launched(bench, target, 2):
-        np.testing.assert_array_equal(bench.device.memory.view(place.arrays["y"], "f4", ELEMENTS), total)
+        np.testing.assert_array_equal(
+            bench.device.memory.view(place.arrays["y"], "f4", ELEMENTS), total
+        )
 
 
 def test_a_buffer_that_is_given_twice_lies_at_one_address_in_each_placement(bench: Bench) -> None:
@@ -331,7 +417,10 @@ def test_the_seed_decides_where_placements_lie() -> None:
     def where(seed: int) -> list[dict[str, int]]:
         bench = Bench()
         target = bench.kernel_target("copy", *bench.buffers(2))
-        return [addresses(launch) for launch in launched(bench, target, moved(target, 3, 3, random(seed)))]
+        return [
+            addresses(launch)
+            for launch in launched(bench, target, moved(target, 3, 3, random(seed)))
+        ]
 
     assert where(1) == where(1)
     assert where(1) != where(2)
@@ -342,7 +431,9 @@ def short_of(free: int) -> Bench:
     return Bench(CountedDevice(memory_bytes=192 * MiB + free + DATASHEETS["h100"].context_bytes))
 
 
-@pytest.mark.parametrize(("free", "count"), [(4 * GiB, 8), (2 * GiB, 5), (768 * MiB, 2), (384 * MiB, 1)])
+@pytest.mark.parametrize(
+    ("free", "count"), [(4 * GiB, 8), (2 * GiB, 5), (768 * MiB, 2), (384 * MiB, 1)]
+)
 def test_short_memory_holds_fewer_placements_side_by_side(free: int, count: int) -> None:
     bench = short_of(free)
     target = bench.kernel_target("triad", *bench.buffers(3, 64 * MiB))
@@ -444,6 +535,10 @@ def test_managed_pages_are_home_again_after_a_check(bench: Bench) -> None:
 def test_traffic_is_the_kernels_own(bench: Bench) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
     assert target.moved_bytes is not None
-    assert (target.moved_bytes.reads, target.moved_bytes.writes, target.footprint) == (2 * MiB, 1 * MiB, 3 * MiB)
+    assert (target.moved_bytes.reads, target.moved_bytes.writes, target.footprint) == (
+        2 * MiB,
+        1 * MiB,
+        3 * MiB,
+    )
     with pytest.raises(BadCall, match="moved=4096: the traffic of triad is known from the kernel"):
         bench.target(bench.kernels.triad, *bench.buffers(3), moved=4096)

@@ -19,7 +19,9 @@ ALONE = 3
 """The parts are a copy and a kernel; the third reading is of both in turn."""
 
 
-def overlap(bench: Bench, monkeypatch: pytest.MonkeyPatch, longer: Sequence[float]) -> tuple[Overlap, int]:
+def overlap(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, longer: Sequence[float]
+) -> tuple[Overlap, int]:
     """What is found if the readings take so many times as long as they do, and how many there were."""
     taken: list[Measurement] = []
     measure = bench.conductor.measure
@@ -57,18 +59,29 @@ def test_parts_are_not_checked_again(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert poisoned == []
 
 
-def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = Works(bench.memory).staged(4, "8 MiB", rounds=1000, back=False)
     plan = Plan(**QUICK)
     quiet = bench.take(work_target(work, bench.arena))
     slower = replace(quiet, placements=tuple(tuple(1.2 * x for x in p) for p in quiet.placements))
-    parts = with_overlap(bench.conductor, work, quiet, plan, arena=bench.arena, name="test_it").overlap
+    parts = with_overlap(
+        bench.conductor, work, quiet, plan, arena=bench.arena, name="test_it"
+    ).overlap
     assert parts is not None
     assert parts.estimate is not None
-    evenly = replace(quiet, placements=(((parts.estimate + parts.sequential) / 2,) * 4,))  # half of what overlap can hide
-    apart = replace(quiet, placements=((quiet.latency, 1.3 * quiet.latency, 1.3 * quiet.latency, quiet.latency),))
+    evenly = replace(
+        quiet, placements=(((parts.estimate + parts.sequential) / 2,) * 4,)
+    )  # half of what overlap can hide
+    apart = replace(
+        quiet,
+        placements=((quiet.latency, 1.3 * quiet.latency, 1.3 * quiet.latency, quiet.latency),),
+    )
     for disturbed in (slower, evenly, apart):
-        found = with_overlap(bench.conductor, work, disturbed, plan, arena=bench.arena, name="test_it")
+        found = with_overlap(
+            bench.conductor, work, disturbed, plan, arena=bench.arena, name="test_it"
+        )
         assert found.latency == pytest.approx(quiet.latency, rel=0.05)
         assert found.overlap is not None
         assert (found.overlap.hidden(found.latency) or 0) > 0.3

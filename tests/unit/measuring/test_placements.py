@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_gpumem.measuring.target import MEMORY_SHARE, MOST_PADDING, PADDING_STEP, SMALL_BYTES, padding, side_by_side
+from pytest_gpumem.measuring.target import (
+    MEMORY_SHARE,
+    MOST_PADDING,
+    PADDING_STEP,
+    SMALL_BYTES,
+    padding,
+    side_by_side,
+)
 from pytest_gpumem.units import GiB, MiB
 
 PLENTY = 1024 * GiB

@@ -23,7 +23,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_no_range_is_opened_or_closed_within_a_timed_interval(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_range_is_opened_or_closed_within_a_timed_interval(
+    sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Harness, "busy", lambda self: False)
     bench = Bench(profiled=sampler == "plain")
     bench.conductor.floors()
@@ -34,13 +36,23 @@ def test_no_range_is_opened_or_closed_within_a_timed_interval(sampler: str, monk
     bench.device.before("kernels.launch", lambda what, stream: log.append(what.kernel.name))
     assert bench.take(target, placements=1, **SAMPLERS[sampler]).sampler == sampler
     mark = "clock" if sampler == "host" else "event"
-    if sampler == "host":  # the clock is read elsewhere too: an interval is one reading, the launch, one reading
-        intervals = [log[at - 1 : at + 2] for at, what in enumerate(log) if what == "triad" and log[at - 1] == log[at + 1] == mark]
+    if (
+        sampler == "host"
+    ):  # the clock is read elsewhere too: an interval is one reading, the launch, one reading
+        intervals = [
+            log[at - 1 : at + 2]
+            for at, what in enumerate(log)
+            if what == "triad" and log[at - 1] == log[at + 1] == mark
+        ]
         # A range between a reading and the launch would take the interval apart.
-        assert len(intervals) >= sum(what == "triad" for what in log) - 3  # two checks and the first launch are not timed
+        assert (
+            len(intervals) >= sum(what == "triad" for what in log) - 3
+        )  # two checks and the first launch are not timed
         return
     marks = [at for at, what in enumerate(log) if what == mark]
-    first = next(at for at, what in enumerate(log) if what in ("<test_it.warm-up", "<test_it.measure"))
+    first = next(
+        at for at, what in enumerate(log) if what in ("<test_it.warm-up", "<test_it.measure")
+    )
     sampled = [at for at in marks if at > first]
     assert len(sampled) >= 2
     for start, end in zip(sampled[::2], sampled[1::2], strict=True):
@@ -51,11 +63,14 @@ def test_a_measured_launch_carries_its_bytes_and_its_category() -> None:
     bench = Bench(profiled=True)
     bench.measure("triad", *bench.buffers(3, 2 * MiB), 3.0)
     assert bench.ranges.said["test_it.launch"] == (6 * MiB, "DRAM")
-    assert bench.ranges.said["test_it.measure"] == bench.ranges.said["test_it.flush"] == (None, None)
+    assert (
+        bench.ranges.said["test_it.measure"] == bench.ranges.said["test_it.flush"] == (None, None)
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "category", "moved"), [("managed", "managed", 2 * MiB), ("pinned", "link", MiB), ("device", "DRAM", 2 * MiB)]
+    ("kind", "category", "moved"),
+    [("managed", "managed", 2 * MiB), ("pinned", "link", MiB), ("device", "DRAM", 2 * MiB)],
 )
 def test_the_category_follows_the_memory(kind: str, category: str, moved: int) -> None:
     bench = Bench(profiled=True)
@@ -83,6 +98,8 @@ def test_a_launch_under_a_window_is_about_l2() -> None:
         ("hot", 8, MovedBytes(8, 8, link=True), "link"),
     ],
 )
-def test_what_is_known_of_a_target_decides(mode: str, footprint: int | None, traffic: MovedBytes | None, category: str | None) -> None:
+def test_what_is_known_of_a_target_decides(
+    mode: str, footprint: int | None, traffic: MovedBytes | None, category: str | None
+) -> None:
     target: Any = SimpleNamespace(managed=(), moved_bytes=traffic, footprint=footprint, window=None)
     assert category_of(target, mode, 8) == category

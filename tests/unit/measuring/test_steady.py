@@ -38,14 +38,20 @@ def test_noise_without_trend_is_nearly_always_steady(sigma: float) -> None:
 
 
 def test_quiet_samples_need_few_and_noisy_ones_many() -> None:
-    taken = [np.median([first_steady(noisy(30e-6, sigma, 150, seed)) for seed in range(50)]) for sigma in (0.001, 0.01, 0.03)]
+    taken = [
+        np.median([first_steady(noisy(30e-6, sigma, 150, seed)) for seed in range(50)])
+        for sigma in (0.001, 0.01, 0.03)
+    ]
     assert taken[0] <= taken[1] <= WINDOW + 2
     assert 60 < taken[2] <= MOST_WINDOW + 10
 
 
 def test_a_drift_that_few_noisy_samples_hide_is_seen() -> None:
     """5 % over a hundred samples that vary by 3 %, as on an H200: the first twelve show nothing."""
-    drifting = [[v * (1 + 0.05 * max(0.0, 1 - i / 100)) for i, v in enumerate(noisy(5e-6, 0.03, 400, seed))] for seed in range(60)]
+    drifting = [
+        [v * (1 + 0.05 * max(0.0, 1 - i / 100)) for i, v in enumerate(noisy(5e-6, 0.03, 400, seed))]
+        for seed in range(60)
+    ]
     assert np.median([first_steady(series) for series in drifting]) > 60
     assert sum(steady(series[:14], most=WINDOW) for series in drifting) > 50
 
@@ -70,7 +76,10 @@ def test_only_the_last_samples_count() -> None:
 def test_a_step_is_not_steady_before_half_of_the_window_lies_behind_it(since: int) -> None:
     """Clocks that rise at once. One sample may be an outlier, and seven of twelve on the new level are the level."""
     for level in (30e-6, 39e-6, 41e-6):
-        assert not any(steady(noisy(40e-6, 0.001, 30, seed=s) + noisy(level, 0.001, since, seed=s + 100)) for s in range(50))
+        assert not any(
+            steady(noisy(40e-6, 0.001, 30, seed=s) + noisy(level, 0.001, since, seed=s + 100))
+            for s in range(50)
+        )
 
 
 def test_a_trend_below_the_drift_share_does_not_keep_the_warm_up_going() -> None:
@@ -101,16 +110,25 @@ def test_a_quantised_clock_is_steady(ticks: int) -> None:
 def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
     random = np.random.default_rng(7)
     for _ in range(100):
-        series = list(random.integers(0, 8, WINDOW) + 0.3 * np.arange(WINDOW) * random.integers(0, 3))
+        series = list(
+            random.integers(0, 8, WINDOW) + 0.3 * np.arange(WINDOW) * random.integers(0, 3)
+        )
         theirs = stats.kendalltau(range(WINDOW), series, method="asymptotic").pvalue
         # Ours corrects for continuity, which is the cautious side.
         assert theirs - 1e-9 <= trend_significance(series) <= theirs + 0.12
 
 
-@pytest.mark.parametrize(("mebibytes", "least", "most", "drift"), [(2, 60, 200, 0.01), (32, 14, 40, 0.01), (256, 14, 20, 0.002)])
-def test_a_recorded_warm_up_ends_soon_and_not_too_soon(mebibytes: int, least: int, most: int, drift: float) -> None:
+@pytest.mark.parametrize(
+    ("mebibytes", "least", "most", "drift"),
+    [(2, 60, 200, 0.01), (32, 14, 40, 0.01), (256, 14, 20, 0.002)],
+)
+def test_a_recorded_warm_up_ends_soon_and_not_too_soon(
+    mebibytes: int, least: int, most: int, drift: float
+) -> None:
     """An H200 that wakes up: short launches take a hundred samples to settle, long ones are steady at once."""
     series = recorded(mebibytes).warm_up
     count = first_steady(series)
     assert least <= count <= most
-    assert statistics.fmean(series[count : count + 50]) == pytest.approx(statistics.fmean(series[200:]), rel=drift)
+    assert statistics.fmean(series[count : count + 50]) == pytest.approx(
+        statistics.fmean(series[200:]), rel=drift
+    )

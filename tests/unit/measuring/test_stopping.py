@@ -45,7 +45,9 @@ def test_half_width_needs_two_placements() -> None:
 
 @pytest.mark.parametrize("mebibytes", [2, 32])
 @pytest.mark.parametrize("placements", [8, 16])
-def test_half_width_covers_the_mean_over_all_recorded_placements(mebibytes: int, placements: int) -> None:
+def test_half_width_covers_the_mean_over_all_recorded_placements(
+    mebibytes: int, placements: int
+) -> None:
     """On a GPU placements are skewed: a few lie percents above the others. That costs Student's interval up to five points of 95."""
     medians = np.array(recorded(mebibytes).medians)
     random, hits = np.random.default_rng(2), 0
@@ -70,13 +72,17 @@ def test_the_sampling_error_is_that_of_quantiles(samples: int) -> None:
     placements = np.random.default_rng(samples).normal(1.0, 0.05, (5, samples))
     reach = 0.5 / np.sqrt(samples)
     below, above = np.quantile(placements, [0.5 - reach, 0.5 + reach], axis=1)
-    assert sampling_error(placements.tolist()) == pytest.approx(np.sqrt((((above - below) / 2) ** 2).sum()) / 5)
+    assert sampling_error(placements.tolist()) == pytest.approx(
+        np.sqrt((((above - below) / 2) ** 2).sum()) / 5
+    )
 
 
 @pytest.mark.parametrize("upper", [0.2, 0.45])
 def test_two_levels_show_in_the_sampling_error(upper: float) -> None:
     random = np.random.default_rng(8)
-    series = random.normal(1.0, 0.001, (300, 16, 8)) * np.where(random.random((300, 16, 8)) < upper, 1.05, 1.0)
+    series = random.normal(1.0, 0.001, (300, 16, 8)) * np.where(
+        random.random((300, 16, 8)) < upper, 1.05, 1.0
+    )
     actual = np.median(series, axis=2).mean(axis=1).std(ddof=1)
     estimated = statistics.fmean(sampling_error(s.tolist()) for s in series)
     assert 0.75 < estimated / actual < 1.4
@@ -84,9 +90,14 @@ def test_two_levels_show_in_the_sampling_error(upper: float) -> None:
 
 def test_placements_may_have_different_numbers_of_samples() -> None:
     random = np.random.default_rng(9)
-    long, short = random.normal(1.0, 0.01, (2, 24)).tolist(), random.normal(1.0, 0.05, (2, 6)).tolist()
+    long, short = (
+        random.normal(1.0, 0.01, (2, 24)).tolist(),
+        random.normal(1.0, 0.05, (2, 6)).tolist(),
+    )
     alone = 2 * sampling_error(long), 2 * sampling_error(short)
-    assert sampling_error([long[0], short[0], long[1], short[1]]) == pytest.approx(np.hypot(*alone) / 4)
+    assert sampling_error([long[0], short[0], long[1], short[1]]) == pytest.approx(
+        np.hypot(*alone) / 4
+    )
 
 
 def test_outliers_do_not_raise_the_sampling_error() -> None:
@@ -118,18 +129,31 @@ def rounds_of(placements: np.ndarray, count: int) -> list[list[float]]:
     return [samples[:count].tolist() for samples in placements]
 
 
-def stops_at(placements: np.ndarray, *, cost: float, wanted: float = 0.001, budget: float = 1.0) -> int:
+def stops_at(
+    placements: np.ndarray, *, cost: float, wanted: float = 0.001, budget: float = 1.0
+) -> int:
     """Samples of each placement after which `enough` says so, at `cost` seconds a sample."""
     for count in range(1, placements.shape[1] + 1):
-        if enough(rounds_of(placements, count), wanted=wanted, spent=count * len(placements) * cost, budget=budget):
+        if enough(
+            rounds_of(placements, count),
+            wanted=wanted,
+            spent=count * len(placements) * cost,
+            budget=budget,
+        ):
             return count
     raise AssertionError("never enough")
 
 
-def made(sigma: float, between: float, placements: int = 16, rounds: int = 200, seed: int = 6) -> np.ndarray:
+def made(
+    sigma: float, between: float, placements: int = 16, rounds: int = 200, seed: int = 6
+) -> np.ndarray:
     """Samples that vary by `sigma` within a placement, and medians by `between` between them."""
     random = np.random.default_rng(seed)
-    return 30e-6 * (1 + random.normal(0, between, (placements, 1)) + random.normal(0, sigma, (placements, rounds)))
+    return 30e-6 * (
+        1
+        + random.normal(0, between, (placements, 1))
+        + random.normal(0, sigma, (placements, rounds))
+    )
 
 
 def test_a_cheap_measurement_takes_its_few_samples_however_quiet_it_is() -> None:
@@ -160,7 +184,9 @@ def test_there_is_an_end() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
 @pytest.mark.parametrize("places", [1, 8, 21, 32])
-def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough(places: int, chunk: int) -> None:
+def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough(
+    places: int, chunk: int
+) -> None:
     rounds, looks = 0, [0]
     while rounds * places < MOST_SAMPLES:
         rounds += min(chunk, rounds_left(rounds, places))
@@ -203,7 +229,11 @@ def test_two_levels_are_noise_that_samples_reduce() -> None:
 
 @pytest.mark.parametrize(
     ("mebibytes", "placements", "cost", "budget", "wanted", "within"),
-    [(2, 64, 70e-6, 1.0, 0.01, 0.006), (32, 64, 110e-6, 1.0, 0.005, 0.003), (256, 16, 400e-6, 0.5, 0.001, 0.0007)],
+    [
+        (2, 64, 70e-6, 1.0, 0.01, 0.006),
+        (32, 64, 110e-6, 1.0, 0.005, 0.003),
+        (256, 16, 400e-6, 0.5, 0.001, 0.0007),
+    ],
 )
 def test_recorded_samples_are_enough_soon_and_near_the_mean_of_all(
     mebibytes: int, placements: int, cost: float, budget: float, wanted: float, within: float
@@ -218,7 +248,9 @@ def test_recorded_samples_are_enough_soon_and_near_the_mean_of_all(
 
 
 @pytest.mark.parametrize(("mebibytes", "error"), [(2, 10e-9), (32, 100e-9)])
-def test_recorded_samples_of_short_launches_ask_for_more_unless_processes_differ_by_more(mebibytes: int, error: float) -> None:
+def test_recorded_samples_of_short_launches_ask_for_more_unless_processes_differ_by_more(
+    mebibytes: int, error: float
+) -> None:
     """Eight samples each leave the interval wide because of the samples, which vary by 2 to 3 %. More of them help a row of 32 MiB; their
     error in one of 2 MiB is small beside the 24 ns by which processes differ."""
     series = recorded(mebibytes).placements(64, 8)
@@ -237,7 +269,9 @@ def test_samples_are_shared_over_placements_within_bounds() -> None:
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=8) == MOST_SAMPLES // (4 * 8)
     assert samples_per_placement(cost=1e-6, budget=1.0, placements=100) == ENOUGH_SAMPLES
     assert samples_per_placement(cost=0.1, budget=1.0, placements=8) == LEAST_SAMPLES
-    assert samples_per_placement(cost=0.2, budget=1.0, placements=8) == 2  # two placements keep the budget
+    assert (
+        samples_per_placement(cost=0.2, budget=1.0, placements=8) == 2
+    )  # two placements keep the budget
     assert samples_per_placement(cost=5.0, budget=1.0, placements=8) == 1
     assert samples_per_placement(cost=0.0, budget=1.0, placements=1) == FEW_SAMPLES
 
@@ -253,7 +287,9 @@ def test_a_placement_in_turn_stops_where_its_own_noise_does_not_decide() -> None
     assert in_turn(quiet[:FEW_IN_TURN])
     assert not in_turn(noisy[:FEW_IN_TURN])
     assert in_turn(noisy)  # as many as it takes at most
-    assert in_turn(noisy[:FEW_IN_TURN], [1.0e-3, 1.1e-3, 0.9e-3])  # the placements differ by far more
+    assert in_turn(
+        noisy[:FEW_IN_TURN], [1.0e-3, 1.1e-3, 0.9e-3]
+    )  # the placements differ by far more
 
 
 def test_a_placement_in_turn_between_two_levels_goes_on() -> None:

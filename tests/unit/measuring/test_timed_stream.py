@@ -55,7 +55,9 @@ class Scene:
         self.prepared: list[Stream] = []
 
     def launch_of(self, nbytes: int) -> Launch:
-        buffers, values = self.bench.kernels.copy.arguments(tuple(self.bench.buffers(2, nbytes)), {})
+        buffers, values = self.bench.kernels.copy.arguments(
+            tuple(self.bench.buffers(2, nbytes)), {}
+        )
         return self.bench.kernels.copy.launch(buffers, values)
 
     def on(self, *streams: Stream | None, work: Launch | None = None) -> Callable[[Stream], None]:
@@ -93,7 +95,9 @@ def scene() -> Scene:
         ((None, "legacy"), "legacy", LEGACY),
     ],
 )
-def test_work_is_found_where_it_ends(scene: Scene, streams: tuple[str | None, ...], found: str, name: str | None) -> None:
+def test_work_is_found_where_it_ends(
+    scene: Scene, streams: tuple[str | None, ...], found: str, name: str | None
+) -> None:
     assert scene.find(scene.on(*map(scene.named, streams))) == (scene.named(found), name)
     assert id(scene.own) in map(id, scene.prepared)
 
@@ -107,7 +111,9 @@ def test_work_is_found_where_it_ends(scene: Scene, streams: tuple[str | None, ..
         ((), NoWork, "no work was seen"),
     ],
 )
-def test_work_that_no_stream_shows_is_elsewhere(scene: Scene, streams: tuple[str | None, ...], error: type[Elsewhere], said: str) -> None:
+def test_work_that_no_stream_shows_is_elsewhere(
+    scene: Scene, streams: tuple[str | None, ...], error: type[Elsewhere], said: str
+) -> None:
     with pytest.raises(Elsewhere, match=said) as raised:
         scene.find(scene.on(*map(scene.named, streams)))
     assert type(raised.value) is error
@@ -126,7 +132,9 @@ def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
     assert all(log[i - 1] == "prepare" for i in launches)
 
 
-def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(scene: Scene) -> None:
+def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(
+    scene: Scene,
+) -> None:
     """As cuBLAS does with its workspace."""
     known = {id(scene.own)}
 
@@ -163,7 +171,10 @@ def test_work_beside_the_timed_stream_is_elsewhere_where_it_ends_later(scene: Sc
 
 def test_long_work_is_launched_twice_where_it_fills_the_current_stream(scene: Scene) -> None:
     long, launches = scene.launch_of(8 * GiB), list[Stream]()
-    for streams, found, most in (((None,) * 6, scene.own, 2), ((scene.device.legacy,) * 6, scene.device.legacy, 6)):
+    for streams, found, most in (
+        ((None,) * 6, scene.own, 2),
+        ((scene.device.legacy,) * 6, scene.device.legacy, 6),
+    ):
         launches.clear()
         launch = scene.on(*streams, work=long)
 
@@ -197,7 +208,9 @@ def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
         scene.find(scene.on(*(None,) * 3, *(scene.device.thread,) * 6, work=long))
 
 
-def test_a_device_without_default_streams_has_the_own_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_default_streams_has_the_own_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scene.device.streams, "defaults", tuple)
     assert scene.find(scene.on(None)) == (scene.own, None)
     with pytest.raises(Elsewhere, match=r"its work runs on streams of its own|no work was seen"):
@@ -222,7 +235,12 @@ def test_a_callable_is_timed_where_it_launches(scene: Scene) -> None:
 
 
 def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> None:
-    taken = scene.bench.case(lambda memory: Case(lambda: scene.on(scene.device.thread)(scene.device.current_of_libraries)), placements=3)
+    taken = scene.bench.case(
+        lambda memory: Case(
+            lambda: scene.on(scene.device.thread)(scene.device.current_of_libraries)
+        ),
+        placements=3,
+    )
     assert "timed on this thread's default stream, where it launches" in taken.notes
     assert len(taken.placements) >= 3
     assert min(taken.samples) > 5 * taken.floor
@@ -231,7 +249,10 @@ def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> N
 def test_what_no_stream_shows_is_timed_by_the_hosts_clock(scene: Scene) -> None:
     taken = take(scene, scene.on(scene.device.private))
     assert taken.sampler == "host"
-    assert taken.sampler_reason == "its work runs on streams of its own: wall-clock time, launch latency included"
+    assert (
+        taken.sampler_reason
+        == "its work runs on streams of its own: wall-clock time, launch latency included"
+    )
     assert taken.latency > take(scene, scene.on(None)).latency
 
 
@@ -239,23 +260,36 @@ def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
     taken = take(scene, scene.on())
     assert (taken.sampler, taken.work_seen) == ("host", False)
     assert msgspec.convert(msgspec.to_builtins(taken), Measurement).work_seen is False
-    assert judge(taken, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.UNDECIDED
+    assert (
+        judge(taken, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome
+        is Outcome.UNDECIDED
+    )
     working = take(scene, scene.on(scene.device.private))
-    assert judge(working, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
+    assert (
+        judge(working, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome
+        is Outcome.PASS
+    )
 
 
-def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_seen_it(scene: Scene) -> None:
+def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_seen_it(
+    scene: Scene,
+) -> None:
     def waits(_: Stream) -> None:
         scene.device.kernels.launch(scene.work, scene.device.private)
         scene.device.streams.synchronize(scene.device.private)
 
     def taken(ran: bool) -> Any:
-        return scene.bench.take(scene.bench.target(lambda: waits(scene.own)), Passes(ran=ran), placements=1)
+        return scene.bench.take(
+            scene.bench.target(lambda: waits(scene.own)), Passes(ran=ran), placements=1
+        )
 
     assert (taken(False).sampler, taken(False).work_seen) == ("host", False)
     seen = taken(True)
     assert (seen.sampler, seen.work_seen) == ("host", UNSET)
-    assert judge(seen, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
+    assert (
+        judge(seen, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome
+        is Outcome.PASS
+    )
 
 
 def test_what_waits_is_recognised_soon_and_timed_by_the_hosts_clock(scene: Scene) -> None:
@@ -273,7 +307,9 @@ def test_what_waits_is_recognised_soon_and_timed_by_the_hosts_clock(scene: Scene
 
 
 def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Scene) -> None:
-    with pytest.raises(BadCall, match='sampler "blocked" was asked for, but its work runs on streams of its own'):
+    with pytest.raises(
+        BadCall, match='sampler "blocked" was asked for, but its work runs on streams of its own'
+    ):
         take(scene, scene.on(scene.device.private), sampler="blocked")
 
 
@@ -286,7 +322,10 @@ def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
     (table,) = scene.bench.buffers(1)
     with (
         persisting(scene.device, table) as stream,
-        pytest.raises(BadCall, match="does not launch on the persisting stream, so its window does not cover what"),
+        pytest.raises(
+            BadCall,
+            match="does not launch on the persisting stream, so its window does not cover what",
+        ),
     ):
         take(scene, scene.on(scene.device.legacy), stream=stream)
     with persisting(scene.device, table) as stream:
@@ -336,7 +375,10 @@ def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) 
 
     alone, whole = take(scene, scene.on(None, work=big)), take(scene, waited)
     assert whole.sampler == "host"
-    assert re.match(r"[\d.]+ us of its work run on a stream that the timed one does not wait for: wall-clock time", whole.sampler_reason)
+    assert re.match(
+        r"[\d.]+ us of its work run on a stream that the timed one does not wait for: wall-clock time",
+        whole.sampler_reason,
+    )
     assert whole.latency > alone.latency
     assert judged(whole).outcome is Outcome.PASS
     inside = take(scene, joined)
@@ -346,22 +388,34 @@ def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) 
     assert asked.latency < 0.3 * alone.latency
     assert asked.outside == pytest.approx(alone.latency, rel=0.3)
     assert (judged(asked).outcome, judged(asked).code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert "of its work run on a stream that the timed one does not wait for" in judged(asked).reason
+    assert (
+        "of its work run on a stream that the timed one does not wait for" in judged(asked).reason
+    )
 
 
-def test_a_row_says_that_nothing_looked_for_own_streams(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_says_that_nothing_looked_for_own_streams(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = scene.bench.target(lambda: scene.on(None)(scene.device.current_of_libraries))
     assert "own streams not checked" in scene.bench.take(target, Passes(streams=False)).notes
     monkeypatch.setattr(scene.device.counters, "spans", failing(error=NotCounted))
     assert "own streams not checked: made to fail" in take(scene, scene.on(None)).notes
-    assert not any("own streams" in note for note in scene.bench.measure("copy", *scene.bench.buffers(2)).notes)
+    assert not any(
+        "own streams" in note for note in scene.bench.measure("copy", *scene.bench.buffers(2)).notes
+    )
 
 
 @pytest.mark.parametrize(("on", "name"), [("legacy", LEGACY), ("thread", THREAD)])
-def test_of_the_default_streams_the_one_that_has_the_work_is_named(scene: Scene, on: str, name: str) -> None:
+def test_of_the_default_streams_the_one_that_has_the_work_is_named(
+    scene: Scene, on: str, name: str
+) -> None:
     """They wait for each other, which takes a moment: work on one of them is seen on both."""
     streams, moment = scene.device.streams, scene.launch_of(64)
-    has, other = (scene.device.legacy, scene.device.thread) if on == "legacy" else (scene.device.thread, scene.device.legacy)
+    has, other = (
+        (scene.device.legacy, scene.device.thread)
+        if on == "legacy"
+        else (scene.device.thread, scene.device.legacy)
+    )
 
     def launch(current: Stream) -> None:
         streams.join(has, other)
@@ -372,7 +426,9 @@ def test_of_the_default_streams_the_one_that_has_the_work_is_named(scene: Scene,
     assert scene.find(launch) == (has, name)
 
 
-def test_records_that_are_lost_at_first_are_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_lost_at_first_are_asked_for_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spans, asked = scene.device.counters.spans, list[int]()
 
     def lossy(work: Callable[[], None]) -> Any:

@@ -37,12 +37,16 @@ def added(bench: Bench, kind: str = "managed", passes: Passes = PAGES) -> Measur
 
 
 def triad(bench: Bench, passes: Passes = RAN, grid: int = 32) -> Measurement:
-    return bench.take(bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), passes=passes)
+    return bench.take(
+        bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), passes=passes
+    )
 
 
 def copied(kind: str) -> Measurement:
     bench = Bench()
-    target = bench.target(bench.kernels.memcpy, bench.memory.device(N), getattr(bench.memory, kind)(N))
+    target = bench.target(
+        bench.kernels.memcpy, bench.memory.device(N), getattr(bench.memory, kind)(N)
+    )
     return bench.take(target, passes=RAN)
 
 
@@ -83,11 +87,16 @@ def test_nobody_looks_unasked_and_nothing_is_timed_meanwhile(bench: Bench, passe
         (RAN, "what_ran", lambda taken: taken.what_ran.not_watched),
     ],
 )
-def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay(passes: Passes, counter: str, reason: Any) -> None:
+def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay(
+    passes: Passes, counter: str, reason: Any
+) -> None:
     def refuse(*_: object) -> Any:
         raise NotCounted("another tool holds CUPTI")
 
-    for bench, said in ((Bench(), "another tool holds CUPTI"), (Bench(profiled=True), "a profiler is attached")):
+    for bench, said in (
+        (Bench(), "another tool holds CUPTI"),
+        (Bench(profiled=True), "a profiler is attached"),
+    ):
         replaced(bench.device.counters, **{counter: refuse})
         taken = added(bench, passes=passes)
         assert str(reason(taken)).startswith(said)
@@ -107,8 +116,12 @@ def test_faulting_and_prefetched_memory_tell_different_stories(bench: Bench) -> 
     assert ahead.before.causes == {"prefetch": 4 * N}
 
 
-def test_labels_of_the_device_reach_the_notes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.device.machine, "facts", replace(bench.device.facts, pageable_memory_access=True))
+def test_labels_of_the_device_reach_the_notes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        bench.device.machine, "facts", replace(bench.device.facts, pageable_memory_access=True)
+    )
     assert any(note.startswith("HMM:") for note in added(bench).notes)
 
 
@@ -125,7 +138,9 @@ def test_what_a_test_may_take_holds_in_its_cases_too(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("lost", "counted"), [(1, True), (2, True), (100, False)])
-def test_counts_that_are_not_delivered_are_counted_again_from_the_start(bench: Bench, lost: int, counted: bool) -> None:
+def test_counts_that_are_not_delivered_are_counted_again_from_the_start(
+    bench: Bench, lost: int, counted: bool
+) -> None:
     """The pages are put back before each try, so a try that is lost leaves no trace in the count."""
     pages, passes = bench.device.counters.pages, [0]
 
@@ -159,14 +174,25 @@ def test_what_a_launch_costs_is_read_again_after_a_count(bench: Bench) -> None:
 
 def test_a_kernel_is_told_with_its_shape_and_a_digest_of_its_source(bench: Bench) -> None:
     (step,) = found(triad(bench).what_ran).launch
-    assert (step.kind, step.name, step.grid, step.stream) == (StepKind.KERNEL, "triad", (32, 1, 1), 0)
+    assert (step.kind, step.name, step.grid, step.stream) == (
+        StepKind.KERNEL,
+        "triad",
+        (32, 1, 1),
+        0,
+    )
     assert step.code is not None
 
 
 @pytest.mark.parametrize("kind", ["pinned", "pageable"])
 def test_a_copy_is_told_with_its_kinds_of_memory_and_bytes(kind: str) -> None:
     (step,) = found(copied(kind).what_ran).launch
-    assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (StepKind.COPY, "H2D", kind, "device", N)
+    assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (
+        StepKind.COPY,
+        "H2D",
+        kind,
+        "device",
+        N,
+    )
 
 
 def test_two_processes_agree_and_each_change_shows() -> None:
@@ -180,7 +206,11 @@ def test_two_processes_agree_and_each_change_shows() -> None:
 def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> None:
     def ran(scalar: float, nbytes: int = N) -> WhatRan:
         buffers = [bench.memory.device(nbytes, "f4") for _ in range(3)]
-        taken: WhatRan = found(bench.take(bench.target(bench.kernels.triad.with_grid(32), *buffers, scalar), passes=RAN).what_ran)
+        taken: WhatRan = found(
+            bench.take(
+                bench.target(bench.kernels.triad.with_grid(32), *buffers, scalar), passes=RAN
+            ).what_ran
+        )
         return taken
 
     plain = ran(3.0)
@@ -190,7 +220,9 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("where", ["module", "function"])
-def test_a_value_that_a_case_finds_outside_is_part_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_a_case_finds_outside_is_part_of_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as whether its launch waits for the device, which the simulated device does not run."""
 
     def digest(waits: bool) -> Any:
@@ -214,7 +246,11 @@ def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
     arguments = bench.buffers(2, 4 * MiB)
     without = found(bench.take(bench.target(bench.kernels.copy, *arguments), passes=RAN).what_ran)
     with persisting(bench.device, arguments[0]) as stream:
-        under = found(bench.take(bench.target(bench.kernels.copy, *arguments, stream=stream), passes=RAN).what_ran)
+        under = found(
+            bench.take(
+                bench.target(bench.kernels.copy, *arguments, stream=stream), passes=RAN
+            ).what_ran
+        )
     assert without.launch[0].window is None
     assert under.launch[0].window == "4 MiB at hit ratio 1, persisting, else streaming"
     assert under.digest != without.digest
@@ -222,10 +258,17 @@ def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
 
 def test_advice_is_part_of_it() -> None:
     digests = set()
-    for advice in ({}, {"read_mostly": True}, {"preferred_location": "host"}, {"accessed_by": "device"}):
+    for advice in (
+        {},
+        {"read_mostly": True},
+        {"preferred_location": "host"},
+        {"accessed_by": "device"},
+    ):
         bench = Bench()
         x, y = bench.memory.managed(N, **advice), bench.memory.managed(N)
-        digests.add(found(bench.take(bench.target(bench.kernels.add, x, y), passes=RAN).what_ran).digest)
+        digests.add(
+            found(bench.take(bench.target(bench.kernels.add, x, y), passes=RAN).what_ran).digest
+        )
     assert len(digests) == 4
 
 
@@ -256,7 +299,9 @@ def test_bytes_of_arguments_that_differ_between_two_launches_are_left_out(
 
     replaced(bench.device.counters, what_ran=answer)
     seen = case(bench, RAN._replace(varying=declared))
-    assert (seen.launch[0].arguments == (expected,), seen.digest is not None) == (expected is not None,) * 2
+    assert (seen.launch[0].arguments == (expected,), seen.digest is not None) == (
+        expected is not None,
+    ) * 2
     assert expected is not None or seen.not_watched == "CUPTI delivered nothing"
 
 
@@ -266,13 +311,20 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         if left[0] == "lost":
             raise Undelivered(f"CUPTI {left.pop(0)} kernels")
-        return what_ran([Step(StepKind.KERNEL, "k", code=left[0])], {}, not_watched=None if left.pop(0) else "unknown code")
+        return what_ran(
+            [Step(StepKind.KERNEL, "k", code=left[0])],
+            {},
+            not_watched=None if left.pop(0) else "unknown code",
+        )
 
     return answer
 
 
 def case(bench: Bench, passes: Passes = RAN) -> Any:
-    taken = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]), passes=passes)
+    taken = bench.case(
+        lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]),
+        passes=passes,
+    )
     return found(taken.what_ran)
 
 
@@ -289,13 +341,17 @@ def case(bench: Bench, passes: Passes = RAN) -> Any:
         (("lost", "lost", "lost"), False),
     ],
 )
-def test_two_launches_of_foreign_code_have_to_agree(bench: Bench, codes: tuple[str | None, ...], known: bool) -> None:
+def test_two_launches_of_foreign_code_have_to_agree(
+    bench: Bench, codes: tuple[str | None, ...], known: bool
+) -> None:
     replaced(bench.device.counters, what_ran=answers(*codes))
     seen = case(bench)
     assert (seen.digest is not None, seen.not_watched is None) == (known, known)
 
 
-def test_our_own_kernels_and_long_launches_are_watched_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_kernels_and_long_launches_are_watched_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replaced(bench.device.counters, what_ran=answers("a", "lost", "b", "c"))
     assert [found(triad(bench).what_ran).launch[0].code for _ in range(2)] == ["a", "b"]
     monkeypatch.setattr(untimed, "LONG", 0.0)

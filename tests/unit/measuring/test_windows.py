@@ -45,15 +45,23 @@ def test_a_measurement_gains_as_much_wherever_its_window_is_and_records_it(bench
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
-def test_the_window_is_over_where_the_buffer_now_is(bench: Bench, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_is_over_where_the_buffer_now_is(
+    bench: Bench, where: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, table = bench.buffers(2)
     given: list[WindowSpec | None] = []
     launch, capture = bench.device.kernels.launch, bench.device.graphs.capture
     monkeypatch.setattr(
-        bench.device.kernels, "launch", lambda one, stream, window=None: given.append(window) or launch(one, stream, window=window)
+        bench.device.kernels,
+        "launch",
+        lambda one, stream, window=None: given.append(window) or launch(one, stream, window=window),
     )
     monkeypatch.setattr(
-        bench.device.graphs, "capture", lambda stream, body, window=None: given.append(window) or capture(stream, body, window=window)
+        bench.device.graphs,
+        "capture",
+        lambda stream, body, window=None: (
+            given.append(window) or capture(stream, body, window=window)
+        ),
     )
     with persisting(bench.device, table, where=where) as stream:
         target = bench.target(bench.kernels.copy, out, table, stream=stream)
@@ -67,7 +75,9 @@ def test_the_window_is_over_where_the_buffer_now_is(bench: Bench, where: Any, mo
         check(target)
 
 
-def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_be_loaded(bench: Bench) -> None:
+def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_be_loaded(
+    bench: Bench,
+) -> None:
     region, streaming = (bench.memory.device(MiB, "i4") for _ in range(2))
     with persisting(bench.device, region, where="graph") as stream:
         target = bench.target(bench.kernels.sliding_window, region, streaming, stream=stream)
@@ -79,23 +89,36 @@ def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_b
 def test_hot_batches_carry_the_window_too(bench: Bench, where: Any) -> None:
     out, table = table_of(bench)
     with persisting(bench.device, table, where=where) as stream:
-        measured = bench.take(bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=stream), mode="hot")
+        measured = bench.take(
+            bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=stream),
+            mode="hot",
+        )
     with persisting(bench.device, table, set_aside="off") as off:
-        without = bench.take(bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=off), mode="hot")
-    assert measured.sampler == ("graph" if where == "launch" else "batched")  # no graph takes a graph
+        without = bench.take(
+            bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=off), mode="hot"
+        )
+    assert measured.sampler == (
+        "graph" if where == "launch" else "batched"
+    )  # no graph takes a graph
     assert without.latency > 1.3 * measured.latency
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
 def test_a_copy_carries_no_window(bench: Bench, where: Any) -> None:
     destination, source = bench.buffers(2)
-    with persisting(bench.device, source, where=where) as stream, pytest.raises(BadCall, match=f'where="{where}": memcpy is a copy'):
+    with (
+        persisting(bench.device, source, where=where) as stream,
+        pytest.raises(BadCall, match=f'where="{where}": memcpy is a copy'),
+    ):
         bench.target(bench.kernels.memcpy, destination, source, stream=stream)
 
 
 def test_a_callable_makes_its_launches_itself(bench: Bench) -> None:
     (table,) = bench.buffers(1)
-    with persisting(bench.device, table, where="launch") as stream, pytest.raises(BadCall, match='where="launch" is for kernels'):
+    with (
+        persisting(bench.device, table, where="launch") as stream,
+        pytest.raises(BadCall, match='where="launch" is for kernels'),
+    ):
         bench.target(lambda x: None, table, stream=stream)
 
 
@@ -116,16 +139,22 @@ class Calls:
         self.bench.device.kernels.launch(kernel.launch({"c": out, "a": table}, {}), stream)
 
 
-def test_a_callable_is_captured_once_for_each_placement(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_is_captured_once_for_each_placement(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, table = bench.buffers(2)
     calls = Calls(bench, monkeypatch)
     with persisting(bench.device, table, where="graph") as stream:
-        target = bench.target(lambda c, a: calls.copying(c, a, stream.stream), out, table, stream=stream)
+        target = bench.target(
+            lambda c, a: calls.copying(c, a, stream.stream), out, table, stream=stream
+        )
         assert calls.made == 2  # once for real, once captured
         for _ in range(5):
             target.launch(0, stream.stream)
         assert calls.made == 2
-        assert stream.window == Window(table.nbytes, 1.0, bench.device.l2.set_aside(), where="graph")
+        assert stream.window == Window(
+            table.nbytes, 1.0, bench.device.l2.set_aside(), where="graph"
+        )
         moved(target, 8, 8, np.random.default_rng(3))
         assert calls.made == 3
         spec = stream.spec
@@ -133,14 +162,21 @@ def test_a_callable_is_captured_once_for_each_placement(bench: Bench, monkeypatc
         assert spec.address == table.address
 
 
-def test_a_callable_that_cannot_be_captured_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callable_that_cannot_be_captured_says_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (table,) = bench.buffers(1)
     Calls(bench, monkeypatch)
-    with persisting(bench.device, table, where="graph") as stream, pytest.raises(CannotCapture, match="it synchronises"):
+    with (
+        persisting(bench.device, table, where="graph") as stream,
+        pytest.raises(CannotCapture, match="it synchronises"),
+    ):
         bench.target(lambda x: bench.device.streams.synchronize(), table, stream=stream)
 
 
-def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_without_a_kernel_carries_no_window(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, table = bench.buffers(2)
     Calls(bench, monkeypatch)
 
@@ -149,13 +185,17 @@ def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: p
 
     with persisting(bench.device, table, where="graph") as stream, pytest.raises(BadCall) as caught:
         bench.target(copying, out, table, stream=stream)
-    assert str(caught.value) == 'where="graph": copying queues no kernel that could carry the window'
+    assert (
+        str(caught.value) == 'where="graph": copying queues no kernel that could carry the window'
+    )
     with persisting(bench.device, table, where="graph", set_aside="off") as stream:
         bench.target(copying, out, table, stream=stream)
 
 
 @pytest.mark.parametrize("where", get_args(Where))
-def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted(bench: Bench, where: Any) -> None:
+def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted(
+    bench: Bench, where: Any
+) -> None:
     out, table, other = bench.buffers(3)
     said = "reset_data touches nothing of the buffer under the window: a cost without a gain"
     with persisting(bench.device, other, where=where) as stream:
@@ -170,9 +210,16 @@ def test_thrashing_is_noted_unless_it_is_wanted(bench: Bench) -> None:
     out, table = bench.memory.device(64 * MiB, "i4"), bench.memory.device(40 * MiB, "i4")
     notes = {}
     for wanted in (False, True):
-        with persisting(bench.device, table, set_aside="max", hit_ratio=1.0, allow_thrash=wanted) as stream:
-            notes[wanted] = bench.take(bench.target(bench.kernels.reset_data, out, table, stream=stream)).notes
-    assert any(note.startswith("thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB") for note in notes[False])
+        with persisting(
+            bench.device, table, set_aside="max", hit_ratio=1.0, allow_thrash=wanted
+        ) as stream:
+            notes[wanted] = bench.take(
+                bench.target(bench.kernels.reset_data, out, table, stream=stream)
+            ).notes
+    assert any(
+        note.startswith("thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB")
+        for note in notes[False]
+    )
     assert not any("thrash" in note for note in notes[True])
 
 
@@ -182,10 +229,18 @@ def test_a_measurement_beside_an_open_stream_pays_for_its_set_aside(bench: Bench
     assert not any("set aside" in note for note in plain)
     with persisting(bench.device, table):
         kernel = bench.measure("copy", out, table).notes
-        case = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(MiB)])).notes
+        case = bench.case(
+            lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(MiB)])
+        ).notes
         foreign = bench.target(lambda: None).notes
     for notes in (kernel, case, foreign):
-        assert sum("this measurement has no window in them: a cost without a gain" in note for note in notes) == 1
+        assert (
+            sum(
+                "this measurement has no window in them: a cost without a gain" in note
+                for note in notes
+            )
+            == 1
+        )
 
 
 def test_a_case_shares_the_set_aside_with_an_open_stream(bench: Bench) -> None:

@@ -44,7 +44,9 @@ def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) ->
     assert len({b.address for b in buffers}) == 3
 
 
-def test_a_misaligned_address_is_an_error_and_is_freed(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misaligned_address_is_an_error_and_is_freed(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = device.memory._device_addresses.take
     monkeypatch.setattr(device.memory._device_addresses, "take", lambda nbytes: take(nbytes) + 16)
     with pytest.raises(BadBuffer, match="not aligned to 256 bytes"):
@@ -55,7 +57,13 @@ def test_a_misaligned_address_is_an_error_and_is_freed(device: CountedDevice, ar
 
 def test_what_a_buffer_says_of_itself(arena: Arena) -> None:
     buffer = arena.buffer((3, 5), np.int16, MemoryKind.PINNED)
-    assert (buffer.size, buffer.itemsize, buffer.nbytes, buffer.dtype_name, len(buffer)) == (15, 2, 30, "i2", 3)
+    assert (buffer.size, buffer.itemsize, buffer.nbytes, buffer.dtype_name, len(buffer)) == (
+        15,
+        2,
+        30,
+        "i2",
+        3,
+    )
     assert buffer.facts.on_host
     assert repr(buffer).startswith("<pinned buffer, 30 B of i2 at 0x")
     assert buffer.read().shape == (3, 5)
@@ -73,13 +81,22 @@ def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
     np.testing.assert_array_equal(np.asarray(buffer), buffer.read())
     buffer.view()[1, 2] = 7
     assert buffer.read()[1, 2] == 7
-    with pytest.raises(BadBuffer, match=r"write\(\) got 5 elements for <device buffer, 24 B of f4 at .*>, which holds 6"):
+    with pytest.raises(
+        BadBuffer,
+        match=r"write\(\) got 5 elements for <device buffer, 24 B of f4 at .*>, which holds 6",
+    ):
         buffer.write(range(5))
 
 
 @pytest.mark.parametrize(
     ("written", "elements"),
-    [(64 * MiB, (16 * MiB,)), ("64 MiB", (16 * MiB,)), ((3, 5), (3, 5)), ([7], (7,)), (np.int64(8), (2,))],
+    [
+        (64 * MiB, (16 * MiB,)),
+        ("64 MiB", (16 * MiB,)),
+        ((3, 5), (3, 5)),
+        ([7], (7,)),
+        (np.int64(8), (2,)),
+    ],
 )
 def test_a_size_is_bytes_a_text_or_a_shape(written: Any, elements: tuple[int, ...]) -> None:
     assert parse_shape(written, "f4") == (elements, np.dtype("f4"))
@@ -107,11 +124,17 @@ def test_a_size_is_bytes_a_text_or_a_shape(written: Any, elements: tuple[int, ..
         (64, "U4", "cannot live in a buffer"),
         (64, "S0", "cannot live in a buffer"),
         (64, "M8[s]", "cannot live in a buffer"),
-        (64, ">f4", "dtype >f4 cannot live in a buffer: it takes numbers in the machine's byte order"),
+        (
+            64,
+            ">f4",
+            "dtype >f4 cannot live in a buffer: it takes numbers in the machine's byte order",
+        ),
         (64, [("x", "f4"), ("y", "f4")], "cannot live in a buffer"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(device: CountedDevice, arena: Arena, shape: Any, dtype: Any, message: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(
+    device: CountedDevice, arena: Arena, shape: Any, dtype: Any, message: str
+) -> None:
     with pytest.raises(BadBuffer) as caught:
         arena.buffer(shape, dtype)
     assert message in str(caught.value)
@@ -120,7 +143,9 @@ def test_what_cannot_be_is_refused_in_one_line(device: CountedDevice, arena: Are
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.PEER])
-def test_more_than_is_free_is_refused_before_anything_is_allocated(device: CountedDevice, arena: Arena, kind: MemoryKind) -> None:
+def test_more_than_is_free_is_refused_before_anything_is_allocated(
+    device: CountedDevice, arena: Arena, kind: MemoryKind
+) -> None:
     free = device.memory.free_bytes(kind)
     with pytest.raises(OutOfMemory):
         arena.buffer((free // 4 + 1,), "f4", kind)
@@ -142,7 +167,9 @@ def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, are
     arena.close()
 
 
-def test_close_tries_every_allocation_and_raises_the_first_error(device: CountedDevice, arena: Arena) -> None:
+def test_close_tries_every_allocation_and_raises_the_first_error(
+    device: CountedDevice, arena: Arena
+) -> None:
     first, second, third = (arena.buffer(4096).allocation for _ in range(3))
 
     def reluctant(allocation: Allocation) -> None:
@@ -174,7 +201,9 @@ def test_padding_puts_what_comes_next_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("register", [True, False])
-def test_an_adopted_array_is_the_buffers_memory(device: CountedDevice, arena: Arena, register: bool) -> None:
+def test_an_adopted_array_is_the_buffers_memory(
+    device: CountedDevice, arena: Arena, register: bool
+) -> None:
     array = np.arange(12, dtype="i4").reshape(3, 4)
     buffer = arena.adopt(array, register=register)
     assert buffer.kind is (MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE)
@@ -196,7 +225,9 @@ def test_an_adopted_array_is_the_buffers_memory(device: CountedDevice, arena: Ar
         (np.zeros(4, ">i4"), "byte order"),
     ],
 )
-def test_arrays_that_cannot_be_adopted(device: CountedDevice, arena: Arena, array: Any, message: str) -> None:
+def test_arrays_that_cannot_be_adopted(
+    device: CountedDevice, arena: Arena, array: Any, message: str
+) -> None:
     with pytest.raises(BadBuffer, match=message):
         arena.adopt(array, register=True)
     assert device.live == []
@@ -215,12 +246,17 @@ def test_what_an_argument_stands_for(arena: Arena) -> None:
 
 
 def test_an_array_of_another_library_pins_its_buffer_alone(arena: Arena) -> None:
-    held, free = arena.buffer(64, "f4", MemoryKind.MANAGED), arena.buffer(64, "f4", MemoryKind.MANAGED)
+    held, free = (
+        arena.buffer(64, "f4", MemoryKind.MANAGED),
+        arena.buffer(64, "f4", MemoryKind.MANAGED),
+    )
     arena.guest(held, np)
     assert (arena.can_move(held), arena.can_move(free)) == (False, MemoryKind.MANAGED.movable)
 
 
-def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(device: CountedDevice, arena: Arena) -> None:
+def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(
+    device: CountedDevice, arena: Arena
+) -> None:
     size = device.memory.free_bytes(MemoryKind.DEVICE) // 4
     others = [Arena(device, seed=seed) for seed in range(3)]
     for other in others:
@@ -243,7 +279,9 @@ def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(devic
     assert device.live == []
 
 
-def test_all_kept_arenas_are_closed_even_if_one_cannot_be(device: CountedDevice, arena: Arena) -> None:
+def test_all_kept_arenas_are_closed_even_if_one_cannot_be(
+    device: CountedDevice, arena: Arena
+) -> None:
     others = [Arena(device, seed=seed) for seed in range(3)]
     first, second, _ = (other.allocate(4096, MemoryKind.DEVICE) for other in others)
 

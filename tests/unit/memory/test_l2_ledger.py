@@ -51,7 +51,9 @@ def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> Non
     assert device.l2.set_aside() == FOUND
 
 
-def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice, arena: Arena) -> None:
+def test_fitted_ratios_share_what_there_is_and_get_it_back(
+    device: CountedDevice, arena: Arena
+) -> None:
     one, other = arena.buffer(20 * MiB), arena.buffer(25 * MiB)
     with persisting(device, one) as outer:
         assert outer.hit_ratio == 1.0
@@ -68,7 +70,9 @@ def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice
         assert spec.hit_ratio == 1.0
 
 
-def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevice, arena: Arena) -> None:
+def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(
+    device: CountedDevice, arena: Arena
+) -> None:
     fixed, fitted = arena.buffer(20 * MiB), arena.buffer(20 * MiB)
     with persisting(device, fixed, hit_ratio=1.0) as outer, persisting(device, fitted) as inner:
         assert device.l2.set_aside() == 25 * MiB
@@ -78,7 +82,10 @@ def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevi
 
 def test_sizes_add_up_to_the_maximum_at_most(device: CountedDevice, arena: Arena) -> None:
     buffers = [arena.buffer(8 * MiB) for _ in range(3)]
-    with persisting(device, buffers[0], set_aside=int(2 * STEP)), persisting(device, buffers[1], set_aside=int(3 * STEP)):
+    with (
+        persisting(device, buffers[0], set_aside=int(2 * STEP)),
+        persisting(device, buffers[1], set_aside=int(3 * STEP)),
+    ):
         assert device.l2.set_aside() == 5 * STEP
         with persisting(device, buffers[2], set_aside="max"):
             assert device.l2.set_aside() == 10 * STEP
@@ -99,9 +106,16 @@ def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Aren
         assert outer.notes == ()
 
 
-@pytest.mark.parametrize(("set_aside", "hit_ratio", "thrashes"), [("max", 1.0, True), ("max", 0.78, False), ("max", "fit", False)])
-def test_one_stream_can_thrash_by_itself(device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, thrashes: bool) -> None:
-    with persisting(device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio) as stream:
+@pytest.mark.parametrize(
+    ("set_aside", "hit_ratio", "thrashes"),
+    [("max", 1.0, True), ("max", 0.78, False), ("max", "fit", False)],
+)
+def test_one_stream_can_thrash_by_itself(
+    device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, thrashes: bool
+) -> None:
+    with persisting(
+        device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio
+    ) as stream:
         assert (stream.thrashing is not None) is thrashes
         if thrashes:
             assert stream.thrashing == (
@@ -121,7 +135,10 @@ def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
         with persisting(device, one, set_aside=outer) as stream:
             before = device.l2.set_aside()
             with (
-                pytest.raises(BadWindow, match=r'is still open, and the device has one set-aside: set_aside="off" cannot'),
+                pytest.raises(
+                    BadWindow,
+                    match=r'is still open, and the device has one set-aside: set_aside="off" cannot',
+                ),
                 persisting(device, other, set_aside=inner),
             ):
                 pytest.fail("entered")
@@ -144,13 +161,17 @@ def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
     assert device.l2.set_aside() == FOUND
 
 
-def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDevice, arena: Arena) -> None:
+def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(
+    device: CountedDevice, arena: Arena
+) -> None:
     buffer = arena.buffer(8 * MiB)
     assert idle_set_aside(device) is None
     with persisting(device, buffer, set_aside="off") as stream:
         assert (stream.notes, idle_set_aside(device)) == ((), None)
     with persisting(device, buffer, hit_ratio=0) as stream:
-        assert stream.notes == ("12.5 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
+        assert stream.notes == (
+            "12.5 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",
+        )
     with persisting(device, buffer) as stream:
         assert [*stream.notes] == []
         assert idle_set_aside(device) == (
@@ -158,7 +179,9 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
             "a cost without a gain"
         )
         stream.reset()
-        assert [*stream.notes] == ["12.5 MiB of L2 are set aside with no window in them: a cost without a gain"]
+        assert [*stream.notes] == [
+            "12.5 MiB of L2 are set aside with no window in them: a cost without a gain"
+        ]
         stream.reset("window")
         assert [*stream.notes] == [
             "12.5 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain"
@@ -168,10 +191,17 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
     assert idle_set_aside(device) is None
 
 
-def test_a_driver_that_grants_nothing_to_the_second_restores(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_grants_nothing_to_the_second_restores(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with persisting(device, arena.buffer(8 * MiB)) as outer:
         request = device.l2.request_set_aside
-        monkeypatch.setattr(device.l2, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n))
-        with pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"), persisting(device, arena.buffer(8 * MiB)):
+        monkeypatch.setattr(
+            device.l2, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n)
+        )
+        with (
+            pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"),
+            persisting(device, arena.buffer(8 * MiB)),
+        ):
             pytest.fail("entered")
         assert outer.set_aside == device.l2.set_aside() == 4 * STEP

@@ -31,7 +31,9 @@ class Advising(CountedDevice):
         self.calls: list[str] = []
 
         def advised(_: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-            self.calls.append(f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}")
+            self.calls.append(
+                f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}"
+            )
 
         self.before("managed.advise", advised)
 
@@ -66,10 +68,19 @@ def added(device: Advising, memory: Memory) -> Callable[[Any, Any], Any]:
     return run
 
 
-def test_every_advice_holds_from_the_start_and_can_be_taken_back(device: Advising, memory: Memory) -> None:
-    buffer = memory.managed(N, read_mostly=True, preferred_location="host", accessed_by=("device", "host"))
+def test_every_advice_holds_from_the_start_and_can_be_taken_back(
+    device: Advising, memory: Memory
+) -> None:
+    buffer = memory.managed(
+        N, read_mostly=True, preferred_location="host", accessed_by=("device", "host")
+    )
     sets = [call for call in device.calls if call.startswith("set")]
-    assert sorted(sets) == ["set accessed_by device", "set accessed_by host", "set preferred_location host", "set read_mostly device"]
+    assert sorted(sets) == [
+        "set accessed_by device",
+        "set accessed_by host",
+        "set preferred_location host",
+        "set read_mostly device",
+    ]
     device.calls.clear()
     buffer.advise(read_mostly=False, preferred_location=None, accessed_by=None)
     assert sorted(device.calls) == [
@@ -95,14 +106,19 @@ def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
     ("advice", "message"),
     [
         ({"read_mostly": 1}, "read_mostly=1; accepted are True and False"),
-        ({"preferred_location": "gpu"}, 'preferred_location=\'gpu\'; accepted are "device", "host" and None'),
+        (
+            {"preferred_location": "gpu"},
+            'preferred_location=\'gpu\'; accepted are "device", "host" and None',
+        ),
         ({"accessed_by": "cpu"}, "accessed_by='cpu'; accepted are"),
         ({"accessed_by": ("device", "cpu")}, "accessed_by=.*'cpu'.*; accepted are"),
         ({"accessed_by": 5}, "accessed_by=5; accepted are"),
         ({"accessed_by": [["host"]]}, "accessed_by=.*; accepted are"),
     ],
 )
-def test_a_wrong_advice_is_refused_before_anything_is_allocated(advice: Any, message: str, device: Advising, memory: Memory) -> None:
+def test_a_wrong_advice_is_refused_before_anything_is_allocated(
+    advice: Any, message: str, device: Advising, memory: Memory
+) -> None:
     for make in (memory.managed, memory.prefetched):
         with pytest.raises(BadBuffer, match=message):
             make(N, **advice)
@@ -113,20 +129,29 @@ def test_a_move_keeps_the_advice(device: Advising, memory: Memory) -> None:
     buffer = memory.managed(N, accessed_by="device", preferred_location="host")
     device.calls.clear()
     buffer.move()
-    assert [call for call in device.calls if "set" in call] == ["set preferred_location host", "set accessed_by device"]
+    assert [call for call in device.calls if "set" in call] == [
+        "set preferred_location host",
+        "set accessed_by device",
+    ]
     assert device.pages(buffer).accessed_by_device
 
 
-def test_read_mostly_pages_go_home_as_one_copy(device: Advising, memory: Memory, added: Any) -> None:
+def test_read_mostly_pages_go_home_as_one_copy(
+    device: Advising, memory: Memory, added: Any
+) -> None:
     x, y = memory.managed(N, read_mostly=True), memory.prefetched(N)
     first = added(x, y)
     assert device.pages(x).on_both == N
-    again = added(x, y)  # without taking the advice back, the copy on the device would survive the prefetch to the host
+    again = added(
+        x, y
+    )  # without taking the advice back, the copy on the device would survive the prefetch to the host
     assert first.to_device == again.to_device == N
     assert first.gpu_faults > 0
 
 
-def test_prefetched_read_mostly_pages_have_a_copy_on_both_sides(device: Advising, memory: Memory, added: Any) -> None:
+def test_prefetched_read_mostly_pages_have_a_copy_on_both_sides(
+    device: Advising, memory: Memory, added: Any
+) -> None:
     x, y = memory.prefetched(N, read_mostly=True), memory.prefetched(N)
     assert device.pages(x).on_both == N
     counts = added(x, y)
@@ -140,8 +165,13 @@ def test_writing_read_mostly_pages_faults_without_moving_any(memory: Memory, add
     assert counts.migrated == 0
 
 
-@pytest.mark.parametrize(("advice", "faults"), [({"preferred_location": "host"}, True), ({"accessed_by": "device"}, False)])
-def test_pages_that_stay_on_the_host_are_read_there(advice: Any, faults: bool, memory: Memory, added: Any) -> None:
+@pytest.mark.parametrize(
+    ("advice", "faults"),
+    [({"preferred_location": "host"}, True), ({"accessed_by": "device"}, False)],
+)
+def test_pages_that_stay_on_the_host_are_read_there(
+    advice: Any, faults: bool, memory: Memory, added: Any
+) -> None:
     for _ in range(2):
         counts = added(memory.managed(N, **advice), memory.prefetched(N))
         assert counts.migrated == 0
@@ -179,10 +209,13 @@ def test_untouched_pages_stay_untouched_under_advice(device: Advising, memory: M
     assert not buffer.goes_home
 
 
-def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(device: Advising) -> None:
+def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(
+    device: Advising,
+) -> None:
     device.memory.allocate(device.memory.free_bytes(MemoryKind.DEVICE) - 4 * GiB, MemoryKind.DEVICE)
     with pytest.raises(
-        OutOfMemory, match=r"8 GiB of managed memory asked for, 4 GiB are free .*@pytest\.mark\.gpumem\(oversubscribe=True\)"
+        OutOfMemory,
+        match=r"8 GiB of managed memory asked for, 4 GiB are free .*@pytest\.mark\.gpumem\(oversubscribe=True\)",
     ):
         Memory(Arena(device, seed=1)).managed(8 * GiB)
     arena = Arena(device, seed=1, oversubscribes=True)
@@ -203,8 +236,12 @@ def test_devices_without_migration_say_why_by_system() -> None:
     assert "concurrentManagedAccess is 0" in str(no_migration(without, "Linux"))
 
 
-def test_a_device_without_migration_skips(monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory) -> None:
-    monkeypatch.setattr(device.machine, "facts", replace(device.facts, concurrent_managed_access=False))
+def test_a_device_without_migration_skips(
+    monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory
+) -> None:
+    monkeypatch.setattr(
+        device.machine, "facts", replace(device.facts, concurrent_managed_access=False)
+    )
     for make in (memory.managed, memory.prefetched):
         with pytest.raises(Unsupported, match="does not migrate managed pages"):
             make(N)

@@ -17,7 +17,9 @@ from pytest_gpumem.units import GiB, MiB
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.MANAGED])
-def test_a_move_keeps_everything_but_the_address(device: CountedDevice, arena: Arena, kind: MemoryKind) -> None:
+def test_a_move_keeps_everything_but_the_address(
+    device: CountedDevice, arena: Arena, kind: MemoryKind
+) -> None:
     buffer = arena.buffer((64, 1024), "f4", kind)
     content, address, old = buffer.read(), buffer.address, buffer.allocation
     followed: list[int] = []
@@ -25,7 +27,12 @@ def test_a_move_keeps_everything_but_the_address(device: CountedDevice, arena: A
     buffer.move()
     assert buffer.address != address
     assert followed == [buffer.address]
-    assert (buffer.kind, buffer.shape, buffer.dtype_name, buffer.nbytes) == (kind, (64, 1024), "f4", 4 * 64 * 1024)
+    assert (buffer.kind, buffer.shape, buffer.dtype_name, buffer.nbytes) == (
+        kind,
+        (64, 1024),
+        "f4",
+        4 * 64 * 1024,
+    )
     np.testing.assert_array_equal(buffer.read(), content)
     assert old.freed
     assert device.live == [buffer.allocation]
@@ -72,7 +79,12 @@ def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
 def prefetches(device: CountedDevice) -> list[tuple[int, str]]:
     """Where pages are sent from now on: address and place."""
     sent: list[tuple[int, str]] = []
-    device.before("managed.prefetch", lambda pages, to_host, stream: sent.append((pages.address, "host" if to_host else "device")))
+    device.before(
+        "managed.prefetch",
+        lambda pages, to_host, stream: sent.append(
+            (pages.address, "host" if to_host else "device")
+        ),
+    )
     return sent
 
 
@@ -87,9 +99,16 @@ def managed(memory: Memory, home: str) -> Any:
 
 @pytest.mark.parametrize(
     ("home", "path"),
-    [("host", ["host"]), ("device", ["device"]), ("prefetched", ["host", "device"]), ("as left", [])],
+    [
+        ("host", ["host"]),
+        ("device", ["device"]),
+        ("prefetched", ["host", "device"]),
+        ("as left", []),
+    ],
 )
-def test_pages_go_home_before_a_sample_and_after_a_move(device: CountedDevice, memory: Memory, home: str, path: list[str]) -> None:
+def test_pages_go_home_before_a_sample_and_after_a_move(
+    device: CountedDevice, memory: Memory, home: str, path: list[str]
+) -> None:
     buffer = managed(memory, home)
     assert buffer.home == home
     sent = prefetches(device)
@@ -109,7 +128,9 @@ def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: M
 
 
 @pytest.mark.parametrize("home", ["host", "device", "prefetched"])
-def test_pages_are_where_they_were_asked_to_be(device: CountedDevice, memory: Memory, home: str) -> None:
+def test_pages_are_where_they_were_asked_to_be(
+    device: CountedDevice, memory: Memory, home: str
+) -> None:
     buffer = managed(memory, home)
     pages = device.machine.pages[id(buffer.allocation)]
     on_device = 0 if home == "host" else buffer.nbytes

@@ -20,12 +20,16 @@ def under_mps(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """A device on which nobody can change the 9.375 MiB that are set aside."""
     device = SimulatedDevice(DATASHEETS["h100"])
     monkeypatch.setattr(device.machine, "facts", replace(device.facts, mps=True))
-    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: pytest.fail("the set-aside is the server's"))
+    monkeypatch.setattr(
+        device.l2, "request_set_aside", lambda nbytes: pytest.fail("the set-aside is the server's")
+    )
     return device
 
 
 @pytest.mark.parametrize(("mib", "ratio"), [(8, 1.0), (18.75, 0.5)])
-def test_a_fitted_window_takes_the_servers_set_aside(under_mps: SimulatedDevice, mib: float, ratio: float) -> None:
+def test_a_fitted_window_takes_the_servers_set_aside(
+    under_mps: SimulatedDevice, mib: float, ratio: float
+) -> None:
     arena = Arena(under_mps, seed=0)
     with persisting(under_mps, arena.buffer(int(mib * MiB))) as stream:
         assert (stream.set_aside, stream.hit_ratio) == (9.375 * MiB, ratio)
@@ -37,5 +41,8 @@ def test_a_fitted_window_takes_the_servers_set_aside(under_mps: SimulatedDevice,
 def test_another_set_aside_is_refused(under_mps: SimulatedDevice, set_aside: Any) -> None:
     arena = Arena(under_mps, seed=0)
     one = persisting(under_mps, arena.buffer(8 * MiB), set_aside=set_aside)
-    with pytest.raises(Unsupported, match=r"^under MPS .*: 9\.375 MiB, which no process changes"), one:
+    with (
+        pytest.raises(Unsupported, match=r"^under MPS .*: 9\.375 MiB, which no process changes"),
+        one,
+    ):
         pytest.fail("it is not")

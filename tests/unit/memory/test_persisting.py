@@ -32,7 +32,9 @@ def calls(device: CountedDevice, found: int) -> list[Any]:
     return made
 
 
-def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, arena: Arena) -> None:
+def test_the_window_lies_over_the_buffer_and_follows_it(
+    device: CountedDevice, arena: Arena
+) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer) as stream:
         assert stream.set_aside == device.l2.set_aside() == 4 * STEP
@@ -42,54 +44,84 @@ def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, a
         assert buffer.address != before
         assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
         assert stream.window is not None
-        assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (8 * MiB, 1.0, 4 * STEP)
+        assert (stream.window.nbytes, stream.window.hit_ratio, stream.window.set_aside) == (
+            8 * MiB,
+            1.0,
+            4 * STEP,
+        )
     assert device.l2.set_aside() == FOUND
     assert device.l2.window(stream.stream) is None
     buffer.move()
     assert device.l2.window(stream.stream) is None
 
 
-def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_it(device: CountedDevice, arena: Arena) -> None:
+def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_it(
+    device: CountedDevice, arena: Arena
+) -> None:
     buffer = arena.buffer(64 * MiB)
-    with persisting(device, buffer, window="20 MiB", offset="4 MiB", hit_ratio=20 / 64, miss="normal") as stream:
+    with persisting(
+        device, buffer, window="20 MiB", offset="4 MiB", hit_ratio=20 / 64, miss="normal"
+    ) as stream:
         assert stream.set_aside == 7 * STEP  # what holds 20 MiB
         buffer.move()
         part = WindowSpec(buffer.address + 4 * MiB, 20 * MiB, 20 / 64, miss=AccessProperty.NORMAL)
         assert device.l2.window(stream.stream) == part
         assert stream.window is not None
-        assert (stream.window.offset, stream.window.nbytes, stream.window.miss) == (4 * MiB, 20 * MiB, "normal")
+        assert (stream.window.offset, stream.window.nbytes, stream.window.miss) == (
+            4 * MiB,
+            20 * MiB,
+            "normal",
+        )
         assert stream.notes == ()
 
 
 @pytest.mark.parametrize("hit", ["streaming", "normal"])
-def test_a_window_under_which_nothing_persists_sets_nothing_aside(device: CountedDevice, arena: Arena, hit: Any) -> None:
+def test_a_window_under_which_nothing_persists_sets_nothing_aside(
+    device: CountedDevice, arena: Arena, hit: Any
+) -> None:
     with persisting(device, arena.buffer(8 * MiB), hit=hit) as stream:
         assert device.l2.set_aside() == stream.set_aside == 0
-        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit))
+        assert device.l2.window(stream.stream) == WindowSpec(
+            stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
+        )
         assert stream.thrashing is None
         assert stream.notes == ()
         stream.reset("window")
-        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL)
+        assert device.l2.window(stream.stream) == WindowSpec(
+            stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL
+        )
         stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit))
+        assert device.l2.window(stream.stream) == WindowSpec(
+            stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
+        )
     with persisting(device, arena.buffer(8 * MiB), hit=hit, set_aside="max") as stream:
         assert stream.notes == (
             f"31.25 MiB of L2 are set aside, but under a window with the hit property {hit} nothing persists: a cost without a gain",
         )
 
 
-def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(8 * MiB)) as table, persisting(device, arena.buffer(64 * MiB), hit="streaming") as stream:
+def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(
+    device: CountedDevice, arena: Arena
+) -> None:
+    with (
+        persisting(device, arena.buffer(8 * MiB)) as table,
+        persisting(device, arena.buffer(64 * MiB), hit="streaming") as stream,
+    ):
         assert (table.set_aside, table.hit_ratio, stream.hit_ratio) == (4 * STEP, 1.0, 1.0)
         assert table.thrashing is None
 
 
-def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
+def test_lines_of_the_old_place_are_reset_before_the_window_moves(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer):
         calls.clear()
         buffer.move()
-        assert calls == [("reset_persisting", "reset"), ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0))]
+        assert calls == [
+            ("reset_persisting", "reset"),
+            ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0)),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +131,23 @@ def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: Counte
         ("max", "fit", 10 * STEP, 31.25 / 40),
         ("max", 1.0, 10 * STEP, 1.0),
         ("fit", 0, 8 * STEP, 0.0),
-        ("4 MiB", "fit", 2 * STEP, 6.25 / 40),  # rounded up, and the ratio is made from what was granted
+        (
+            "4 MiB",
+            "fit",
+            2 * STEP,
+            6.25 / 40,
+        ),  # rounded up, and the ratio is made from what was granted
         (int(5 * STEP), 0.25, 5 * STEP, 0.25),
         ("25%", "fit", 4 * STEP, 12.5 / 40),  # of L2
     ],
 )
 def test_what_was_granted_is_read_back(
-    device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, granted: float, ratio: float
+    device: CountedDevice,
+    arena: Arena,
+    set_aside: Any,
+    hit_ratio: Any,
+    granted: float,
+    ratio: float,
 ) -> None:
     buffer = arena.buffer(40 * MiB)
     with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
@@ -115,15 +157,21 @@ def test_what_was_granted_is_read_back(
         assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
 
 
-def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_driver_grants_decides_not_what_was_asked(
+    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = device.l2.request_set_aside
-    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP))))
+    monkeypatch.setattr(
+        device.l2, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP)))
+    )
     with persisting(device, arena.buffer(8 * MiB)) as stream:
         assert stream.set_aside == STEP
         assert stream.hit_ratio == pytest.approx(3.125 / 8)
 
 
-def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
+def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, set_aside="off") as stream:
         assert ("reset_persisting", "reset") in calls
@@ -139,7 +187,10 @@ ABOVE_HALF = (
 )
 
 
-@pytest.mark.parametrize(("nbytes", "set_aside", "notes"), [(25 * MiB, 25 * MiB, ()), (25 * MiB + 4096, 0, (ABOVE_HALF,))])
+@pytest.mark.parametrize(
+    ("nbytes", "set_aside", "notes"),
+    [(25 * MiB, 25 * MiB, ()), (25 * MiB + 4096, 0, (ABOVE_HALF,))],
+)
 def test_a_fitted_window_above_half_of_l2_is_none_and_says_so(
     device: CountedDevice, arena: Arena, nbytes: int, set_aside: int, notes: tuple[str, ...]
 ) -> None:
@@ -149,13 +200,20 @@ def test_a_fitted_window_above_half_of_l2_is_none_and_says_so(
         assert (stream.window is None) is (set_aside == 0)
 
 
-def test_a_fitted_window_above_half_of_l2_leaves_the_set_aside_to_another(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(40 * MiB)), persisting(device, arena.buffer(8 * MiB)) as other:
+def test_a_fitted_window_above_half_of_l2_leaves_the_set_aside_to_another(
+    device: CountedDevice, arena: Arena
+) -> None:
+    with (
+        persisting(device, arena.buffer(40 * MiB)),
+        persisting(device, arena.buffer(8 * MiB)) as other,
+    ):
         assert (device.l2.set_aside(), other.hit_ratio, other.thrashing) == (4 * STEP, 1.0, None)
 
 
 @pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
-def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena, verb: str) -> None:
+def test_all_is_restored_where_setting_up_fails(
+    device: CountedDevice, arena: Arena, verb: str
+) -> None:
     buffer = arena.buffer(8 * MiB)
     calls: list[Any] = []
     device.before(f"l2.{verb}", failing(once=True))
@@ -186,21 +244,39 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"hit_ratio": True}, "hit_ratio=True"),
         ({"hit_ratio": "most"}, "hit_ratio='most'"),
         ({"hit_ratio": None}, "hit_ratio=None"),
-        ({"set_aside": "64 MiB"}, "set_aside=64 MiB is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
+        (
+            {"set_aside": "64 MiB"},
+            "set_aside=64 MiB is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB",
+        ),
         (
             {"set_aside": "all"},
             'set_aside=\'all\'; accepted are "fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"',
         ),
-        ({"set_aside": "75%"}, "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB"),
+        (
+            {"set_aside": "75%"},
+            "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB",
+        ),
         ({"set_aside": "a%"}, "set_aside='a%'"),
         ({"set_aside": "-5%"}, "set_aside='-5%'"),
-        ({"miss": "persisting"}, 'miss=\'persisting\'; accepted are "fit", "streaming" and "normal"'),
+        (
+            {"miss": "persisting"},
+            'miss=\'persisting\'; accepted are "fit", "streaming" and "normal"',
+        ),
         ({"hit": "often"}, 'hit=\'often\'; accepted are "persisting", "streaming" and "normal"'),
-        ({"window": "cut"}, 'window=\'cut\'; accepted are "error", "clamp", bytes and a size such as "8 MiB"'),
+        (
+            {"window": "cut"},
+            'window=\'cut\'; accepted are "error", "clamp", bytes and a size such as "8 MiB"',
+        ),
         ({"window": 0}, 'window=0 bytes; set_aside="off" measures without a window'),
-        ({"window": "129 MiB"}, "window=129 MiB is above the largest window of NVIDIA H100 80GB HBM3, 128 MiB"),
+        (
+            {"window": "129 MiB"},
+            "window=129 MiB is above the largest window of NVIDIA H100 80GB HBM3, 128 MiB",
+        ),
         ({"window": "9 MiB"}, "window=9 MiB goes beyond the end of <device buffer, 8 MiB"),
-        ({"window": "6 MiB", "offset": "3 MiB"}, "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB"),
+        (
+            {"window": "6 MiB", "offset": "3 MiB"},
+            "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB",
+        ),
         ({"offset": "8 MiB"}, "offset=8 MiB is not inside <device buffer, 8 MiB"),
         ({"offset": -1}, 'offset=-1; accepted are bytes and a size such as "8 MiB"'),
         ({"where": "kernel"}, 'where=\'kernel\'; accepted are "stream", "graph" and "launch"'),
@@ -228,14 +304,25 @@ def test_what_cannot_be_is_refused_before_anything_changes(
     ("make", "said"),
     [
         *(
-            (lambda m, k=kind: getattr(m, k)(MiB), f"a persisting window needs a buffer of device memory, not <{kind} buffer")
+            (
+                lambda m, k=kind: getattr(m, k)(MiB),
+                f"a persisting window needs a buffer of device memory, not <{kind} buffer",
+            )
             for kind in HOST
         ),
-        (lambda m: np.ones((1000, 4)), "a persisting window needs a buffer of device memory, not array([[1., 1"),
-        (lambda m: Arena(CountedDevice(), seed=1).buffer(MiB), "is memory of another device than NVIDIA H100 80GB HBM3"),
+        (
+            lambda m: np.ones((1000, 4)),
+            "a persisting window needs a buffer of device memory, not array([[1., 1",
+        ),
+        (
+            lambda m: Arena(CountedDevice(), seed=1).buffer(MiB),
+            "is memory of another device than NVIDIA H100 80GB HBM3",
+        ),
     ],
 )
-def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memory, calls: list[Any], make: Any, said: str) -> None:
+def test_only_memory_of_the_device_persists(
+    device: CountedDevice, memory: Memory, calls: list[Any], make: Any, said: str
+) -> None:
     buffer = make(memory)
     with pytest.raises(BadWindow) as caught, persisting(device, buffer):
         raise AssertionError("the body ran")
@@ -247,8 +334,12 @@ def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memor
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
     with persisting(device, arena.buffer(192 * MiB), set_aside="50%", window="clamp") as stream:
-        assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128, miss=AccessProperty.NORMAL)
-        assert stream.notes == ("the window covers the first 128 MiB of 192 MiB: no larger one is possible",)
+        assert device.l2.window(stream.stream) == WindowSpec(
+            stream.buffer.address, 128 * MiB, 25 / 128, miss=AccessProperty.NORMAL
+        )
+        assert stream.notes == (
+            "the window covers the first 128 MiB of 192 MiB: no larger one is possible",
+        )
     with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
 
@@ -262,14 +353,22 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
         ({"hit_ratio": 1.0, "miss": "normal"}, "normal"),
     ],
 )
-def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(device: CountedDevice, arena: Arena, options: Any, miss: str) -> None:
+def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(
+    device: CountedDevice, arena: Arena, options: Any, miss: str
+) -> None:
     with persisting(device, arena.buffer(40 * MiB), allow_thrash=True, **options) as stream:
         assert stream.window is not None
-        assert (stream.window.where, stream.window.hit, stream.window.miss) == ("stream", "persisting", miss)
+        assert (stream.window.where, stream.window.hit, stream.window.miss) == (
+            "stream",
+            "persisting",
+            miss,
+        )
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
-def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena: Arena, where: Any) -> None:
+def test_elsewhere_the_stream_itself_has_no_window(
+    device: CountedDevice, arena: Arena, where: Any
+) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, where=where) as stream:
         assert device.l2.set_aside() == 4 * STEP
@@ -290,7 +389,9 @@ def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena:
     assert device.l2.set_aside() == FOUND
 
 
-def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
+def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer) as stream:
         calls.clear()
@@ -303,17 +404,30 @@ def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: C
     assert device.l2.set_aside() == FOUND
 
 
-def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
+def test_reset_by_the_window_gives_it_the_normal_property(
+    device: CountedDevice, arena: Arena, calls: list[Any]
+) -> None:
     buffer = arena.buffer(40 * MiB)
     with persisting(device, buffer, set_aside="50%") as stream:
         calls.clear()
         stream.reset("window")
-        assert calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL))]
+        assert calls == [
+            (
+                "set_window",
+                WindowSpec(
+                    buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL
+                ),
+            )
+        ]
         assert stream.window is not None
         assert stream.window.hit == "normal"
         stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 40 * MiB, 0.625, miss=AccessProperty.NORMAL)
-        with pytest.raises(BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'):
+        assert device.l2.window(stream.stream) == WindowSpec(
+            buffer.address, 40 * MiB, 0.625, miss=AccessProperty.NORMAL
+        )
+        with pytest.raises(
+            BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'
+        ):
             stream.reset("wait")  # type: ignore[arg-type]
 
 
@@ -335,7 +449,9 @@ H100 = choose("sim:h100").facts
         (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
     ],
 )
-def test_what_holds_the_window_and_a_step_more_where_that_pays(window: float, set_aside: float) -> None:
+def test_what_holds_the_window_and_a_step_more_where_that_pays(
+    window: float, set_aside: float
+) -> None:
     assert H100.l2_bytes == 50 * MiB
     assert fit_set_aside(H100, int(window)) == int(set_aside)
 

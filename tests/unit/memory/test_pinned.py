@@ -50,7 +50,9 @@ def test_what_the_cap_refuses_is_not_allocated_and_is_no_other_error(capped: Mem
     assert capped.pageable(17 * MIB).nbytes == 17 * MIB  # pageable memory is not locked
 
 
-def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_node_reach_the_device(
+    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[dict[str, Any]] = []
     nodes: list[Any] = []
 
@@ -71,7 +73,9 @@ def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, 
     assert nodes == [3, "left"]
 
 
-def test_device_memory_is_allocated_anywhere(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_allocated_anywhere(
+    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device.memory, "near_host", failing())
     memory.device(4096)
     memory.managed(4096)
@@ -116,7 +120,9 @@ def test_touching_changes_nothing(nbytes: int) -> None:
     assert (array == before).all()
 
 
-def test_every_page_of_an_adopted_array_is_touched(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_page_of_an_adopted_array_is_touched(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touched: list[Any] = []
     monkeypatch.setattr("pytest_gpumem.memory.buffers.touch", touched.append)
     array, fixed = np.zeros(64), np.zeros(64)

@@ -13,8 +13,12 @@ from pytest_gpumem.memory.buffers import BadBuffer, Buffer
 from pytest_gpumem.memory.spaces import Memory
 
 
-@pytest.mark.parametrize("method", ["device", "managed", "prefetched", "pinned", "registered", "pageable"])
-def test_each_method_gives_its_kind_with_content(device: CountedDevice, memory: Memory, method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["device", "managed", "prefetched", "pinned", "registered", "pageable"]
+)
+def test_each_method_gives_its_kind_with_content(
+    device: CountedDevice, memory: Memory, method: str
+) -> None:
     buffer: Buffer = getattr(memory, method)((256,), "i4")
     assert buffer.kind.value == ("managed" if method == "prefetched" else method)
     assert (buffer.shape, buffer.dtype_name) == ((256,), "i4")
@@ -66,8 +70,12 @@ def test_host_memory_does_not_move(memory: Memory, method: str) -> None:
     assert not memory.arena.can_move(getattr(memory, method)((256,), "f4"))
 
 
-@pytest.mark.parametrize("like", [ModuleType("cupy"), ModuleType("torch"), np], ids=lambda like: like.__name__)
-def test_a_library_that_has_no_bridge_skips_and_leaves_nothing(device: CountedDevice, memory: Memory, like: ModuleType) -> None:
+@pytest.mark.parametrize(
+    "like", [ModuleType("cupy"), ModuleType("torch"), np], ids=lambda like: like.__name__
+)
+def test_a_library_that_has_no_bridge_skips_and_leaves_nothing(
+    device: CountedDevice, memory: Memory, like: ModuleType
+) -> None:
     with pytest.raises(Unsupported):
         memory.device(4096, like=like)
     memory.arena.close()

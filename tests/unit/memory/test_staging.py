@@ -66,9 +66,23 @@ def checked(device: Device, work: Work) -> None:
     work.verify()
 
 
-def staged(memory: Memory, shape: Any, streams: int, chunks: int | None = None, *, back: bool = True, rounds: int = 1) -> StagedCopy:
-    source, there, target = memory.pinned(shape), memory.device(shape), memory.pinned(shape) if back else None
-    return StagedCopy(source, there, target, bound(memory, "elementwise"), {"rounds": rounds}, streams, chunks)
+def staged(
+    memory: Memory,
+    shape: Any,
+    streams: int,
+    chunks: int | None = None,
+    *,
+    back: bool = True,
+    rounds: int = 1,
+) -> StagedCopy:
+    source, there, target = (
+        memory.pinned(shape),
+        memory.device(shape),
+        memory.pinned(shape) if back else None,
+    )
+    return StagedCopy(
+        source, there, target, bound(memory, "elementwise"), {"rounds": rounds}, streams, chunks
+    )
 
 
 @given(nbytes=st.integers(1, 10**7), pieces=st.integers(1, 200))
@@ -86,7 +100,9 @@ def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: in
 
 @pytest.mark.parametrize(("streams", "chunks"), [(1, None), (4, None), (3, 7), (16, 5), (4, 32)])
 @pytest.mark.parametrize("back", [True, False])
-def test_a_staged_copy_gives_the_sequential_result(memory: Memory, streams: int, chunks: int | None, back: bool) -> None:
+def test_a_staged_copy_gives_the_sequential_result(
+    memory: Memory, streams: int, chunks: int | None, back: bool
+) -> None:
     """33001 elements: no number of chunks divides them."""
     work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
     device = memory.arena.device
@@ -101,7 +117,9 @@ def test_a_staged_copy_gives_the_sequential_result(memory: Memory, streams: int,
 
 @pytest.mark.parametrize("left_out", [0, 3, 6])
 @pytest.mark.parametrize("step", ["copy in", "kernel", "copy out"])
-def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.MonkeyPatch, left_out: int, step: str) -> None:
+def test_a_chunk_that_is_left_out_is_seen(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, left_out: int, step: str
+) -> None:
     device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
     stream = device.streams.create()
     work.poison(stream)
@@ -109,16 +127,29 @@ def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.Mo
     copy, run = device.content.copy, device.kernels.launch
     dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
     monkeypatch.setattr(
-        device.content, "copy", lambda d, s, n, q: None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q)
+        device.content,
+        "copy",
+        lambda d, s, n, q: (
+            None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q)
+        ),
     )
-    monkeypatch.setattr(device.kernels, "launch", lambda one, q: None if step == "kernel" and one is launch else run(one, q))
+    monkeypatch.setattr(
+        device.kernels,
+        "launch",
+        lambda one, q: None if step == "kernel" and one is launch else run(one, q),
+    )
     work.queue(stream)
     device.streams.synchronize()
-    with pytest.raises(WrongResult, match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}"):
+    with pytest.raises(
+        WrongResult,
+        match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}",
+    ):
         work.verify()
 
 
-def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Memory, device: CountedDevice) -> None:
+def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(
+    memory: Memory, device: CountedDevice
+) -> None:
     work = staged(memory, "64 MiB", 4, 8)
     stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
     lanes: list[Any] = []
@@ -150,10 +181,16 @@ def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
 
 def test_one_copy_engine_makes_the_directions_share() -> None:
     two, one = CountedDevice(), CountedDevice(async_engines=1)
-    parts = [(frozenset([HOST_TO_DEVICE]), 3.0), (frozenset([KERNEL]), 4.0), (frozenset([DEVICE_TO_HOST]), 2.0)]
+    parts = [
+        (frozenset([HOST_TO_DEVICE]), 3.0),
+        (frozenset([KERNEL]), 4.0),
+        (frozenset([DEVICE_TO_HOST]), 2.0),
+    ]
     assert bound_of(two, parts) == 4.0
     assert bound_of(one, parts) == 5.0
-    assert took(one, staged(Memory(Arena(one, 1)), "64 MiB", 16)) > 1.7 * took(two, staged(Memory(Arena(two, 1)), "64 MiB", 16))
+    assert took(one, staged(Memory(Arena(one, 1)), "64 MiB", 16)) > 1.7 * took(
+        two, staged(Memory(Arena(two, 1)), "64 MiB", 16)
+    )
 
 
 @pytest.mark.parametrize("engines", [0, 1])
@@ -203,7 +240,11 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
     in_turn = works.enqueue(InTurn(device, [copy, host]))
     assert together[1] == pytest.approx(max(alone, 1e-3), rel=0.05)
     assert in_turn[1] == pytest.approx(alone + 1e-3, rel=0.05)
-    assert (host.on_host, Together(device, [host, copy]).on_host, copy.on_host) == (True, True, False)
+    assert (host.on_host, Together(device, [host, copy]).on_host, copy.on_host) == (
+        True,
+        True,
+        False,
+    )
 
 
 def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory: Memory) -> None:
@@ -221,7 +262,11 @@ def test_a_wrong_result_is_seen(memory: Memory, kind: str) -> None:
     device, stream = memory.arena.device, memory.arena.device.streams.create()
     work: Work
     target: Buffer = memory.device((1000,))
-    work = Copy(device, target, memory.pinned((1000,))) if kind == "copy" else launched(memory, "reread", target, memory.device((1000,)))
+    work = (
+        Copy(device, target, memory.pinned((1000,)))
+        if kind == "copy"
+        else launched(memory, "reread", target, memory.device((1000,)))
+    )
     work.poison(stream)
     with pytest.raises(WrongResult, match="the first is"):  # nothing ran
         work.verify()
@@ -248,24 +293,44 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
     ("make", "said"),
     [
         (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
-        (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3), "512 B cannot be cut into 3 pieces"),
-        (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=0), "pieces=0; it is a whole number of at least 1"),
-        (lambda m, d: Together(d, [Host(print, "print")]), "together takes at least two pieces of work, not 1"),
+        (
+            lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3),
+            "512 B cannot be cut into 3 pieces",
+        ),
+        (
+            lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=0),
+            "pieces=0; it is a whole number of at least 1",
+        ),
+        (
+            lambda m, d: Together(d, [Host(print, "print")]),
+            "together takes at least two pieces of work, not 1",
+        ),
         (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
         (lambda m, d: staged(m, 4096, 2, 17), "4 KiB cannot be cut into 17 pieces"),
         (lambda m, d: staged(m, 4096, 2, True), "chunks=True"),
-        (lambda m, d: Works(m).staged(2, 4096, round=1), r"elementwise\(x, rounds\) has no parameter 'round'"),
+        (
+            lambda m, d: Works(m).staged(2, 4096, round=1),
+            r"elementwise\(x, rounds\) has no parameter 'round'",
+        ),
         (lambda m, d: launched(m, "elementwise", m.device(4096), rounds=0), "rounds is 0"),
-        (lambda m, d: launched(m, "elementwise", m.pageable(4096)), "elementwise: x is pageable memory, which kernels cannot see"),
+        (
+            lambda m, d: launched(m, "elementwise", m.pageable(4096)),
+            "elementwise: x is pageable memory, which kernels cannot see",
+        ),
         (
             lambda m, d: StagedCopy(m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2),
             "triad cannot be staged: it takes a kernel that updates one array in place",
         ),
         (
-            lambda m, d: StagedCopy(m.pinned(4096), m.device(8192), None, bound(m, "elementwise"), {}, 2),
+            lambda m, d: StagedCopy(
+                m.pinned(4096), m.device(8192), None, bound(m, "elementwise"), {}, 2
+            ),
             "must have the same size and type",
         ),
-        (lambda m, d: Works(m).copy(5, m.pinned(512)), "'destination' is a buffer from a fixture or a NumPy array, not int"),
+        (
+            lambda m, d: Works(m).copy(5, m.pinned(512)),
+            "'destination' is a buffer from a fixture or a NumPy array, not int",
+        ),
         (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),  # type: ignore[arg-type]
     ],
 )

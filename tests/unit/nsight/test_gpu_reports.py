@@ -18,4 +18,6 @@ def test_ncu() -> None:
     (kernel,) = found.kernels
     for name, value in wanted.items():
         owner = found if name in ("name", "sm_clock_hz", "memory_clock_hz", "set_aside") else kernel
-        assert getattr(owner, name) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-4)), name
+        assert getattr(owner, name) == (
+            value if isinstance(value, str) else pytest.approx(value, rel=1e-4)
+        ), name

@@ -36,7 +36,14 @@ BASE = {
     ncu.SHARED[1]: ("0", "byte/block"),
     ncu.SET_ASIDE: ("11.7965", "Mbyte"),
 }
-FIXED = ("ID", "Process ID", "Kernel Name", "Block Size", "Grid Size", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg")
+FIXED = (
+    "ID",
+    "Process ID",
+    "Kernel Name",
+    "Block Size",
+    "Grid Size",
+    "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg",
+)
 
 
 def page(*launches: dict[str, Any], metrics: dict[str, tuple[str, str]] = BASE) -> str:
@@ -48,7 +55,17 @@ def page(*launches: dict[str, Any], metrics: dict[str, tuple[str, str]] = BASE) 
     for number, launch in enumerate(launches):
         figures = [launch.get(name, value) for name, (value, _) in metrics.items()]
         name, size = launch.get("name", ncu_csv.TRIAD), launch.get("grid", "(1056, 1, 1)")
-        writer.writerow([number, launch.get("process", "4242"), name, "(256, 1, 1)", size, launch["ranges"], *figures])
+        writer.writerow(
+            [
+                number,
+                launch.get("process", "4242"),
+                name,
+                "(256, 1, 1)",
+                size,
+                launch["ranges"],
+                *figures,
+            ]
+        )
     return f"==PROF== Connected to process 4242\n{out.getvalue()}==PROF== Disconnected\n"
 
 
@@ -56,45 +73,92 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
     found = read_csv(
         page(
             {"ranges": ncu_csv.measured("test_triad")},
-            {"ranges": ncu_csv.measured("test_triad"), tools.DRAM_READ: "1073762050", tools.DURATION: "367266"},
+            {
+                "ranges": ncu_csv.measured("test_triad"),
+                tools.DRAM_READ: "1073762050",
+                tools.DURATION: "367266",
+            },
             {"ranges": ncu_csv.measured("test_triad", "test_triad.label.small"), "process": "77"},
             {"ranges": ncu_csv.stack("test_triad", "test_triad.flush"), "name": "flush"},
             {"ranges": "", "name": "elsewhere"},
         )
     )
     first, labelled = found
-    assert (first.name, first.label, first.process, first.launches, first.tool) == ("test_triad", "", 4242, None, "ncu")
+    assert (first.name, first.label, first.process, first.launches, first.tool) == (
+        "test_triad",
+        "",
+        4242,
+        None,
+        "ncu",
+    )
     assert (labelled.label, labelled.process) == ("small", 77)
     (kernel,) = first.kernels
-    assert (kernel.name, kernel.grid, kernel.block, kernel.launches) == (ncu_csv.TRIAD, (1056, 1, 1), (256, 1, 1), 2)
+    assert (kernel.name, kernel.grid, kernel.block, kernel.launches) == (
+        ncu_csv.TRIAD,
+        (1056, 1, 1),
+        (256, 1, 1),
+        2,
+    )
     assert kernel.nanoseconds == 367264 + 367266
     assert (kernel.dram_read, kernel.dram_written) == (1073762048 + 1073762050, 2 * 519266304)
     assert (kernel.l2_read, kernel.l2_written) == (2 * 33554432 * 32, 2 * 16777216 * 32)
-    assert (kernel.l2_hit_rate, kernel.l2_read_hit_rate, kernel.occupancy) == pytest.approx((0.335, 0.25, 0.9125))
+    assert (kernel.l2_hit_rate, kernel.l2_read_hit_rate, kernel.occupancy) == pytest.approx(
+        (0.335, 0.25, 0.9125)
+    )
     assert (kernel.sectors_per_request, kernel.sectors_per_store) == (16, 4)
     assert (kernel.registers, kernel.shared) == (32, 1024)
     assert (first.sm_clock_hz, first.memory_clock_hz) == pytest.approx((1.98e9, 3.2e9))
     assert first.set_aside == 11796500
-    assert [kernel.name for one in found for kernel in one.kernels] == [ncu_csv.TRIAD] * 2  # neither the flush nor other work
+    assert [kernel.name for one in found for kernel in one.kernels] == [
+        ncu_csv.TRIAD
+    ] * 2  # neither the flush nor other work
     assert first.launches is None  # the page does not say how many there were
 
 
 def test_a_log_of_counts_is_read() -> None:
-    foreign = ncu_csv.stack("<default domain>:gpumem", "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
-    lines = [(ncu_csv.measured("test_triad"), ncu_csv.H200), (foreign, ("1,024", "0", "1,280", "n/a", ""))]
+    foreign = ncu_csv.stack(
+        "<default domain>:gpumem",
+        "torch:test_a.measure",
+        "not_gpumem:test_b.measure",
+        "test_c",
+        "test_c.measure",
+    )
+    lines = [
+        (ncu_csv.measured("test_triad"), ncu_csv.H200),
+        (foreign, ("1,024", "0", "1,280", "n/a", "")),
+    ]
     found = read_csv(ncu_csv.log(*(ncu_csv.line(i, "triad", *one) for i, one in enumerate(lines))))
     assert [one.name for one in found] == ["test_triad", "test_c"]  # other domains have no tests
     first, second = (one.kernels[0] for one in found)
-    assert (first.dram_read, first.dram_written, first.nanoseconds) == (1073762048, 519266304, 367264)
+    assert (first.dram_read, first.dram_written, first.nanoseconds) == (
+        1073762048,
+        519266304,
+        367264,
+    )
     assert (first.l2_read, first.l2_written) == (2**30, 2**29)  # sectors of 32 bytes
-    assert (second.dram_read, second.nanoseconds, second.l2_read, second.l2_written) == (1024, 1280, None, None)
+    assert (second.dram_read, second.nanoseconds, second.l2_read, second.l2_written) == (
+        1024,
+        1280,
+        None,
+        None,
+    )
 
 
 def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:
     found = read_csv(
         page(
-            {"ranges": ncu_csv.measured("test_a"), tools.L2_READ: "300", tools.L2_WRITE: "0", ncu.L2_HIT_RATE: "10"},
-            {"ranges": ncu_csv.measured("test_a"), tools.L2_READ: "100", tools.L2_WRITE: "0", ncu.L2_HIT_RATE: "50"},
+            {
+                "ranges": ncu_csv.measured("test_a"),
+                tools.L2_READ: "300",
+                tools.L2_WRITE: "0",
+                ncu.L2_HIT_RATE: "10",
+            },
+            {
+                "ranges": ncu_csv.measured("test_a"),
+                tools.L2_READ: "100",
+                tools.L2_WRITE: "0",
+                ncu.L2_HIT_RATE: "50",
+            },
         )
     )
     assert found[0].kernels[0].l2_hit_rate == pytest.approx(0.2)
@@ -105,7 +169,12 @@ def test_what_was_not_counted_is_not_known() -> None:
     assert all(kernel.dram_read is None for kernel in found[0].kernels)
     few = {tools.DURATION: ("1", "us")}
     kernel = read_csv(page({"ranges": ncu_csv.measured("test_a")}, metrics=few))[0].kernels[0]
-    assert (kernel.nanoseconds, kernel.dram_read, kernel.occupancy, kernel.registers) == (1000, None, None, None)
+    assert (kernel.nanoseconds, kernel.dram_read, kernel.occupancy, kernel.registers) == (
+        1000,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,11 +197,26 @@ def test_units(written: str, factor: float) -> None:
         ("", "no raw page of ncu as CSV"),
         (page(metrics=BASE), r"0 kernels outside every NVTX range of the domain gpumem"),
         (page({"ranges": "other:x:none"}), "1 kernel outside every NVTX range"),
-        (page({"ranges": ncu_csv.measured("a")}, metrics={tools.DRAM_READ: ("1", "byte")}), "has no gpu__time_duration.sum"),
-        (page({"ranges": ncu_csv.measured("a")}, metrics={**BASE, tools.DURATION: ("1", "fortnight")}), "'fortnight', which is no unit"),
-        (page({"ranges": ncu_csv.measured("a"), tools.DRAM_READ: "much"}), "'much', which is no number"),
+        (
+            page({"ranges": ncu_csv.measured("a")}, metrics={tools.DRAM_READ: ("1", "byte")}),
+            "has no gpu__time_duration.sum",
+        ),
+        (
+            page(
+                {"ranges": ncu_csv.measured("a")},
+                metrics={**BASE, tools.DURATION: ("1", "fortnight")},
+            ),
+            "'fortnight', which is no unit",
+        ),
+        (
+            page({"ranges": ncu_csv.measured("a"), tools.DRAM_READ: "much"}),
+            "'much', which is no number",
+        ),
         (page({"ranges": ncu_csv.measured("a"), "grid": "wide"}), "a grid or block as 'wide'"),
-        (page({"ranges": ncu_csv.measured("a")}).replace('"(256, 1, 1)",', ""), "a line of 22 columns below 23 headings"),
+        (
+            page({"ranges": ncu_csv.measured("a")}).replace('"(256, 1, 1)",', ""),
+            "a line of 22 columns below 23 headings",
+        ),
     ],
 )
 def test_what_is_no_page_is_refused(text: str, said: str) -> None:
@@ -143,9 +227,18 @@ def test_what_is_no_page_is_refused(text: str, said: str) -> None:
 def test_a_page_of_a_gpu_tells_what_ncu_says() -> None:
     (one,) = read_csv(H200_PAGE.read_text())
     (kernel,) = one.kernels
-    assert (kernel.grid, kernel.block, kernel.launches, kernel.registers) == ((4096, 1, 1), (1024, 1, 1), 5, 24)
+    assert (kernel.grid, kernel.block, kernel.launches, kernel.registers) == (
+        (4096, 1, 1),
+        (1024, 1, 1),
+        5,
+        24,
+    )
     (said,) = json.loads(H200_PAGE.with_suffix(".csv.expected.json").read_text())["kernels"]
-    assert (kernel.dram_read, kernel.l2_read, kernel.sectors_per_request) == (said["dram_read"], 5 * 4194304 * 32, 16)
+    assert (kernel.dram_read, kernel.l2_read, kernel.sectors_per_request) == (
+        said["dram_read"],
+        5 * 4194304 * 32,
+        16,
+    )
     assert (one.set_aside, kernel.shared) == (11796480, 0)
     assert kernel.occupancy == pytest.approx(said["occupancy"], abs=1e-4)
     lines = lines_of(H200_PAGE.read_text(), ("Kernel Name",)) or []

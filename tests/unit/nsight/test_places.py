@@ -18,7 +18,10 @@ from pytest_gpumem.nsight.recording import RangePlace, place_of
         (("test_a", "test_a.label.x-1", "test_a.measure"), RangePlace("test_a", "x-1", True)),
         (("test_a", "test_a.label.x-1", "test_a.flush"), RangePlace("test_a", "x-1", False)),
         # pytest run by a test, itself measured
-        (("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"), RangePlace("inner", "y", True)),
+        (
+            ("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"),
+            RangePlace("inner", "y", True),
+        ),
     ],
 )
 def test_a_stack_of_ranges_is_a_place(ranges: tuple[str, ...], place: RangePlace | None) -> None:

@@ -37,7 +37,11 @@ def gpumem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setattr(profile, "select", lambda *_: state.tests)
 
     def run(
-        tool: str, *arguments: str, does: str = "exit 0", version: str = "2025.3.2", tests: tuple[SelectedTest, ...] = (TRIAD,)
+        tool: str,
+        *arguments: str,
+        does: str = "exit 0",
+        version: str = "2025.3.2",
+        tests: tuple[SelectedTest, ...] = (TRIAD,),
     ) -> Result:
         state.tests = tests
         program = tmp_path / tool
@@ -66,38 +70,72 @@ SAYS = {
     "a report that could not be imported": (
         "nsys",
         "echo \"Generating '$report'\"; echo 'Importer error status: Importation failed.'; : > ${report%.nsys-rep}.qdstrm",
-        (r"its importer could not make a report of .*test_triad\.qdstrm", r"install it \(libdw1 on Debian", r"QdstrmImporter -i"),
+        (
+            r"its importer could not make a report of .*test_triad\.qdstrm",
+            r"install it \(libdw1 on Debian",
+            r"QdstrmImporter -i",
+        ),
     ),
     "an option that nsys does not know": (
         "nsys",
         "echo \"unrecognised option '--cuda-graph-trace=node'\"; exit 1",
-        (r"this nsys does not know --cuda-graph-trace=node: its version is not supported; GPUMEM_NSYS",),
+        (
+            r"this nsys does not know --cuda-graph-trace=node: its version is not supported; GPUMEM_NSYS",
+        ),
     ),
     "a range that never began": (
         "nsys",
         "echo 'Generated:'; echo '    No reports were generated.'",
-        (r"nsys never saw the range test_triad@gpumem: the test was not reached, or .* NVTX_DISABLE",),
+        (
+            r"nsys never saw the range test_triad@gpumem: the test was not reached, or .* NVTX_DISABLE",
+        ),
     ),
-    "an error of nsys": ("nsys", "echo 'FATAL ERROR: no space left'; exit 1", (r"^gpumem: nsys: no space left$",)),
-    "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); its output is above",)),
-    "a tool that was killed": ("nsys", "kill -9 $$", (r"nsys wrote no report \(ended by SIGKILL\); its output is above",)),
-    "an empty report": ("ncu", ': > "$report"; exit 9', (r"ncu wrote no report \(exit code 9\); its output is above",)),
+    "an error of nsys": (
+        "nsys",
+        "echo 'FATAL ERROR: no space left'; exit 1",
+        (r"^gpumem: nsys: no space left$",),
+    ),
+    "nothing said": (
+        "nsys",
+        "exit 7",
+        (r"nsys wrote no report \(exit code 7\); its output is above",),
+    ),
+    "a tool that was killed": (
+        "nsys",
+        "kill -9 $$",
+        (r"nsys wrote no report \(ended by SIGKILL\); its output is above",),
+    ),
+    "an empty report": (
+        "ncu",
+        ': > "$report"; exit 9',
+        (r"ncu wrote no report \(exit code 9\); its output is above",),
+    ),
     "no permission": (
         "ncu",
         "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'; exit 1",
-        (r"ERR_NVGPUCTRPERM", r"NVreg_RestrictProfilingToAdminUsers=0", r"developer.nvidia.com/ERR_NVGPUCTRPERM"),
+        (
+            r"ERR_NVGPUCTRPERM",
+            r"NVreg_RestrictProfilingToAdminUsers=0",
+            r"developer.nvidia.com/ERR_NVGPUCTRPERM",
+        ),
     ),
     "a driver that ncu does not support": (
         "ncu",
         "echo '==ERROR== Cuda driver is not compatible with Nsight Compute.'; exit 1",
-        (r"driver is not compatible with Nsight Compute; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU",),
+        (
+            r"driver is not compatible with Nsight Compute; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU",
+        ),
     ),
     "an option that ncu does not know": (
         "ncu",
         "echo \"unrecognised option '--nvtx-include'\"; exit 1",
         (r"this ncu does not know --nvtx-include: its version is not supported; GPUMEM_NCU",),
     ),
-    "no kernel": ("ncu", "echo '==WARNING== No kernels were profiled.'", (r"ncu matched no kernel: .* the tests were skipped, or",)),
+    "no kernel": (
+        "ncu",
+        "echo '==WARNING== No kernels were profiled.'",
+        (r"ncu matched no kernel: .* the tests were skipped, or",),
+    ),
 }
 
 
@@ -110,8 +148,12 @@ def test_without_a_report_the_cause_and_the_remedy_are_said(case: str, gpumem: C
     assert not list(Path().glob("*-rep"))
 
 
-def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "needed is 2022.4 or newer; GPUMEM_NSYS names another" in complaint(gpumem("nsys", version="2021.2.1"), 6)
+def test_a_tool_that_is_missing_or_too_old_is_said(
+    gpumem: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "needed is 2022.4 or newer; GPUMEM_NSYS names another" in complaint(
+        gpumem("nsys", version="2021.2.1"), 6
+    )
     monkeypatch.setattr(os, "environ", {**os.environ, "GPUMEM_NSYS": "nowhere"})
     result = CliRunner().invoke(main, ["profile", "nsys"], prog_name="gpumem")
     assert "GPUMEM_NSYS='nowhere' is no program" in complaint(result, 6)
@@ -120,11 +162,20 @@ def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--", "--gpumem-device", "sim:h100"], "--gpumem-device sim:h100: Nsight sees nothing of the simulated device; use a GPU"),
-        (["--", "--gpumem-device=auto"], "--gpumem-device auto: Nsight needs a GPU; accepted are cuda and cuda:N"),
+        (
+            ["--", "--gpumem-device", "sim:h100"],
+            "--gpumem-device sim:h100: Nsight sees nothing of the simulated device; use a GPU",
+        ),
+        (
+            ["--", "--gpumem-device=auto"],
+            "--gpumem-device auto: Nsight needs a GPU; accepted are cuda and cuda:N",
+        ),
         (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run"),
         (["-o", "no/such/report"], "there is no folder"),
-        (["--tool-options", "--trace=cuda --output=mine"], "--tool-options: --output=mine: gpumem names the report itself; -o FILE does"),
+        (
+            ["--tool-options", "--trace=cuda --output=mine"],
+            "--tool-options: --output=mine: gpumem names the report itself; -o FILE does",
+        ),
         (["--tool-options", "--set 'full"], '--tool-options: "--set \'full": No closing quotation'),
     ],
 )
@@ -136,7 +187,9 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(
+    gpumem: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
         monkeypatch.setenv("GPUMEM_DEVICE", device)
         result = gpumem("nsys", "-o", "r", does='echo > "$report"')
@@ -145,7 +198,16 @@ def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused
     said = complaint(gpumem("nsys"), 4)
     assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of the simulated device; use a GPU" in said
     # The command line wins, and its last word.
-    result = gpumem("nsys", "-o", "r", "--", "--gpumem-device", "sim", "--gpumem-device=cuda:2", does='echo > "$report"')
+    result = gpumem(
+        "nsys",
+        "-o",
+        "r",
+        "--",
+        "--gpumem-device",
+        "sim",
+        "--gpumem-device=cuda:2",
+        does='echo > "$report"',
+    )
     assert result.exit_code == 0
     said = complaint(gpumem("nsys", "--", "--gpumem-device=cuda", "--gpumem-device", "sim"), 4)
     assert "--gpumem-device sim: Nsight sees nothing" in said
@@ -153,14 +215,18 @@ def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused
 
 def test_without_ranges_nothing_is_run(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_DISABLE", "1")
-    assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(gpumem("nsys"), 4)
+    assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(
+        gpumem("nsys"), 4
+    )
     monkeypatch.delenv("NVTX_DISABLE")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert "the package nvtx is not installed for" in complaint(gpumem("nsys"), 4)
 
 
 def test_what_pytest_does_not_accept_is_a_mistake_of_the_call(gpumem: Call) -> None:
-    said = complaint(gpumem("nsys", does=': > "$report"; echo "ERROR: unrecognized arguments: --foo"; exit 4'), 4)
+    said = complaint(
+        gpumem("nsys", does=': > "$report"; echo "ERROR: unrecognized arguments: --foo"; exit 4'), 4
+    )
     assert "pytest did not accept its arguments or the device" in said
 
 
@@ -185,15 +251,25 @@ def test_a_report_without_a_name_replaces_none(gpumem: Call, tmp_path: Path) -> 
     for number in (1, 2, 3):
         assert gpumem("nsys", does=f'echo {number} > "$report"').exit_code == 0
     written = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
-    assert written == {"test_triad.nsys-rep": "1\n", "test_triad-2.nsys-rep": "2\n", "test_triad-3.nsys-rep": "3\n"}
+    assert written == {
+        "test_triad.nsys-rep": "1\n",
+        "test_triad-2.nsys-rep": "2\n",
+        "test_triad-3.nsys-rep": "3\n",
+    }
 
 
-def test_what_nsys_once_collected_is_no_sign_of_an_importer_that_failed(gpumem: Call, tmp_path: Path) -> None:
+def test_what_nsys_once_collected_is_no_sign_of_an_importer_that_failed(
+    gpumem: Call, tmp_path: Path
+) -> None:
     left = tmp_path / "test_triad.qdstrm"
     left.write_text("old")
-    assert "nsys: no space left" in complaint(gpumem("nsys", does="echo 'ERROR: no space left'; exit 1"), 6)
+    assert "nsys: no space left" in complaint(
+        gpumem("nsys", does="echo 'ERROR: no space left'; exit 1"), 6
+    )
     assert left.read_text() == "old"
-    assert "its importer could not" in complaint(gpumem("nsys", does='echo other > "${report%.nsys-rep}.qdstrm"; exit 1'), 6)
+    assert "its importer could not" in complaint(
+        gpumem("nsys", does='echo other > "${report%.nsys-rep}.qdstrm"; exit 1'), 6
+    )
 
 
 def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: Path) -> None:
@@ -204,11 +280,15 @@ def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: P
     )
 
 
-def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
+def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(
+    gpumem: Call,
+) -> None:
     def recorded(*arguments: str, tests: tuple[SelectedTest, ...]) -> bool:
         result = gpumem("nsys", *arguments, "-o", "r", does='date +%s%N > "$report"', tests=tests)
         (line,) = (line for line in result.stderr.splitlines() if "profile --trace" in line)
-        assert ("--cuda-um-gpu-page-faults=true" in line) == ("--cuda-um-cpu-page-faults=true" in line)
+        assert ("--cuda-um-gpu-page-faults=true" in line) == (
+            "--cuda-um-cpu-page-faults=true" in line
+        )
         return "--cuda-um-gpu-page-faults=true" in line
 
     assert recorded(tests=(TRIAD, PAGED))
@@ -219,16 +299,30 @@ def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(g
 
 
 def test_several_tests_are_recorded_in_one_run_and_one_test_by_its_range() -> None:
-    whole = nsys_command(Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), name=None, managed=False)
+    whole = nsys_command(
+        Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), name=None, managed=False
+    )
     assert not any("capture" in option for option in whole)
-    one = nsys_command(Path("nsys"), ["python"], Path("r.nsys-rep"), name="test_triad", managed=False)
-    assert {"--capture-range=nvtx", "--nvtx-capture=test_triad@gpumem", "--capture-range-end=stop"} < set(one)
+    one = nsys_command(
+        Path("nsys"), ["python"], Path("r.nsys-rep"), name="test_triad", managed=False
+    )
+    assert {
+        "--capture-range=nvtx",
+        "--nvtx-capture=test_triad@gpumem",
+        "--capture-range-end=stop",
+    } < set(one)
     assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in one
     assert one[-1] == "python"
 
 
 def test_ncu_leaves_clocks_alone_unless_told_and_sees_measured_launches_only() -> None:
-    command = ncu_command(Path("ncu"), ["python"], Path("r.ncu-rep"), names=["test_a", "test_b"], own=["--metrics", "x,y"])
+    command = ncu_command(
+        Path("ncu"),
+        ["python"],
+        Path("r.ncu-rep"),
+        names=["test_a", "test_b"],
+        own=["--metrics", "x,y"],
+    )
     assert " ".join(command) == (
         "ncu --clock-control none --cache-control all --target-processes all --metrics x,y --nvtx --nvtx-include gpumem@test_a.measure/ "
         "--nvtx-include gpumem@test_b.measure/ --export r.ncu-rep --force-overwrite python"
@@ -241,7 +335,12 @@ def test_ncu_leaves_clocks_alone_unless_told_and_sees_measured_launches_only() -
 
 def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
     report = Path("/nowhere/test_triad.nsys-rep")
-    assert nsys_trouble("FAILED test_a.py::test_triad - AssertionError", report, "test_triad", collected=False) is None
+    assert (
+        nsys_trouble(
+            "FAILED test_a.py::test_triad - AssertionError", report, "test_triad", collected=False
+        )
+        is None
+    )
 
 
 def test_a_test_is_chosen_by_its_node_id_once(tmp_path: Path) -> None:

@@ -34,8 +34,14 @@ def program(folder: Path, name: str = "ncu") -> Path:
     return path
 
 
-def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(tmp_path: Path) -> None:
-    chosen, on_path, usual = program(tmp_path / "mine", "my-ncu"), program(tmp_path / "bin"), program(tmp_path / "cuda-13.0")
+def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(
+    tmp_path: Path,
+) -> None:
+    chosen, on_path, usual = (
+        program(tmp_path / "mine", "my-ncu"),
+        program(tmp_path / "bin"),
+        program(tmp_path / "cuda-13.0"),
+    )
     ncu = at(NCU, str(tmp_path / "cuda-*"))
     assert find(ncu, {"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}) == chosen
     assert find(ncu, {"GPUMEM_NCU": "", "PATH": str(on_path.parent)}) == on_path
@@ -55,14 +61,18 @@ def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder", "a file that cannot be run"])
-def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(tmp_path: Path, kind: str) -> None:
+def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
+    tmp_path: Path, kind: str
+) -> None:
     wrong = tmp_path / "wrong"
     if kind == "a folder":
         wrong.mkdir()
     elif kind != "nothing":
         wrong.write_text("")
     other = program(tmp_path / "bin")
-    with pytest.raises(ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"):
+    with pytest.raises(
+        ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
+    ):
         find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 
 
@@ -80,7 +90,9 @@ def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
     assert find(at(NSYS), {**environment, "GPUMEM_NSYS": str(chosen)}) == chosen
     usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
     assert find(at(NSYS, str(tmp_path / "nsight-systems" / "*" / "bin")), environment) == usual
-    with pytest.raises(ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"):
+    with pytest.raises(
+        ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"
+    ):
         find(at(NSYS), environment)
     assert "/opt/nvidia/nsight-systems/*/bin" in NSYS_FOLDERS
 
@@ -110,11 +122,21 @@ def test_the_version_that_a_tool_says(said: str, version: str | None) -> None:
             "NVIDIA Nsight Systems version 2021.5.2.53-28d0e6e",
             r"nsys is Nsight Systems 2021.5.2; needed is 2022.4 or newer; GPUMEM_NSYS",
         ),
-        (NCU, "Version 2022.2.1.0 (build 31385273)", r"ncu is Nsight Compute 2022.2.1; needed is 2022.4 or newer; GPUMEM_NCU"),
-        (NCU, "something else", r"ncu --version printed 'something else', which is no version of Nsight Compute"),
+        (
+            NCU,
+            "Version 2022.2.1.0 (build 31385273)",
+            r"ncu is Nsight Compute 2022.2.1; needed is 2022.4 or newer; GPUMEM_NCU",
+        ),
+        (
+            NCU,
+            "something else",
+            r"ncu --version printed 'something else', which is no version of Nsight Compute",
+        ),
     ],
 )
-def test_a_version_that_is_too_old_or_none_is_said(tmp_path: Path, tool: Tool, said: str, error: str | None) -> None:
+def test_a_version_that_is_too_old_or_none_is_said(
+    tmp_path: Path, tool: Tool, said: str, error: str | None
+) -> None:
     installed = program(tmp_path, tool.program)
     installed.write_text(f"#!/bin/sh\necho '{said}'\n")
     if error is None:
@@ -132,7 +154,10 @@ def test_a_tool_that_cannot_be_started_is_said(tmp_path: Path) -> None:
 
 
 def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
-    assert ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
+    assert (
+        ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more")
+        == "ncu: Failed to find metric dram__x"
+    )
     assert ncu_error("==ERROR== The application returned an error code (1).\n") is None
     assert ncu_error("==PROF== Disconnected\nE   ERROR in test\n") is None
 
@@ -140,5 +165,11 @@ def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
 def test_a_gpu_without_counters_of_dram_is_said_to_have_none() -> None:
     """As one that shares the host's memory."""
     said = ncu_trouble("==ERROR== Failed to find metric dram__bytes_read.sum\n")
-    assert said == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
-    assert ncu_trouble("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
+    assert (
+        said
+        == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
+    )
+    assert (
+        ncu_trouble("==ERROR== Failed to find metric lts__x\n")
+        == "ncu: Failed to find metric lts__x"
+    )

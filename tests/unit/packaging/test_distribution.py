@@ -19,17 +19,27 @@ BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_s
 
 
 @needs_pip
-def test_the_source_distribution_has_documents_no_tests_and_no_records_and_builds_the_wheel(tmp_path: Path) -> None:
+def test_the_source_distribution_has_documents_no_tests_and_no_records_and_builds_the_wheel(
+    tmp_path: Path,
+) -> None:
     project = copied_as_tracked(tmp_path / "project")
-    built = subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=project, capture_output=True, text=True)
+    built = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)], cwd=project, capture_output=True, text=True
+    )
     assert built.returncode == 0, built.stderr
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
         tar.extractall(tmp_path, filter="data")
-    tracked = {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
+    tracked = {
+        path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()
+    }
     folders, left_out = ("docs/", "kernels/", "pytest_gpumem/", "ci/"), ("tests/", "ci/records/")
-    assert {name for name in tracked if name.startswith(folders) and not name.startswith(left_out) and "egg-info" not in name} <= names
+    assert {
+        name
+        for name in tracked
+        if name.startswith(folders) and not name.startswith(left_out) and "egg-info" not in name
+    } <= names
     assert not [name for name in names if name.startswith(left_out)]
     assert archive.stat().st_size < 2 * MiB
     assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
@@ -50,9 +60,15 @@ def test_the_readme_is_short() -> None:
 
 def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> None:
     for name in pytest_gpumem.__all__:
-        assert getattr(pytest_gpumem, name).__name__ == name if name[0] in "BCR" or "Gpu" in name else getattr(pytest_gpumem, name) > 0
+        assert (
+            getattr(pytest_gpumem, name).__name__ == name
+            if name[0] in "BCR" or "Gpu" in name
+            else getattr(pytest_gpumem, name) > 0
+        )
     program = "import sys, pytest_gpumem; print(sorted(name for name in sys.modules if name.startswith('pytest_gpumem')))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['pytest_gpumem', 'pytest_gpumem.units']"
 
 
@@ -66,7 +82,14 @@ def test_a_type_checker_sees_the_public_types(tmp_path: Path) -> None:
         "    reveal_type(buffer.nbytes)\n"
         "    wrong: str = result.latency\n"
     )
-    out, _, code = api.run([str(tmp_path / "test_it.py"), "--cache-dir", str(ROOT / ".mypy_cache"), "--follow-imports=silent"])
+    out, _, code = api.run(
+        [
+            str(tmp_path / "test_it.py"),
+            "--cache-dir",
+            str(ROOT / ".mypy_cache"),
+            "--follow-imports=silent",
+        ]
+    )
     assert 'Revealed type is "float"' in out.replace("builtins.", "")
     assert 'Revealed type is "int"' in out.replace("builtins.", "")
     assert code == 1
@@ -76,9 +99,16 @@ def test_a_type_checker_sees_the_public_types(tmp_path: Path) -> None:
 def test_actions_of_every_workflow_are_pinned() -> None:
     """A tag of somebody else's action can be moved; a commit cannot."""
     files = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / "ci" / "github" / "gpumem.yml"]
-    used = [line.split("uses:")[1].strip() for file in files for line in file.read_text().splitlines() if "uses:" in line]
+    used = [
+        line.split("uses:")[1].strip()
+        for file in files
+        for line in file.read_text().splitlines()
+        if "uses:" in line
+    ]
     assert len(files) == 3
-    assert not [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)]
+    assert not [
+        one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,5 +120,7 @@ def test_actions_of_every_workflow_are_pinned() -> None:
 )
 def test_a_wrong_release_ends_before_it_builds(arguments: list[str], tag: str, reason: str) -> None:
     environment = {**os.environ, "GITHUB_REF_TYPE": "tag" if tag else "", "GITHUB_REF_NAME": tag}
-    done = subprocess.run([ROOT / "ci" / "release.sh", *arguments], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [ROOT / "ci" / "release.sh", *arguments], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, reason in done.stderr) == (1, True), done.stderr

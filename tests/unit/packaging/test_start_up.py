@@ -34,8 +34,18 @@ for name in sorted({k.source for k in CATALOGUE.values() if k.source}):
 def modules_of_a_session(python: Path, folder: Path, *arguments: str) -> set[str]:
     """The modules that a session with one test, which measures nothing, imports."""
     (folder / "test_it.py").write_text("def test_it(): pass\n")
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE" and not name.startswith("PYTEST_")}
-    ran = subprocess.run([str(python), "-c", PROGRAM, *arguments], cwd=folder, env=variables, capture_output=True, text=True)
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONDONTWRITEBYTECODE" and not name.startswith("PYTEST_")
+    }
+    ran = subprocess.run(
+        [str(python), "-c", PROGRAM, *arguments],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return set(ran.stdout.splitlines()[-1].split())
 
@@ -43,13 +53,20 @@ def modules_of_a_session(python: Path, folder: Path, *arguments: str) -> set[str
 def expected() -> list[str]:
     """The sources of the catalogue, with their digests."""
     names = sorted({kernel.source for kernel in CATALOGUE.values() if kernel.source})
-    return [f"{name} {hashlib.sha256((ROOT / 'kernels' / name).read_bytes()).hexdigest()}" for name in names]
+    return [
+        f"{name} {hashlib.sha256((ROOT / 'kernels' / name).read_bytes()).hexdigest()}"
+        for name in names
+    ]
 
 
 def report(python: Path | str, working: Path, path: Path | None = None) -> tuple[Path, list[str]]:
     """The folder and the sources that another interpreter finds, in another working directory."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | ({"PYTHONPATH": str(path)} if path else {})
-    ran = subprocess.run([str(python), "-c", REPORT], cwd=working, env=environment, capture_output=True, text=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (
+        {"PYTHONPATH": str(path)} if path else {}
+    )
+    ran = subprocess.run(
+        [str(python), "-c", REPORT], cwd=working, env=environment, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     folder, *files = ran.stdout.splitlines()
     return Path(folder), files
@@ -62,15 +79,21 @@ def test_found_in_the_checkout_from_elsewhere(tmp_path: Path) -> None:
 
 
 @needs_pip
-def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(tmp_path: Path) -> None:
+def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_removes_all(
+    tmp_path: Path,
+) -> None:
     project = copied(tmp_path / "project")
     pip("wheel", ".", "-w", str(tmp_path), cwd=project)
     (wheel,) = tmp_path.glob("pytest_gpumem-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert {f"pytest_gpumem/kernels/cu/{path.name}" for path in (ROOT / "kernels").glob("*.cu")} <= set(archive.namelist())
+        assert {
+            f"pytest_gpumem/kernels/cu/{path.name}" for path in (ROOT / "kernels").glob("*.cu")
+        } <= set(archive.namelist())
         assert not [name for name in archive.namelist() if name.startswith("kernels/")]
         # what else the package reads at run time
-        assert {"pytest_gpumem/py.typed", "pytest_gpumem/reporting/templates/report.html"} <= set(archive.namelist())
+        assert {"pytest_gpumem/py.typed", "pytest_gpumem/reporting/templates/report.html"} <= set(
+            archive.namelist()
+        )
     python, site = environment(tmp_path / "venv")
     pip("--python", str(python), "install", str(wheel), cwd=tmp_path)
     assert report(python, tmp_path) == (site / "pytest_gpumem" / "kernels" / "cu", expected())
@@ -104,18 +127,38 @@ def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
 """
 
 LATER = {
-    *("scipy", "jinja2", "rich", "matplotlib", "fsspec", "click", "concurrent.futures.thread", "asyncio", "unittest.mock"),
+    *(
+        "scipy",
+        "jinja2",
+        "rich",
+        "matplotlib",
+        "fsspec",
+        "click",
+        "concurrent.futures.thread",
+        "asyncio",
+        "unittest.mock",
+    ),
     *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "nsight")),
     "pytest_gpumem.reporting.html",
 }
 """What no first sample needs: all of it together takes longer to import than everything else, and much longer to compile."""
 
 
-def test_little_is_imported_before_the_first_sample(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_is_imported_before_the_first_sample(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(MEASURES)
     ran = pytester.runpytest_subprocess(
-        "-s", "-p", "benchmark", "-p", "gpumem", "--gpumem", "--gpumem-device=sim", "-p", "no:cacheprovider"
+        "-s",
+        "-p",
+        "benchmark",
+        "-p",
+        "gpumem",
+        "--gpumem",
+        "--gpumem-device=sim",
+        "-p",
+        "no:cacheprovider",
     )
     (line,) = (line for line in ran.outlines if "imported:" in line)
     names = set(line.split())
@@ -126,7 +169,9 @@ def test_little_is_imported_before_the_first_sample(pytester: pytest.Pytester, m
 def test_a_gpu_is_opened_without_what_no_first_sample_needs() -> None:
     pytest.importorskip("cupy")
     program = "import sys, pytest_gpumem.devices.cuda.device; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     names = set(ran.stdout.split())
     assert "cupy" in names
     assert not names & {*LATER, "cuda.bindings.nvrtc", "cuda.core", "pytest"}

@@ -33,10 +33,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
     with exclusive(GPU):
         lock = lock_file("GPU-1234")
-        attempt = (
-            f"from filelock import FileLock, Timeout\ntry:\n FileLock({str(lock)!r}).acquire(timeout=0)\nexcept Timeout: print('held')"
+        attempt = f"from filelock import FileLock, Timeout\ntry:\n FileLock({str(lock)!r}).acquire(timeout=0)\nexcept Timeout: print('held')"
+        other = subprocess.run(
+            [sys.executable, "-c", attempt], capture_output=True, text=True, check=True
         )
-        other = subprocess.run([sys.executable, "-c", attempt], capture_output=True, text=True, check=True)
         assert other.stdout.strip() == "held"
         assert lock.parent.stat().st_mode & 0o777 == 0o700
     with FileLock(lock, timeout=0):  # free again
@@ -76,7 +76,9 @@ def test_a_wait_for_one_test_ends_with_an_error(runtime: Path) -> None:
 def test_a_wait_for_tests_in_turn_goes_on(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 60.0 * next(clock))
-    monkeypatch.setattr(module, "_content", lambda holder: str(next(clock)))  # another test at each look
+    monkeypatch.setattr(
+        module, "_content", lambda holder: str(next(clock))
+    )  # another test at each look
     monkeypatch.setattr(module, "_POLL", 0.01)
     first = exclusive(GPU)
     first.__enter__()
@@ -91,7 +93,9 @@ def test_a_wait_for_tests_in_turn_goes_on(runtime: Path, monkeypatch: pytest.Mon
         assert len(told) == 20  # each a minute or more after the last
 
 
-def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouched(runtime: Path, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouched(
+    runtime: Path, tmp_path: Path
+) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     lock = lock_file("GPU-1234")
@@ -114,7 +118,9 @@ def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Pa
         lock_file("GPU-1234")
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away"
+)
 def test_a_folder_of_another_user_is_refused(runtime: Path) -> None:
     (runtime / "gpumem").mkdir()
     os.chown(runtime / "gpumem", 4242, -1)

@@ -60,7 +60,9 @@ class Planted(Feature):
         setattr(self, method, phase if method in PHASES else fails)
 
 
-def run(pytester: pytest.Pytester, planted: Feature, body: str = "assert True") -> tuple[pytest.RunResult, list[Recorder]]:
+def run(
+    pytester: pytest.Pytester, planted: Feature, body: str = "assert True"
+) -> tuple[pytest.RunResult, list[Recorder]]:
     """One test with a feature between two others."""
     recorders = [Recorder(), Recorder()]
     pytester.makepyfile(TEST.format(body=body))
@@ -70,10 +72,15 @@ def run(pytester: pytest.Pytester, planted: Feature, body: str = "assert True") 
 
 @pytest.mark.parametrize("when", ["entering", "leaving"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_error_in_a_phase_fails_the_test_with_the_feature_s_name(pytester: pytest.Pytester, phase: str, when: str) -> None:
+def test_an_error_in_a_phase_fails_the_test_with_the_feature_s_name(
+    pytester: pytest.Pytester, phase: str, when: str
+) -> None:
     result, recorders = run(pytester, Planted(phase, when, ZeroDivisionError("of nothing")))
     assert result.ret != 0
-    assert f"gpumem: Planted.{phase} raised ZeroDivisionError: of nothing" in result.stdout.str() + result.stderr.str()
+    assert (
+        f"gpumem: Planted.{phase} raised ZeroDivisionError: of nothing"
+        in result.stdout.str() + result.stderr.str()
+    )
     for one in recorders:
         assert sorted(one.entered) == sorted(one.left)
     was_set_up = when == "leaving" or phase in ("call", "teardown")
@@ -81,9 +88,13 @@ def test_an_error_in_a_phase_fails_the_test_with_the_feature_s_name(pytester: py
     assert recorders[0].left[-1] == "test"
 
 
-@pytest.mark.parametrize("error", [Unsupported("no counters"), pytest.fail.Exception("no counters", pytrace=False)])
+@pytest.mark.parametrize(
+    "error", [Unsupported("no counters"), pytest.fail.Exception("no counters", pytrace=False)]
+)
 @pytest.mark.parametrize("method", ["setup", "call", "teardown", "judge", "report"])
-def test_what_a_feature_cannot_do_skips_no_test(pytester: pytest.Pytester, method: str, error: BaseException) -> None:
+def test_what_a_feature_cannot_do_skips_no_test(
+    pytester: pytest.Pytester, method: str, error: BaseException
+) -> None:
     result, _ = run(pytester, Planted(method, "leaving", error))
     assert result.ret == 1
     assert result.parseoutcomes().keys() & {"failed", "errors", "error"}
@@ -92,16 +103,22 @@ def test_what_a_feature_cannot_do_skips_no_test(pytester: pytest.Pytester, metho
 
 
 @pytest.mark.parametrize("method", ["judge", "report"])
-def test_an_error_about_the_report_fails_the_test_with_the_feature_s_name(pytester: pytest.Pytester, method: str) -> None:
+def test_an_error_about_the_report_fails_the_test_with_the_feature_s_name(
+    pytester: pytest.Pytester, method: str
+) -> None:
     result, recorders = run(pytester, Planted(method, "", ZeroDivisionError("of nothing")))
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"*gpumem: Planted.{method} raised ZeroDivisionError: of nothing*"])
+    result.stdout.fnmatch_lines(
+        [f"*gpumem: Planted.{method} raised ZeroDivisionError: of nothing*"]
+    )
     for one in recorders:
         assert sorted(one.entered) == sorted(one.left)
         assert {"setup", "teardown", "test"} <= {*one.left}
 
 
-def test_a_failure_takes_the_place_of_a_skip_and_stands_beside_another_failure(pytester: pytest.Pytester) -> None:
+def test_a_failure_takes_the_place_of_a_skip_and_stands_beside_another_failure(
+    pytester: pytest.Pytester,
+) -> None:
     planted = Planted("judge", "", pytest.fail.Exception("too slow", pytrace=False))
     run(pytester, planted, "pytest.skip('no time')")[0].assert_outcomes(failed=1)
     result, _ = run(pytester, planted, "assert 1 == 2")

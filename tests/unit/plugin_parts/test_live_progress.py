@@ -21,14 +21,22 @@ class Terminal(io.StringIO):
 
 
 def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressFeature, SimpleNamespace]:
-    reporter = SimpleNamespace(_tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None)
+    reporter = SimpleNamespace(
+        _tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None
+    )
     reporter.write_line = lambda line: file.write(line + "\n")
     options = {"capture": "fd", "usepdb": False, "log_cli_level": None, **option}
     plugins = SimpleNamespace(hasplugin=lambda name: True)
-    config = SimpleNamespace(getoption=lambda name, default=None: options[name], getini=lambda name: False, pluginmanager=plugins)
+    config = SimpleNamespace(
+        getoption=lambda name, default=None: options[name],
+        getini=lambda name: False,
+        pluginmanager=plugins,
+    )
     session: Any = SimpleNamespace(config=config, rows=Rows())
     hooks = terminal.ProgressFeature(session, reporter)  # type: ignore[arg-type]
-    items = [SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"]
+    items = [
+        SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"
+    ]
     items.append(SimpleNamespace(nodeid="t.py::other", fixturenames=[]))
     hooks.selected(SimpleNamespace(items=items))  # type: ignore[arg-type]
     return hooks, session
@@ -69,8 +77,13 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
     assert file.getvalue().endswith("<late>")
 
 
-@pytest.mark.parametrize(("file", "option"), [(io.StringIO(), {}), (Terminal(), {"capture": "no"}), (Terminal(), {"usepdb": True})])
-def test_elsewhere_a_plain_line_now_and_then(file: io.StringIO, option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "option"),
+    [(io.StringIO(), {}), (Terminal(), {"capture": "no"}), (Terminal(), {"usepdb": True})],
+)
+def test_elsewhere_a_plain_line_now_and_then(
+    file: io.StringIO, option: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     hooks, _ = made(file, **option)

@@ -7,12 +7,22 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin.workers import Channel, given, hands_out, in_parts, is_part, prepare, refuse_workers
+from pytest_gpumem.plugin.workers import (
+    Channel,
+    given,
+    hands_out,
+    in_parts,
+    is_part,
+    prepare,
+    refuse_workers,
+)
 
 
 def config(*tx: str, worker: bool = False, **options: Any) -> Any:
     """A configuration as xdist leaves it; without `dist`, as where xdist is not installed."""
-    option = SimpleNamespace(**{"tx": [*tx], "benchmark_disable": False, "benchmark_enable": True, **options})
+    option = SimpleNamespace(
+        **{"tx": [*tx], "benchmark_disable": False, "benchmark_enable": True, **options}
+    )
     return SimpleNamespace(option=option, **({"workerinput": {}} if worker else {}))
 
 
@@ -33,10 +43,19 @@ WORKER_OF_CONTROLLER = config("2*popen", dist="load", worker=True)
         (WORKER_OF_CONTROLLER, True, False),
     ],
 )
-def test_a_process_is_a_worker_or_the_controller_or_alone(one: Any, worker: bool, controller: bool) -> None:
-    assert (is_part(one), hands_out(one), in_parts(one)) == (worker, controller, worker or controller)
+def test_a_process_is_a_worker_or_the_controller_or_alone(
+    one: Any, worker: bool, controller: bool
+) -> None:
+    assert (is_part(one), hands_out(one), in_parts(one)) == (
+        worker,
+        controller,
+        worker or controller,
+    )
     if worker or controller:
-        with pytest.raises(pytest.UsageError, match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$"):
+        with pytest.raises(
+            pytest.UsageError,
+            match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$",
+        ):
             refuse_workers(one, "a sweep is of one process")
     else:
         refuse_workers(one, "a sweep is of one process")
@@ -64,6 +83,12 @@ def test_a_worker_that_crashed_has_sent_nothing() -> None:
     channel.send()
     channel.pytest_testnodedown(SimpleNamespace(workeroutput=worker.workeroutput))
     assert received == [3]
-    node = SimpleNamespace(workerinput=worker.workerinput, gateway=SimpleNamespace(spec=SimpleNamespace(popen=True)))
+    node = SimpleNamespace(
+        workerinput=worker.workerinput, gateway=SimpleNamespace(spec=SimpleNamespace(popen=True))
+    )
     channel.pytest_configure_node(node)
-    assert (given(worker, "place"), given(worker, "other"), given(ALONE, "place")) == ("folder", None, None)
+    assert (given(worker, "place"), given(worker, "other"), given(ALONE, "place")) == (
+        "folder",
+        None,
+        None,
+    )

@@ -36,7 +36,11 @@ with ranges.test(name, nodeid):
 
 
 def run(program: str, environment: dict[str, str]) -> None:
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, **environment}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, **environment},
+        check=True,
+    )
 
 
 def test_a_tool_sees_the_ranges_nested_and_closed(nvtx_trace: Trace) -> None:
@@ -54,13 +58,20 @@ def test_a_tool_sees_the_ranges_nested_and_closed(nvtx_trace: Trace) -> None:
     # A payload is of one push, a category of the range that it was given for.
     assert [event.payload for event in events if event.message == "launch"] == [0, 1, None]
     grouped = [event for event in events if event.message == "grouped"]
-    assert [(event.category, event.payload) for event in grouped] == [("L2", 8), ("DRAM", 8), ("L2", 8), ("", 8)]
+    assert [(event.category, event.payload) for event in grouped] == [
+        ("L2", 8),
+        ("DRAM", 8),
+        ("L2", 8),
+        ("", 8),
+    ]
     assert events[0] == Event("push", "gpumem", "test_scale_1")
     assert events[1] == Event("mark", "gpumem", "tests/test_a.py::test_scale[1]", category="nodeid")
 
 
 @pytest.mark.parametrize("tool", [True, False])
-def test_a_name_that_nsight_cannot_filter_is_refused(tool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_nsight_cannot_filter_is_refused(
+    tool: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if tool:
         monkeypatch.setattr(ranges, "_domain", RecordingDomain)
     with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):

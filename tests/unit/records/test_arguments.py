@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.records import arguments
 from pytest_gpumem.records.arguments import Addresses, Interval
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, declared, ran_the_same, together, what_ran
+from pytest_gpumem.records.what_ran import (
+    Step,
+    StepKind,
+    WhatRan,
+    declared,
+    ran_the_same,
+    together,
+    what_ran,
+)
 
 BASE = 0x7F3A_0000_0000
 DEVICE = Interval(BASE, BASE + 4096)
@@ -22,13 +30,23 @@ def live(address: int) -> Interval | None:
     return next((one for one in (DEVICE, STACK) if one.begin <= address < one.end), None)
 
 
-def text(layout: str, *values: Any, parameters: tuple[tuple[int, int], ...] | None = None) -> tuple[str, ...]:
+def text(
+    layout: str, *values: Any, parameters: tuple[tuple[int, int], ...] | None = None
+) -> tuple[str, ...]:
     block = struct.pack(layout, *values)
     return arguments.texts(block, parameters or ((0, len(block)),), Addresses(live).token)
 
 
 def test_an_address_counts_by_its_alignment_and_everything_else_by_its_bytes() -> None:
-    found = text("<QqifQ", BASE + 512, 1000, -1, 1.0, BASE + 68, parameters=((0, 8), (8, 8), (16, 4), (20, 4), (24, 8)))
+    found = text(
+        "<QqifQ",
+        BASE + 512,
+        1000,
+        -1,
+        1.0,
+        BASE + 68,
+        parameters=((0, 8), (8, 8), (16, 4), (20, 4), (24, 8)),
+    )
     assert found == ("p256", "3e8", "ffffffff", "3f800000", "p4")
 
 
@@ -43,12 +61,20 @@ def test_the_end_of_an_allocation_and_plain_host_memory_are_addresses() -> None:
 
 
 def test_bytes_between_parameters_are_not_read() -> None:
-    found = {text("<i4sq", 5, garbage, 9, parameters=((0, 4), (8, 8))) for garbage in (b"\0\0\0\0", b"\xff\xfe\xfd\xfc")}
+    found = {
+        text("<i4sq", 5, garbage, 9, parameters=((0, 4), (8, 8)))
+        for garbage in (b"\0\0\0\0", b"\xff\xfe\xfd\xfc")
+    }
     assert found == {("5", "9")}
 
 
-@given(st.lists(st.tuples(st.integers(2**33, 2**47), st.integers(1, 2**30)), max_size=20), st.lists(st.integers(0, 2**47), max_size=20))
-def test_words_are_addresses_exactly_where_memory_is(memory: list[tuple[int, int]], words: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(2**33, 2**47), st.integers(1, 2**30)), max_size=20),
+    st.lists(st.integers(0, 2**47), max_size=20),
+)
+def test_words_are_addresses_exactly_where_memory_is(
+    memory: list[tuple[int, int]], words: list[int]
+) -> None:
     allocations, end = [], 2**33
     for lowest, size in sorted(memory):
         begin = max(lowest, end)
@@ -69,7 +95,9 @@ def test_words_are_addresses_exactly_where_memory_is(memory: list[tuple[int, int
 
 
 BLOCKS = st.integers(1, 40).flatmap(
-    lambda size: st.tuples(st.binary(min_size=size, max_size=size), st.binary(min_size=size, max_size=size))
+    lambda size: st.tuples(
+        st.binary(min_size=size, max_size=size), st.binary(min_size=size, max_size=size)
+    )
 )
 
 
@@ -81,7 +109,9 @@ def test_two_texts_are_equal_exactly_if_their_bytes_are(blocks: tuple[bytes, byt
 
 
 @given(BLOCKS)
-def test_a_mask_leaves_out_the_four_bytes_that_differ_and_no_other(blocks: tuple[bytes, bytes]) -> None:
+def test_a_mask_leaves_out_the_four_bytes_that_differ_and_no_other(
+    blocks: tuple[bytes, bytes],
+) -> None:
     one, other = (arguments.texts(block, ((0, len(block)),), lambda _: None)[0] for block in blocks)
     mask = arguments.masked(one, other)
     assert mask == arguments.masked(other, one)
@@ -103,7 +133,9 @@ def launch(*texts: str, code: str = "a") -> WhatRan:
 
 
 def test_the_digest_is_of_the_arguments_too() -> None:
-    assert launch("p256", "100").digest == launch("p256", "100").digest != launch("p256", "103").digest
+    assert (
+        launch("p256", "100").digest == launch("p256", "100").digest != launch("p256", "103").digest
+    )
     assert not ran_the_same(launch("p256", "103"), [launch("p256", "100")])
     assert not ran_the_same(launch("p4"), [launch("p256")])
     assert not ran_the_same(launch("1"), [launch("1", "0")])
@@ -122,7 +154,9 @@ def test_bytes_that_vary_between_launches_are_left_out_and_counted() -> None:
     assert same.digest == launch("5").digest
 
 
-def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> None:
+def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> (
+    None
+):
     past = together([launch("5", "900001234"), launch("5", "900001299")])
     assert past is not None
     assert ran_the_same(launch("5", "9000012aa"), [past])
@@ -144,7 +178,9 @@ def test_what_is_other_in_most_past_runs_varies_and_what_changed_once_does_not()
     assert not any(ran_the_same(launch(size), grown) for size in ("100", "106", "109"))
     mixed = [launch("p8"), launch("p16"), launch("7f12"), launch("7f14"), launch("h")]
     assert ran_the_same(launch("1234"), mixed)
-    assert not ran_the_same(launch("1234"), [launch("p8"), launch("p8"), launch("p16"), launch("p16"), launch("h")])
+    assert not ran_the_same(
+        launch("1234"), [launch("p8"), launch("p8"), launch("p16"), launch("p16"), launch("h")]
+    )
 
 
 def test_an_argument_that_varies_on_purpose_is_left_out_on_both_sides_alone() -> None:

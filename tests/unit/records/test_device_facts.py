@@ -18,7 +18,10 @@ KEY = "NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc"
     ("changes", "key"),
     [
         ({}, KEY),
-        ({"driver": "580.95.05", "memory_clock_hz": 1e9, "uuid": "GPU-1", "mps": True}, KEY),  # context
+        (
+            {"driver": "580.95.05", "memory_clock_hz": 1e9, "uuid": "GPU-1", "mps": True},
+            KEY,
+        ),  # context
         ({"simulated": True}, f"simulated-{KEY}"),
         ({"mig_profile": "1g.10gb"}, "NVIDIA-H100-80GB-HBM3-1g.10gb-sm90-79GiB-ecc"),
         ({"compute_capability": (10, 3)}, "NVIDIA-H100-80GB-HBM3-sm103-79GiB-ecc"),
@@ -28,7 +31,9 @@ KEY = "NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc"
         ({"name": " GeForce  RTX/4090 (D)", "ecc": None}, "GeForce-RTX-4090-D-sm90-79GiB"),
     ],
 )
-def test_the_folder_of_a_baseline_has_what_makes_results_incomparable(changes: dict[str, Any], key: str) -> None:
+def test_the_folder_of_a_baseline_has_what_makes_results_incomparable(
+    changes: dict[str, Any], key: str
+) -> None:
     assert replace(H100, **changes).key == key
 
 
@@ -38,9 +43,16 @@ def test_the_set_aside_has_steps_of_a_sixteenth_of_l2() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "persists"),
-    [({}, True), ({"persisting_l2_max_bytes": 1}, True), ({"persisting_l2_max_bytes": 0}, False), ({"mig_profile": "1g"}, False)],
+    [
+        ({}, True),
+        ({"persisting_l2_max_bytes": 1}, True),
+        ({"persisting_l2_max_bytes": 0}, False),
+        ({"mig_profile": "1g"}, False),
+    ],
 )
-def test_l2_persists_where_there_is_a_set_aside_and_no_mig_instance(changes: dict[str, Any], persists: bool) -> None:
+def test_l2_persists_where_there_is_a_set_aside_and_no_mig_instance(
+    changes: dict[str, Any], persists: bool
+) -> None:
     assert replace(H100, **changes).persists is persists
 
 

@@ -23,4 +23,11 @@ def test_sums_are_over_libraries_and_what_one_gave_back_makes_up_for_nothing() -
 
 def test_a_test_that_takes_nothing_has_sums_of_nothing() -> None:
     found = Footprint(0)
-    assert (found.kept, found.reserved, found.allocations, found.largest, found.pinned_peak, found.managed_peak) == (0,) * 6
+    assert (
+        found.kept,
+        found.reserved,
+        found.allocations,
+        found.largest,
+        found.pinned_peak,
+        found.managed_peak,
+    ) == (0,) * 6

@@ -21,7 +21,9 @@ Break = Callable[[dict[str, Any]], object]
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "docs" / "reference" / "results.schema.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (ROOT / "docs" / "reference" / "results.schema.json").read_text()
+    )
     return found
 
 
@@ -81,7 +83,9 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
     row = schema["$defs"]["Row"]
     assert row["properties"]["nodeid"]["description"] == "pytest's id of the test."
     assert row["properties"]["key"]["description"].startswith("`nodeid[label]`")
-    assert schema["$defs"]["Measurement"]["properties"]["latency"]["description"].startswith("Seconds of one launch")
+    assert schema["$defs"]["Measurement"]["properties"]["latency"]["description"].startswith(
+        "Seconds of one launch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,9 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
         lambda m: m.update(window={"nbytes": -1, "hit_ratio": 1.0, "set_aside": 1}),
     ],
 )
-def test_the_schema_refuses_the_values_that_the_commands_refuse(schema: dict[str, Any], recorded: Any, change: Break) -> None:
+def test_the_schema_refuses_the_values_that_the_commands_refuse(
+    schema: dict[str, Any], recorded: Any, change: Break
+) -> None:
     broken = copy.deepcopy(recorded)
     change(broken["rows"][0]["measurement"])
     assert not jsonschema.Draft202012Validator(schema).is_valid(broken)

@@ -14,7 +14,9 @@ from pytest_gpumem.records.measurement import Measurement
 
 def measured(**changes: Any) -> Measurement:
     chase = {"mode": "hot", "half_width": 0.6e-3, "accesses_per_launch": 10_000}
-    return measurement(placements=((1e-3, 2e-3, 9e-3), (3e-3, 4e-3, 5e-3)), **chase | changes)  # medians 2 and 4 ms
+    return measurement(
+        placements=((1e-3, 2e-3, 9e-3), (3e-3, 4e-3, 5e-3)), **chase | changes
+    )  # medians 2 and 4 ms
 
 
 def test_the_interval_is_the_launchs_shared_out() -> None:

@@ -21,7 +21,9 @@ def test_samples_medians_and_latency() -> None:
 
 @pytest.mark.parametrize(("half_width", "noise"), [(None, None), (0.0, 0.0), (3e-5, 0.01)])
 def test_noise_is_a_share_of_the_latency(half_width: float | None, noise: float | None) -> None:
-    assert measurement(placements=PLACED, half_width=half_width).noise == (None if noise is None else pytest.approx(noise))
+    assert measurement(placements=PLACED, half_width=half_width).noise == (
+        None if noise is None else pytest.approx(noise)
+    )
 
 
 def test_what_a_row_keeps_of_a_further_process() -> None:

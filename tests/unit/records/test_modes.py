@@ -16,7 +16,11 @@ FAST, SLOW = 225e-6, 251e-6
 
 
 def drawn(seconds: list[float], spread: float, seed: int) -> list[float]:
-    return [float(value) for value in np.array(seconds) * np.random.default_rng(seed).normal(1.0, spread, len(seconds))]
+    return [
+        float(value)
+        for value in np.array(seconds)
+        * np.random.default_rng(seed).normal(1.0, spread, len(seconds))
+    ]
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-4, 1e-3])
@@ -37,7 +41,9 @@ def test_noise_alone_is_rarely_taken_for_modes(spread: float, placements: int) -
     assert found <= 25
 
 
-@pytest.mark.parametrize("medians", [[], [FAST], [FAST, SLOW], [FAST, FAST, FAST, SLOW, FAST], [FAST] * 8])
+@pytest.mark.parametrize(
+    "medians", [[], [FAST], [FAST, SLOW], [FAST, FAST, FAST, SLOW, FAST], [FAST] * 8]
+)
 def test_too_few_or_equal_placements_are_of_one_mode(medians: list[float]) -> None:
     assert set(modes_of(medians)) <= {0}
     assert without_exceptions(medians) == tuple(medians)

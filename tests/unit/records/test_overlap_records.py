@@ -9,7 +9,9 @@ from pytest_gpumem.records.overlap import Overlap, Part
 
 def overlap(*seconds: float, bound: float | None = None, chunks: int | None = 4) -> Overlap:
     parts = tuple(Part(f"part {i}", s) for i, s in enumerate(seconds))
-    return Overlap(parts, sequential=sum(seconds), bound=bound or max(seconds), streams=4, chunks=chunks)
+    return Overlap(
+        parts, sequential=sum(seconds), bound=bound or max(seconds), streams=4, chunks=chunks
+    )
 
 
 @pytest.mark.parametrize(("latency", "hidden"), [(8.0, 0.0), (5.0, 1.0), (6.5, 0.5), (9.5, -0.5)])
@@ -17,7 +19,10 @@ def test_the_share_runs_from_one_after_another_to_the_bound(latency: float, hidd
     assert overlap(5.0, 3.0).hidden(latency) == pytest.approx(hidden)
 
 
-@pytest.mark.parametrize(("transfer", "kernel", "estimate"), [(4.0, 8.0, 8.0 + 4.0 / 4), (8.0, 4.0, 8.0 + 4.0 / 4), (6.0, 6.0, 7.5)])
+@pytest.mark.parametrize(
+    ("transfer", "kernel", "estimate"),
+    [(4.0, 8.0, 8.0 + 4.0 / 4), (8.0, 4.0, 8.0 + 4.0 / 4), (6.0, 6.0, 7.5)],
+)
 def test_the_estimate_is_the_texts(transfer: float, kernel: float, estimate: float) -> None:
     assert overlap(transfer, kernel).estimate == pytest.approx(estimate)
 

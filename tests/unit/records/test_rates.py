@@ -13,7 +13,8 @@ def test_peak_of_an_h100() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "width", "rate"), [(3, 16, 15.75e9), (4, 16, 31.5e9), (5, 16, 63.0e9), (5, 8, 31.5e9), (1, 16, 4.0e9)]
+    ("generation", "width", "rate"),
+    [(3, 16, 15.75e9), (4, 16, 31.5e9), (5, 16, 63.0e9), (5, 8, 31.5e9), (1, 16, 4.0e9)],
 )
 def test_theoretical_bandwidth_of_a_link(generation: int, width: int, rate: float) -> None:
     words, bandwidth = host_link(generation, width)

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
-KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), shared=0, registers=16, local=0, stream=7)
+KERNEL = Step(
+    StepKind.KERNEL,
+    "triad",
+    code="c0de",
+    grid=(64, 1, 1),
+    block=(256, 1, 1),
+    shared=0,
+    registers=16,
+    local=0,
+    stream=7,
+)
 COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4096, stream=9)
 
 
@@ -18,7 +28,12 @@ def test_a_record_keeps_each_distinct_step_once_and_numbers_streams_by_first_use
     ran = what_ran([COPY, KERNEL, KERNEL, COPY], {"cuLaunchKernel": 2})
     assert [step.stream for step in ran.steps] == [0, 1]
     assert ran.order == (0, 1, 1, 0)
-    assert [step.kind for step in ran.launch] == [StepKind.COPY, StepKind.KERNEL, StepKind.KERNEL, StepKind.COPY]
+    assert [step.kind for step in ran.launch] == [
+        StepKind.COPY,
+        StepKind.KERNEL,
+        StepKind.KERNEL,
+        StepKind.COPY,
+    ]
     assert len(list(ran.of(StepKind.KERNEL))) == 2
 
 
@@ -57,10 +72,15 @@ def test_the_name_of_a_kernel_counts_only_where_its_code_is_unknown() -> None:
     ],
 )
 def test_each_property_of_a_kernel_changes_the_digest(change: dict[str, Any]) -> None:
-    assert what_ran([COPY, replace(KERNEL, **change)], {}).digest != what_ran([COPY, KERNEL], {}).digest
+    assert (
+        what_ran([COPY, replace(KERNEL, **change)], {}).digest
+        != what_ran([COPY, KERNEL], {}).digest
+    )
 
 
-@pytest.mark.parametrize("change", [{"source": "pageable"}, {"memory": "managed"}, {"nbytes": 1}, {"name": "D2H"}])
+@pytest.mark.parametrize(
+    "change", [{"source": "pageable"}, {"memory": "managed"}, {"nbytes": 1}, {"name": "D2H"}]
+)
 def test_each_property_of_a_copy_changes_the_digest(change: dict[str, Any]) -> None:
     assert what_ran([replace(COPY, **change)], {}).digest != what_ran([COPY], {}).digest
 
@@ -85,18 +105,38 @@ def test_a_record_is_read_back_equal() -> None:
     ran = what_ran([COPY, KERNEL], {"cuLaunchKernel": 1}, {"window": "none"})
     plain = to_plain(ran)
     assert from_plain(plain, WhatRan) == ran
-    assert "cluster" not in plain["steps"][1]  # what a step does not have takes no room in a baseline
+    assert (
+        "cluster" not in plain["steps"][1]
+    )  # what a step does not have takes no room in a baseline
 
 
 def test_exact_figures_of_a_launch() -> None:
     """Sums over its steps, of registers and spills the most of one kernel; an unknown figure counts as 0."""
     unknown = replace(KERNEL, registers=None, local=None)
     waits = [Step(StepKind.SYNCHRONISATION, name) for name in ("device", "event")]
-    launch = [COPY, KERNEL, replace(KERNEL, registers=40, local=8), unknown, replace(COPY, nbytes=100), COPY, replace(COPY, nbytes=None)]
-    other = [Step(StepKind.MEMSET, nbytes=64), Step(StepKind.JOIN, "event"), Step(StepKind.ALLOCATION, nbytes=32)]
+    launch = [
+        COPY,
+        KERNEL,
+        replace(KERNEL, registers=40, local=8),
+        unknown,
+        replace(COPY, nbytes=100),
+        COPY,
+        replace(COPY, nbytes=None),
+    ]
+    other = [
+        Step(StepKind.MEMSET, nbytes=64),
+        Step(StepKind.JOIN, "event"),
+        Step(StepKind.ALLOCATION, nbytes=32),
+    ]
     ran = what_ran([*launch, *waits, *other], {})
     assert (ran.kernels, ran.copies, ran.copied_bytes, ran.waits) == (3, 4, 2 * 4096 + 100, 2)
     assert (ran.registers, ran.spill) == (40, 8)
     nothing = what_ran([unknown], {})
-    assert (nothing.copies, nothing.copied_bytes, nothing.waits, nothing.registers, nothing.spill) == (0, 0, 0, 0, 0)
+    assert (
+        nothing.copies,
+        nothing.copied_bytes,
+        nothing.waits,
+        nothing.registers,
+        nothing.spill,
+    ) == (0, 0, 0, 0, 0)
     assert (WhatRan().kernels, WhatRan().registers, WhatRan().spill) == (0, 0, 0)

@@ -21,7 +21,9 @@ TEST = "tests/test_a.py::test_x"
         (r"[\xe4]", r"C:\x", rf"{TEST}[\xe4][C:\x]"),
     ],
 )
-def test_an_ordinary_key_is_the_node_id_and_the_label(parameters: str, label: str, key: str) -> None:
+def test_an_ordinary_key_is_the_node_id_and_the_label(
+    parameters: str, label: str, key: str
+) -> None:
     assert key_of(TEST + parameters, label) == key
 
 
@@ -44,5 +46,7 @@ def test_a_test_covers_its_rows_and_those_of_no_other(parameters: str) -> None:
     for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
         assert covers(key, key)
         assert all(covers(name, key) for name in (test, TEST, "tests/test_a.py", "tests"))
-        assert not any(covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est"))
+        assert not any(
+            covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est")
+        )
     assert not covers(f"{TEST}[a]", key_of(f"{TEST}[a][b]", ""))

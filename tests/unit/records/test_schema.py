@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Provenance, Repeat
+from pytest_gpumem.records.measurement import (
+    Conditions,
+    Limits,
+    Measurement,
+    MovedBytes,
+    Provenance,
+    Repeat,
+)
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, Row, Verdict
 from pytest_gpumem.records.schema import (
@@ -41,10 +48,19 @@ MEASURED = Measurement(
     moved_bytes=MovedBytes(reads=2 * 2**28, writes=2**28),
     footprint=3 * 2**28,
     floor=1.28e-6,
-    conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
+    conditions=(
+        Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)),
+        Conditions(other_processes=0),
+    ),
     migrations=Migrations(
         before=PageCounts(to_host=2**20, causes={"fault": 2**20}),
-        launch=PageCounts(gpu_faults=24, gpu_groups=1, gpu_pages=1, mapped=0, groups=(FaultGroup(0x7F0000000000, 24, "write"),)),
+        launch=PageCounts(
+            gpu_faults=24,
+            gpu_groups=1,
+            gpu_pages=1,
+            mapped=0,
+            groups=(FaultGroup(0x7F0000000000, 24, "write"),),
+        ),
         source="CUPTI",
     ),
     kernel_source="a" * 64,
@@ -55,7 +71,12 @@ MEASURED = Measurement(
 ROW = Row(
     nodeid="tests/test_a.py::test_triad[1]",
     limits=Limits(max_regression="1%", origin={"max_regression": "marker"}),
-    verdict=Verdict(Outcome.UNDECIDED, "why", Comparison(0.001, -0.001, 0.003, 0.006, 4, runs=2, p_value=0.3), code=Code.NOISY),
+    verdict=Verdict(
+        Outcome.UNDECIDED,
+        "why",
+        Comparison(0.001, -0.001, 0.003, 0.006, 4, runs=2, p_value=0.3),
+        code=Code.NOISY,
+    ),
     measurement=MEASURED,
     label="warm",
     range_name="test_triad_1",
@@ -63,7 +84,17 @@ ROW = Row(
     changed=("driver 580.95.05 -> 590.10",),
     footprint=Footprint(
         peak=3 * 2**20,
-        uses=(MemoryUse("CuPy", "device", peak=3 * 2**20, kept=4096, allocations=2, largest=2**21, sizes=(SizeCount(2**21, 2),)),),
+        uses=(
+            MemoryUse(
+                "CuPy",
+                "device",
+                peak=3 * 2**20,
+                kept=4096,
+                allocations=2,
+                largest=2**21,
+                sizes=(SizeCount(2**21, 2),),
+            ),
+        ),
         driver_peak=2**22,
         not_watched=("PyTorch: its history is off",),
         phases=(Phase("call", 0.1, 0.2),),
@@ -89,7 +120,8 @@ verdicts = st.builds(
     Verdict,
     outcome=st.sampled_from(Outcome),
     reason=texts,
-    comparison=st.none() | st.builds(Comparison, finite, finite, finite, finite, st.integers(0, 99)),
+    comparison=st.none()
+    | st.builds(Comparison, finite, finite, finite, finite, st.integers(0, 99)),
     simulated=st.booleans(),
     code=st.none() | st.sampled_from(Code),
 )
@@ -105,7 +137,8 @@ def rows(draw: st.DrawFn) -> Row:
         placements=st.lists(samples, min_size=1, max_size=3).map(tuple),
         half_width=st.none() | st.floats(0, 1),
         floor=st.floats(0, 1),
-        moved_bytes=st.none() | st.builds(MovedBytes, st.integers(0, 2**60), st.integers(0, 2**60), st.booleans()),
+        moved_bytes=st.none()
+        | st.builds(MovedBytes, st.integers(0, 2**60), st.integers(0, 2**60), st.booleans()),
         footprint=st.none() | st.integers(0, 2**62),
         conditions=st.tuples(conditions, conditions),
         discarded=st.integers(0, 9),
@@ -115,7 +148,15 @@ def rows(draw: st.DrawFn) -> Row:
         requested=st.none() | st.integers(0, 2**62),
     )
     limits = st.builds(Limits, origin=st.dictionaries(texts, texts, max_size=2))
-    return draw(st.builds(Row, limits=limits, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
+    return draw(
+        st.builds(
+            Row,
+            limits=limits,
+            verdict=verdicts,
+            measurement=st.none() | measurement,
+            label=st.just(label),
+        )
+    )
 
 
 @given(rows())
@@ -131,7 +172,11 @@ def test_a_device_is_read_back_equal() -> None:
 
 
 def test_a_document_is_read_back_equal() -> None:
-    written = json.loads(json.dumps(document(H100, [ROW, replace(ROW, measurement=None)], {"mode": "hot", "budget": None})))
+    written = json.loads(
+        json.dumps(
+            document(H100, [ROW, replace(ROW, measurement=None)], {"mode": "hot", "budget": None})
+        )
+    )
     assert written["schema"] == SCHEMA
     assert written["simulated"] is False
     read = document_from_json(written)
@@ -140,14 +185,19 @@ def test_a_document_is_read_back_equal() -> None:
 
 
 def test_missing_measurements_are_read_back_equal_and_older_files_have_none() -> None:
-    missing = (Omission("t.py::a", "y", "lost", "its test skipped"), Omission("t.py::b", "", "not run", "deselected"))
+    missing = (
+        Omission("t.py::a", "y", "lost", "its test skipped"),
+        Omission("t.py::b", "", "not run", "deselected"),
+    )
     written = json.loads(json.dumps(document(H100, [ROW], {}, missing)))
     assert [one["key"] for one in written["missing"]] == ["t.py::a[y]", "t.py::b"]
     assert document_from_json(written).missing == missing
     del written["missing"]
     assert document_from_json(written).missing == ()
     with pytest.raises(SchemaError, match=r"\$\.missing\[0\]\.status"):
-        document_from_json({**written, "missing": [{"nodeid": "a", "label": "", "status": "gone", "reason": ""}]})
+        document_from_json(
+            {**written, "missing": [{"nodeid": "a", "label": "", "status": "gone", "reason": ""}]}
+        )
 
 
 def test_readers_find_the_derived_figures() -> None:
@@ -156,7 +206,9 @@ def test_readers_find_the_derived_figures() -> None:
     assert written["measurement"]["latency"] == MEASURED.latency
     assert written["measurement"]["bandwidth"] == pytest.approx(3 * 2**28 / MEASURED.latency)
     assert written["measurement"]["latency_per_access_interval"] is None
-    chase = row_to_json(replace(ROW, measurement=replace(MEASURED, accesses_per_launch=1000)))["measurement"]
+    chase = row_to_json(replace(ROW, measurement=replace(MEASURED, accesses_per_launch=1000)))[
+        "measurement"
+    ]
     low, high = chase["latency_per_access_interval"]
     assert (low + high) / 2 == pytest.approx(chase["latency_per_access"])
     assert (high - low) / 2 == pytest.approx(4e-7 / 1000)
@@ -188,27 +240,83 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["verdict", "outcome"], "SUSPECT", r"\$\.verdict\.outcome: 'SUSPECT'; invalid enum"),
         (["verdict", "code"], "maybe", r"\$\.verdict\.code: 'maybe'; invalid enum"),
         (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: 1.5; "),
-        (["measurement", "placements", 1, 2], "x", r"\$\.measurement\.placements\[1\]\[2\]: 'x'; expected `float`"),
-        (["measurement", "placements"], [], r"\$\.measurement\.placements: \[\]; expected `array` of length >= 1"),
-        (["measurement", "placements", 0], [], r"\$\.measurement\.placements\[0\]: \[\]; expected `array`"),
-        (["measurement", "placements", 0, 0], 0.0, r"\$\.measurement\.placements\[0\]\[0\]: 0.0; expected `float` >= 1e-12"),
+        (
+            ["measurement", "placements", 1, 2],
+            "x",
+            r"\$\.measurement\.placements\[1\]\[2\]: 'x'; expected `float`",
+        ),
+        (
+            ["measurement", "placements"],
+            [],
+            r"\$\.measurement\.placements: \[\]; expected `array` of length >= 1",
+        ),
+        (
+            ["measurement", "placements", 0],
+            [],
+            r"\$\.measurement\.placements\[0\]: \[\]; expected `array`",
+        ),
+        (
+            ["measurement", "placements", 0, 0],
+            0.0,
+            r"\$\.measurement\.placements\[0\]\[0\]: 0.0; expected `float` >= 1e-12",
+        ),
         (["measurement", "placements", 0, 0], -1.0, r"placements\[0\]\[0\]: -1.0; expected"),
-        (["measurement", "placements", 0, 0], math.nan, r"\$\.measurement\.placements\[0\]\[0\]: nan is not a finite"),
+        (
+            ["measurement", "placements", 0, 0],
+            math.nan,
+            r"\$\.measurement\.placements\[0\]\[0\]: nan is not a finite",
+        ),
         (["measurement", "floor"], math.inf, r"\$\.measurement\.floor: inf is not a finite number"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09; expected `float` >= 0"),
-        (["measurement", "moved_bytes", "reads"], -1, r"moved_bytes\.reads: -1; expected `int` >= 0"),
-        (["measurement", "sectors_per_request"], -4.0, r"sectors_per_request: -4.0; expected `float` >= 0"),
+        (
+            ["measurement", "moved_bytes", "reads"],
+            -1,
+            r"moved_bytes\.reads: -1; expected `int` >= 0",
+        ),
+        (
+            ["measurement", "sectors_per_request"],
+            -4.0,
+            r"sectors_per_request: -4.0; expected `float` >= 0",
+        ),
         (["measurement", "requested"], -1, r"requested: -1; expected"),
         (["measurement", "further", 0, "medians"], [], r"further\[0\]\.medians: \[\]; expected"),
-        (["measurement", "further", 0, "medians", 1], -1.0, r"further\[0\]\.medians\[1\]: -1.0; expected"),
-        (["measurement", "further", 0, "overhead"], -1.0, r"further\[0\]\.overhead: -1.0; expected"),
-        (["measurement", "placements", 0, 0], 1e300, r"placements\[0\]\[0\]: 1e\+300; expected `float` <= 1000000000"),
+        (
+            ["measurement", "further", 0, "medians", 1],
+            -1.0,
+            r"further\[0\]\.medians\[1\]: -1.0; expected",
+        ),
+        (
+            ["measurement", "further", 0, "overhead"],
+            -1.0,
+            r"further\[0\]\.overhead: -1.0; expected",
+        ),
+        (
+            ["measurement", "placements", 0, 0],
+            1e300,
+            r"placements\[0\]\[0\]: 1e\+300; expected `float` <= 1000000000",
+        ),
         (["measurement", "placements", 0, 0], 5e-324, r"placements\[0\]\[0\]: 5e-324; expected"),
-        (["measurement", "moved_bytes", "reads"], 10**400, r"moved_bytes\.reads: 1000.*000; expected `int` <= "),
+        (
+            ["measurement", "moved_bytes", "reads"],
+            10**400,
+            r"moved_bytes\.reads: 1000.*000; expected `int` <= ",
+        ),
         (["verdict", "\udcff"], 1, "surrogates not allowed"),
-        (["measurement", "migrations", "launch", "gpu_faults"], -1, r"migrations\.launch\.gpu_faults: -1; expected"),
-        (["measurement", "migrations", "launch", "mapped"], -1, r"migrations\.launch\.mapped: -1; expected"),
-        (["measurement", "migrations", "before", "causes", "fault"], -1, r"migrations\.before\.causes\[\.\.\.\]: {'fault': -1}; expected"),
+        (
+            ["measurement", "migrations", "launch", "gpu_faults"],
+            -1,
+            r"migrations\.launch\.gpu_faults: -1; expected",
+        ),
+        (
+            ["measurement", "migrations", "launch", "mapped"],
+            -1,
+            r"migrations\.launch\.mapped: -1; expected",
+        ),
+        (
+            ["measurement", "migrations", "before", "causes", "fault"],
+            -1,
+            r"migrations\.before\.causes\[\.\.\.\]: {'fault': -1}; expected",
+        ),
         (["measurement", "moved_bytes", "writes"], -1, r"moved_bytes\.writes: -1; expected"),
         (["measurement", "moved_bytes", "total"], 0, r"moved_bytes\.total: unknown"),
         (
@@ -216,15 +324,25 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
             {"parts": [], "sequential": 2, "bound": 1, "streams": 1, "chunks": 0},
             r"overlap\.chunks: 0; expected",
         ),
-        (["measurement", "overlap"], {"parts": [], "sequential": -2, "bound": 1, "streams": 1}, r"overlap\.sequential: -2; expected"),
+        (
+            ["measurement", "overlap"],
+            {"parts": [], "sequential": -2, "bound": 1, "streams": 1},
+            r"overlap\.sequential: -2; expected",
+        ),
         (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
         (["measurement", "profild"], True, r"\$\.measurement\.profild: unknown"),
-        (["measurement", "conditions", 0, "fan"], 1, r"\$\.measurement\.conditions\[0\]\.fan: unknown"),
+        (
+            ["measurement", "conditions", 0, "fan"],
+            1,
+            r"\$\.measurement\.conditions\[0\]\.fan: unknown",
+        ),
         (["measurement", "label"], "other", r"label: 'other' in a row labelled 'warm'"),
         (["colour"], "red", r"\$\.colour: unknown"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_path(path: list[str | int], value: object, where: str) -> None:
+def test_what_does_not_fit_is_refused_with_its_path(
+    path: list[str | int], value: object, where: str
+) -> None:
     with pytest.raises(SchemaError, match=where):
         row_from_json(changed(path, value))
 
@@ -259,7 +377,9 @@ def test_what_could_not_be_read_is_not_written(measurement: Measurement) -> None
 
 
 def test_settings_must_be_plain() -> None:
-    with pytest.raises(SchemaError, match=r"\$\.settings\.folder: PurePosixPath is not a JSON value"):
+    with pytest.raises(
+        SchemaError, match=r"\$\.settings\.folder: PurePosixPath is not a JSON value"
+    ):
         document(H100, [], {"folder": PurePosixPath("/tmp")})
 
 
@@ -292,13 +412,21 @@ def test_a_simulated_row_among_real_ones_is_refused() -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(place for key, v in inner for place in _places(v, (*path, key)))]
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.records.uses import CopyUse, KernelUse, at_once, clock, copies_together, kernels_together, longest_first
+from pytest_gpumem.records.uses import (
+    CopyUse,
+    KernelUse,
+    at_once,
+    clock,
+    copies_together,
+    kernels_together,
+    longest_first,
+)
 
-ONE = KernelUse("k", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=10, registers=16, shared=0, local=0)
+ONE = KernelUse(
+    "k", (1, 1, 1), (32, 1, 1), launches=1, nanoseconds=10, registers=16, shared=0, local=0
+)
 COUNTED = replace(
     ONE,
     dram_read=100,
@@ -44,11 +54,22 @@ def test_time_in_which_several_run(intervals: list[tuple[float, float]], time: f
 
 
 @pytest.mark.parametrize(
-    "change", [{"grid": (2, 1, 1)}, {"block": (64, 1, 1)}, {"registers": 17}, {"shared": 1}, {"local": 8}, {"name": "l"}]
+    "change",
+    [
+        {"grid": (2, 1, 1)},
+        {"block": (64, 1, 1)},
+        {"registers": 17},
+        {"shared": 1},
+        {"local": 8},
+        {"name": "l"},
+    ],
 )
 def test_launches_of_another_shape_stay_apart(change: dict[str, object]) -> None:
     other = replace(ONE, nanoseconds=25, **change)
-    assert longest_first(kernels_together([ONE, other, ONE])) == (other, replace(ONE, launches=2, nanoseconds=20))
+    assert longest_first(kernels_together([ONE, other, ONE])) == (
+        other,
+        replace(ONE, launches=2, nanoseconds=20),
+    )
 
 
 def test_a_figure_that_one_launch_lacks_is_not_known_of_all() -> None:
@@ -62,7 +83,10 @@ def test_a_figure_that_one_launch_lacks_is_not_known_of_all() -> None:
 def test_copies_between_other_memories_stay_apart() -> None:
     one = CopyUse("H2D", "pinned", "device", 1, 100, 10)
     other = replace(one, source="pageable", nanoseconds=40)
-    assert copies_together([one, other, one]) == (other, replace(one, count=2, nbytes=200, nanoseconds=20))
+    assert copies_together([one, other, one]) == (
+        other,
+        replace(one, count=2, nbytes=200, nanoseconds=20),
+    )
 
 
 def test_counters_are_summed_and_rates_weighted_by_what_they_are_of() -> None:
@@ -86,16 +110,31 @@ def test_counters_are_summed_and_rates_weighted_by_what_they_are_of() -> None:
     )
     (both,) = kernels_together([COUNTED, other])
     assert (both.launches, both.nanoseconds) == (3, 40)
-    assert (both.dram_read, both.dram_written, both.l2_read, both.l2_written, both.l1_load, both.l1_store) == (101, 20, 400, 400, 505, 100)
+    assert (
+        both.dram_read,
+        both.dram_written,
+        both.l2_read,
+        both.l2_written,
+        both.l1_load,
+        both.l1_store,
+    ) == (101, 20, 400, 400, 505, 100)
     assert both.l2_hit_rate == pytest.approx(0.75)  # by all bytes of L2, which are as many
-    assert (both.l2_read_hit_rate, both.sectors_per_request, both.used_of_load) == pytest.approx((0.375, 5.0, 0.875))  # by bytes read
-    assert (both.sectors_per_store, both.used_of_store) == pytest.approx((5.0, 0.875))  # by bytes written
-    assert (both.occupancy, both.sm_clock_hz, both.memory_clock_hz) == pytest.approx((0.8, 1.75e9, 1.25e9))  # by time
+    assert (both.l2_read_hit_rate, both.sectors_per_request, both.used_of_load) == pytest.approx(
+        (0.375, 5.0, 0.875)
+    )  # by bytes read
+    assert (both.sectors_per_store, both.used_of_store) == pytest.approx(
+        (5.0, 0.875)
+    )  # by bytes written
+    assert (both.occupancy, both.sm_clock_hz, both.memory_clock_hz) == pytest.approx(
+        (0.8, 1.75e9, 1.25e9)
+    )  # by time
 
 
 @pytest.mark.parametrize("weight", [None, 0])
 def test_a_rate_whose_weight_is_unknown_or_nothing_is_the_plain_mean(weight: int | None) -> None:
-    (both,) = kernels_together([COUNTED, replace(COUNTED, l2_read=weight, l2_hit_rate=1.0, sectors_per_request=8.0)])
+    (both,) = kernels_together(
+        [COUNTED, replace(COUNTED, l2_read=weight, l2_hit_rate=1.0, sectors_per_request=8.0)]
+    )
     assert both.sectors_per_request == pytest.approx(6.0)
     assert both.l2_hit_rate == pytest.approx(0.75 if weight is None else (400 * 0.5 + 100) / 500)
     assert both.l2_read == (None if weight is None else 300)
@@ -103,10 +142,15 @@ def test_a_rate_whose_weight_is_unknown_or_nothing_is_the_plain_mean(weight: int
 
 def test_a_clock_is_the_mean_over_time_of_the_kernels_that_have_one() -> None:
     other = replace(COUNTED, name="l", nanoseconds=30, sm_clock_hz=2e9)
-    assert clock([COUNTED, other, replace(other, sm_clock_hz=None)], "sm_clock_hz") == pytest.approx(1.75e9)
+    assert clock(
+        [COUNTED, other, replace(other, sm_clock_hz=None)], "sm_clock_hz"
+    ) == pytest.approx(1.75e9)
     assert clock([ONE], "sm_clock_hz") is clock([], "memory_clock_hz") is None
 
 
 def test_equal_times_keep_their_order() -> None:
-    uses = [replace(ONE, name=name, nanoseconds=time) for name, time in (("a", 1), ("b", 5), ("c", 1), ("d", 5))]
+    uses = [
+        replace(ONE, name=name, nanoseconds=time)
+        for name, time in (("a", 1), ("b", 5), ("c", 1), ("d", 5))
+    ]
     assert [one.name for one in longest_first(uses)] == ["b", "d", "a", "c"]

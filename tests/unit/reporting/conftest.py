@@ -45,6 +45,12 @@ def make_row() -> Callable[..., Row]:
             **TRIAD,
         }
         taken = measurement(label=label, **given | changes) if measured else None
-        return Row(nodeid, Limits(), Verdict(outcome, reason, comparison, simulated, code), taken, label=label)
+        return Row(
+            nodeid,
+            Limits(),
+            Verdict(outcome, reason, comparison, simulated, code),
+            taken,
+            label=label,
+        )
 
     return make

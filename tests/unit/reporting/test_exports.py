@@ -26,7 +26,13 @@ ENTRIES: dict[str, Any] = {
     "type": "array",
     "items": {
         "type": "object",
-        "properties": {"name": NAME, "unit": NAME, "value": {"type": "number"}, "range": NAME, "extra": NAME},
+        "properties": {
+            "name": NAME,
+            "unit": NAME,
+            "value": {"type": "number"},
+            "range": NAME,
+            "extra": NAME,
+        },
         "required": ["name", "unit", "value"],
         "additionalProperties": False,
     },
@@ -34,7 +40,9 @@ ENTRIES: dict[str, Any] = {
 """`BenchmarkResult` of github-action-benchmark 1.22, from which it makes a chart for each name."""
 
 FOOTPRINT = Footprint(
-    3 << 20, uses=(MemoryUse("CuPy", "device", peak=3 << 20, kept=4096, reserved=1 << 20, allocations=7),), watched=("CuPy",)
+    3 << 20,
+    uses=(MemoryUse("CuPy", "device", peak=3 << 20, kept=4096, reserved=1 << 20, allocations=7),),
+    watched=("CuPy",),
 )
 RAN = what_ran(
     [
@@ -64,10 +72,20 @@ FIGURES = {
 def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     """A row of everything, one of memory alone, one of a test that failed by itself, and one under a profiler."""
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
-    whole = replace(make_row(what_ran=RAN, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5})
+    whole = replace(
+        make_row(what_ran=RAN, label="warm", comparison=comparison),
+        footprint=FOOTPRINT,
+        extra={"elements/s": 7.5},
+    )
     memory = replace(make_row("t.py::test_memory", measured=False), footprint=FOOTPRINT)
     broken = replace(make_row("t.py::test_broken"), failed=True, test_error=True)
-    return Run([whole, memory, broken, make_row("t.py::test_profiled", profiled=True)], facts, {}, "2026-11-20T18:00:00+00:00", "0c0de00")
+    return Run(
+        [whole, memory, broken, make_row("t.py::test_profiled", profiled=True)],
+        facts,
+        {},
+        "2026-11-20T18:00:00+00:00",
+        "0c0de00",
+    )
 
 
 def lines(run: Run) -> list[dict[str, str]]:
@@ -80,15 +98,21 @@ def test_csv_has_a_line_for_each_row_in_si_units(run: Run) -> None:
     assert {name: int(whole[name]) for name in FIGURES} == FIGURES
     assert float(whole["latency_s"]) == pytest.approx(268.3e-6, rel=1e-3)
     assert float(whole["bandwidth_bytes_per_s"]) == pytest.approx((768 << 20) / 268.3e-6, rel=1e-3)
-    assert [float(whole[name]) for name in ("change", "change_low", "change_high", "elements/s")] == [0.02, 0.01, 0.03, 7.5]
+    assert [
+        float(whole[name]) for name in ("change", "change_low", "change_high", "elements/s")
+    ] == [0.02, 0.01, 0.03, 7.5]
     assert (memory["latency_s"], memory["kept_bytes"], memory["elements/s"]) == ("", "4096", "")
     assert (broken["failed"], broken["verdict"]) == ("True", "PASS")
     # Lines of many runs make one table: each says of which run it is.
     assert datetime.fromisoformat(memory["utc"]) == datetime.fromisoformat(run.utc)
-    assert {(one["revision"], one["gpu"], one["simulated"]) for one in found} == {("0c0de00", run.facts.key, "False")}
+    assert {(one["revision"], one["gpu"], one["simulated"]) for one in found} == {
+        ("0c0de00", run.facts.key, "False")
+    }
 
 
-def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(make_row: MakeRow, facts: DeviceFacts) -> None:
+def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(
+    make_row: MakeRow, facts: DeviceFacts
+) -> None:
     (line,) = lines(Run([make_row(label="=1+1")], facts, {}))
     assert line["label"] == "'=1+1"
 
@@ -107,15 +131,27 @@ def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: R
         assert values[f"{whole} {name} @ {run.facts.key}"] == value
     assert values[f"{whole} latency @ {run.facts.key}"] == pytest.approx(268.3, rel=1e-3)
     assert values[f"{memory} kept_bytes @ {run.facts.key}"] == 4096
-    assert not [name for name in values if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name]
+    assert not [
+        name
+        for name in values
+        if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name
+    ]
 
 
 def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -> None:
-    unseen, seen = Footprint(0, not_watched=("no GPU is measured",)), Footprint(4096, watched=("fixtures",))
+    unseen, seen = (
+        Footprint(0, not_watched=("no GPU is measured",)),
+        Footprint(4096, watched=("fixtures",)),
+    )
     assert "peak_bytes" not in figures(replace(make_row(), footprint=unseen), facts)
     assert figures(replace(make_row(), footprint=seen), facts)["peak_bytes"] == 4096
-    assert not {"kept_bytes", "reserved_bytes"} & figures(replace(make_row(), footprint=replace(seen, ended=False)), facts).keys()
-    of_source = what_ran([Step(StepKind.KERNEL, "triad", code="1")], {})  # a simulated kernel is not compiled
+    assert (
+        not {"kept_bytes", "reserved_bytes"}
+        & figures(replace(make_row(), footprint=replace(seen, ended=False)), facts).keys()
+    )
+    of_source = what_ran(
+        [Step(StepKind.KERNEL, "triad", code="1")], {}
+    )  # a simulated kernel is not compiled
     found = figures(make_row(what_ran=of_source), facts)
     assert found["kernels"] == 1
     assert not {"registers", "spill_bytes"} & found.keys()
@@ -128,7 +164,11 @@ def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:
         assert text.replace("\n", "").isprintable()
 
 
-def test_junit_has_the_bytes_and_counts_of_a_memory_row(facts: DeviceFacts, make_row: MakeRow) -> None:
-    found = dict(properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts))
+def test_junit_has_the_bytes_and_counts_of_a_memory_row(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    found = dict(
+        properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts)
+    )
     names = ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")
     assert [found[f"gpumem_{name}[part]"] for name in names] == [3 << 20, 4096, 1 << 20, 7]

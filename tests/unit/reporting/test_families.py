@@ -44,16 +44,34 @@ def xs(family: FamilyPlot) -> dict[str, list[float]]:
         (["[264-8MiB]", "[264-16MiB]", "[264-32MiB]"], "MiB", {"bandwidth": [8, 16, 32]}),
         (["-1 C", "0 C", "1.5 C"], "C", {"bandwidth": [-1, 0, 1.5]}),
         (
-            ["5 MiB, ratio 1", "6 MiB, ratio 1", "7 MiB, ratio 1", "5 MiB, off", "6 MiB, off", "7 MiB, off"],
+            [
+                "5 MiB, ratio 1",
+                "6 MiB, ratio 1",
+                "7 MiB, ratio 1",
+                "5 MiB, off",
+                "6 MiB, off",
+                "7 MiB, off",
+            ],
             "MiB",
             {"ratio 1": [5, 6, 7], "off": [5, 6, 7]},
         ),
         (
-            ["[1-float32]", "[2-float32]", "[4-float32]", "[1-float64]", "[2-float64]", "[4-float64]"],
+            [
+                "[1-float32]",
+                "[2-float32]",
+                "[4-float32]",
+                "[1-float64]",
+                "[2-float64]",
+                "[4-float64]",
+            ],
             "parameter",
             {"float32": [1, 2, 4], "float64": [1, 2, 4]},
         ),
-        (["[1-32]", "[2-32]", "[3-32]", "[1-64]", "[2-64]", "[3-64]"], "parameter", {"32": [1, 2, 3], "64": [1, 2, 3]}),
+        (
+            ["[1-32]", "[2-32]", "[3-32]", "[1-64]", "[2-64]", "[3-64]"],
+            "parameter",
+            {"32": [1, 2, 3], "64": [1, 2, 3]},
+        ),
     ],
 )
 def test_numbers_in_labels_and_parameters(
@@ -64,14 +82,23 @@ def test_numbers_in_labels_and_parameters(
     assert {name: pytest.approx(values) for name, values in xs(family).items()} == expected
 
 
-@pytest.mark.parametrize("labels", [["1 MiB", "2 MiB"], ["f4", "f8", "f16"], ["a", "b", "c"], [""], ["1.2.3", "1.2.4", "1.2.5"]])
-def test_too_few_numbers_are_no_curve(labels: list[str], facts: DeviceFacts, make_row: MakeRow) -> None:
+@pytest.mark.parametrize(
+    "labels",
+    [["1 MiB", "2 MiB"], ["f4", "f8", "f16"], ["a", "b", "c"], [""], ["1.2.3", "1.2.4", "1.2.5"]],
+)
+def test_too_few_numbers_are_no_curve(
+    labels: list[str], facts: DeviceFacts, make_row: MakeRow
+) -> None:
     assert families([make_row("t.py::test_a", label=label) for label in labels], facts) == []
 
 
 def test_tests_are_not_mixed(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row(f"t.py::test_{name}", label=str(number)) for number in range(3) for name in "ab"]
-    assert [(family.function, len(family.series[0].points)) for family in families(rows, facts)] == [
+    rows = [
+        make_row(f"t.py::test_{name}", label=str(number)) for number in range(3) for name in "ab"
+    ]
+    assert [
+        (family.function, len(family.series[0].points)) for family in families(rows, facts)
+    ] == [
         ("t.py::test_a", 3),
         ("t.py::test_b", 3),
     ]
@@ -98,16 +125,25 @@ def test_ceilings(one: Callable[..., FamilyPlot], facts: DeviceFacts) -> None:
 
 
 def test_sectors_predict_a_second_curve(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row("t.py::test_a", label=f"stride {s}", sectors_per_request=4.0 * s) for s in (1, 2, 4)]
+    rows = [
+        make_row("t.py::test_a", label=f"stride {s}", sectors_per_request=4.0 * s)
+        for s in (1, 2, 4)
+    ]
     (family,) = families(rows, facts)
     measured, predicted = family.series
     assert predicted.predicted
-    assert [point.y for point in predicted.points] == pytest.approx([measured.points[0].y / s for s in (1, 2, 4)])
-    coalesced = [make_row("t.py::test_a", label=f"stride {s}", sectors_per_request=4.0) for s in (1, 2, 4)]
+    assert [point.y for point in predicted.points] == pytest.approx(
+        [measured.points[0].y / s for s in (1, 2, 4)]
+    )
+    coalesced = [
+        make_row("t.py::test_a", label=f"stride {s}", sectors_per_request=4.0) for s in (1, 2, 4)
+    ]
     assert len(families(coalesced, facts)[0].series) == 1
 
 
-def test_a_ladder_of_sizes_is_one_plot_with_a_curve_for_each_place(facts: DeviceFacts, make_row: MakeRow) -> None:
+def test_a_ladder_of_sizes_is_one_plot_with_a_curve_for_each_place(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
     """Labels as those of the memory suite's ladder, from L1 to a peer: bytes on one axis, seconds of an access on the other."""
     places = {
         "L1": ("16 KiB", "64 KiB"),
@@ -115,7 +151,13 @@ def test_a_ladder_of_sizes_is_one_plot_with_a_curve_for_each_place(facts: Device
         "DRAM": ("100 MiB", "200 MiB"),
         "mapped host memory": ("25 MiB", "50 MiB"),
     }
-    rows = [make_row("t.py::test_a", label=f"{place}, {size}", accesses_per_launch=10) for place, sizes in places.items() for size in sizes]
+    rows = [
+        make_row("t.py::test_a", label=f"{place}, {size}", accesses_per_launch=10)
+        for place, sizes in places.items()
+        for size in sizes
+    ]
     (family,) = families(rows, facts)
     assert (family.x_unit, family.y_name) == ("MiB", "latency per access")
-    assert {one.name: len(one.points) for one in family.series} == {place: len(sizes) for place, sizes in places.items()}
+    assert {one.name: len(one.points) for one in family.series} == {
+        place: len(sizes) for place, sizes in places.items()
+    }

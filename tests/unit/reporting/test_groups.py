@@ -64,10 +64,14 @@ def test_parameters_are_no_part_of_a_function() -> None:
     assert function_of(row("odd[1]")) == "odd"
 
 
-def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Callable[..., Row], facts: DeviceFacts) -> None:
+def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(
+    make_row: Callable[..., Row], facts: DeviceFacts
+) -> None:
     alone = replace(make_row("a.py::test_memory", measured=False), footprint=Footprint(1))
     timed = replace(make_row("a.py::test_both"), footprint=Footprint(1))
-    part = replace(make_row("a.py::test_both", measured=False, label="part"), footprint=Footprint(1))
+    part = replace(
+        make_row("a.py::test_both", measured=False, label="part"), footprint=Footprint(1)
+    )
     found = behaviours([alone, part, timed], facts)
     assert found["a.py::test_memory"] is Behaviour.MEMORY
     assert found["a.py::test_both"] is behaviours([timed], facts)["a.py::test_both"]
@@ -75,7 +79,12 @@ def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Calla
 
 def test_counting_pages_moves_no_row_to_managed_memory() -> None:
     def kind(**counts: Any) -> Behaviour:
-        return behaviour_of(measurement(**TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")), H100)
+        return behaviour_of(
+            measurement(
+                **TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")
+            ),
+            H100,
+        )
 
     assert kind() is Behaviour.DRAM
     assert kind(gpu_faults=3) is Behaviour.MANAGED

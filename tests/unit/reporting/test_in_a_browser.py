@@ -21,17 +21,39 @@ COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, pr
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
-def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row("t.py::test_size", label=f"{size} MiB", placements=((size * 1e-4,),)) for size in (1, 10, 2)]
+def test_the_page_works(
+    opened: Callable[[Path, int], Any], tmp_path: Path, facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    rows = [
+        make_row("t.py::test_size", label=f"{size} MiB", placements=((size * 1e-4,),))
+        for size in (1, 10, 2)
+    ]
     rows += [
         make_row("t.py::test_slow", Outcome.FAIL, comparison=COMPARISON, mode="hot"),
-        replace(make_row(f"t.py::test_{HOSTILE}", Outcome.UNDECIDED, comparison=COMPARISON, placements=((1.5e-4,),)), failed=True),
+        replace(
+            make_row(
+                f"t.py::test_{HOSTILE}",
+                Outcome.UNDECIDED,
+                comparison=COMPARISON,
+                placements=((1.5e-4,),),
+            ),
+            failed=True,
+        ),
     ]
-    past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of) for day, of in ((1, None), (2, "abcdef012"))]
+    past = [
+        Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of)
+        for day, of in ((1, None), (2, "abcdef012"))
+    ]
     file = tmp_path / "page.html"
     file.write_text(
         drawn(
-            Run(rows, replace(facts, name=f"GPU {HOSTILE}", simulated=True), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past})
+            Run(
+                rows,
+                replace(facts, name=f"GPU {HOSTILE}", simulated=True),
+                {},
+                utc="2026-11-21T12:00:00+00:00",
+                past={rows[0].key: past},
+            )
         )
     )
     page = opened(file, 400)
@@ -50,13 +72,22 @@ def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, fact
     page.select_option("#order", "0")
     assert shown()[:3] == ["test_size[10 MiB]", "test_slow", "test_size[2 MiB]"]
     page.select_option("#order", "name")
-    assert [name for name in shown() if "size" in name] == ["test_size[1 MiB]", "test_size[2 MiB]", "test_size[10 MiB]"]
+    assert [name for name in shown() if "size" in name] == [
+        "test_size[1 MiB]",
+        "test_size[2 MiB]",
+        "test_size[10 MiB]",
+    ]
     page.select_option("#order", "")
     assert shown()[0] == "test_slow"
     page.set_viewport_size({"width": 1000, "height": 800})
     height = "(cell) => { const text = document.createRange(); text.selectNodeContents(cell); return text.getBoundingClientRect().height }"
-    assert max(page.evaluate(f"Array.from(document.querySelectorAll('td:last-child'), {height})")) < 30  # a verdict is one line
-    for expected in ("test_size[10 MiB]", "test_size[1 MiB]"):  # slowest first, and at the second click last
+    assert (
+        max(page.evaluate(f"Array.from(document.querySelectorAll('td:last-child'), {height})")) < 30
+    )  # a verdict is one line
+    for expected in (
+        "test_size[10 MiB]",
+        "test_size[1 MiB]",
+    ):  # slowest first, and at the second click last
         page.click("th[data-order='0']")
         assert shown()[0] == expected
     assert page.locator("th[aria-sort]").inner_text() == "latency"

@@ -27,9 +27,14 @@ HOSTILE = [
 ]
 
 
-def test_what_needs_a_look_comes_first_and_everything_is_there(make_row: Make, facts: DeviceFacts) -> None:
+def test_what_needs_a_look_comes_first_and_everything_is_there(
+    make_row: Make, facts: DeviceFacts
+) -> None:
     change = Comparison(0.031, 0.028, 0.034, 0.008, 5)
-    rows = [make_row("t.py::test_fine"), make_row("t.py::test_slow", Outcome.FAIL, reason="slower: +3.10 %", comparison=change)]
+    rows = [
+        make_row("t.py::test_fine"),
+        make_row("t.py::test_slow", Outcome.FAIL, reason="slower: +3.10 %", comparison=change),
+    ]
     text = page(Run(rows, facts, {"mode": "clean-cold"}))
     assert text.startswith("### gpumem: NVIDIA H100 80GB HBM3\n")
     assert "**2 rows: 1 FAIL, 1 PASS**" in text
@@ -49,7 +54,9 @@ def test_a_passing_run_has_no_list_of_reasons(make_row: Make, facts: DeviceFacts
 
 def test_simulated_and_empty_runs_say_so(make_row: Make, facts: DeviceFacts) -> None:
     simulated = page(Run([make_row(simulated=True)], replace(facts, simulated=True), {}))
-    assert simulated.startswith("### gpumem: NVIDIA H100 80GB HBM3 (simulated)\n\n> **No GPU is measured:**")
+    assert simulated.startswith(
+        "### gpumem: NVIDIA H100 80GB HBM3 (simulated)\n\n> **No GPU is measured:**"
+    )
     assert page(Run([], facts, {})).endswith("\n\nNothing was measured.\n")
 
 
@@ -57,7 +64,9 @@ def test_simulated_and_empty_runs_say_so(make_row: Make, facts: DeviceFacts) -> 
 def test_a_hostile_name_is_text(make_row: Make, facts: DeviceFacts, hostile: str) -> None:
     """Every row of a table has as many cells as its heading, every element that is opened is ours, and the name can be read."""
     text = page(Run([make_row(f"t.py::t[{hostile}]", Outcome.FAIL, reason=hostile)], facts, {}))
-    assert set(re.findall(r"</?\w+", text)) <= {f"{s}{t}" for s in ("<", "</") for t in ("code", "pre", "details", "summary")}
+    assert set(re.findall(r"</?\w+", text)) <= {
+        f"{s}{t}" for s in ("<", "</") for t in ("code", "pre", "details", "summary")
+    }
     assert "<!--" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in rows}) == 1
@@ -76,7 +85,10 @@ def test_code_can_be_read_back() -> None:
 
 
 def test_a_page_fits_into_a_comment(make_row: Make, facts: DeviceFacts) -> None:
-    rows = [make_row(f"t.py::test_{n}[{'x' * 400}]", Outcome.FAIL, reason="slower " * 90) for n in range(400)]
+    rows = [
+        make_row(f"t.py::test_{n}[{'x' * 400}]", Outcome.FAIL, reason="slower " * 90)
+        for n in range(400)
+    ]
     text = page(Run(rows, facts, {}))
     assert len(text) < LIMIT
     assert f"{400 - MOST} further rows need a look." in text

@@ -26,7 +26,17 @@ from pytest_gpumem.units import GiB, MiB
 
 
 def sheet(
-    name: str, cc: tuple[int, int], *, sms: int, memory: int, l2: int, persisting: int, clock: float, bus: int, pcie: int, **more: Any
+    name: str,
+    cc: tuple[int, int],
+    *,
+    sms: int,
+    memory: int,
+    l2: int,
+    persisting: int,
+    clock: float,
+    bus: int,
+    pcie: int,
+    **more: Any,
 ) -> DeviceFacts:
     shared = {name: more.get(name, False) for name in ("integrated", "host_page_tables")}
     link, rate = host_link(pcie, 16, **shared)
@@ -48,23 +58,87 @@ def sheet(
 
 
 SHARED = {"pageable_memory_access": True, "host_page_tables": True}
-A100 = sheet("NVIDIA A100-SXM4-80GB", (8, 0), sms=108, memory=80, l2=40, persisting=30, clock=1.593e9, bus=5120, pcie=4)
-RTX4090 = sheet(
-    "NVIDIA GeForce RTX 4090", (8, 9), sms=128, memory=24, l2=72, persisting=45, clock=10.501e9, bus=384, pcie=4, ecc=None, async_engines=2
+A100 = sheet(
+    "NVIDIA A100-SXM4-80GB",
+    (8, 0),
+    sms=108,
+    memory=80,
+    l2=40,
+    persisting=30,
+    clock=1.593e9,
+    bus=5120,
+    pcie=4,
 )
-B200 = sheet("NVIDIA B200", (10, 0), sms=148, memory=180, l2=126, persisting=78, clock=3.996e9, bus=8192, pcie=6)
-GB200 = sheet("NVIDIA GB200", (10, 0), sms=152, memory=186, l2=126, persisting=78, clock=3.996e9, bus=8192, pcie=6, **SHARED)
+RTX4090 = sheet(
+    "NVIDIA GeForce RTX 4090",
+    (8, 9),
+    sms=128,
+    memory=24,
+    l2=72,
+    persisting=45,
+    clock=10.501e9,
+    bus=384,
+    pcie=4,
+    ecc=None,
+    async_engines=2,
+)
+B200 = sheet(
+    "NVIDIA B200",
+    (10, 0),
+    sms=148,
+    memory=180,
+    l2=126,
+    persisting=78,
+    clock=3.996e9,
+    bus=8192,
+    pcie=6,
+)
+GB200 = sheet(
+    "NVIDIA GB200",
+    (10, 0),
+    sms=152,
+    memory=186,
+    l2=126,
+    persisting=78,
+    clock=3.996e9,
+    bus=8192,
+    pcie=6,
+    **SHARED,
+)
 INTEGRATED = sheet(
-    "NVIDIA GB10", (12, 1), sms=48, memory=119, l2=24, persisting=0, clock=0.0, bus=0, pcie=5, integrated=True, ecc=None, **SHARED
+    "NVIDIA GB10",
+    (12, 1),
+    sms=48,
+    memory=119,
+    l2=24,
+    persisting=0,
+    clock=0.0,
+    bus=0,
+    pcie=5,
+    integrated=True,
+    ecc=None,
+    **SHARED,
 )
 ORIN = sheet(
-    "Orin", (8, 7), sms=16, memory=61, l2=4, persisting=3, clock=0.0, bus=0, pcie=4, integrated=True, concurrent_managed_access=False
+    "Orin",
+    (8, 7),
+    sms=16,
+    memory=61,
+    l2=4,
+    persisting=3,
+    clock=0.0,
+    bus=0,
+    pcie=4,
+    integrated=True,
+    concurrent_managed_access=False,
 )
 ALL = (A100, RTX4090, B200, GB200, INTEGRATED, ORIN)
 
 
 @pytest.mark.parametrize(
-    ("facts", "gigabytes"), [(A100, 2039), (RTX4090, 1008), (B200, 8184), (GB200, 8184), (INTEGRATED, None), (ORIN, None)], ids=str
+    ("facts", "gigabytes"),
+    [(A100, 2039), (RTX4090, 1008), (B200, 8184), (GB200, 8184), (INTEGRATED, None), (ORIN, None)],
+    ids=str,
 )
 def test_the_peak_is_the_data_sheets_or_unknown(facts: DeviceFacts, gigabytes: int | None) -> None:
     if gigabytes is None:
@@ -82,29 +156,57 @@ def test_the_peak_is_the_data_sheets_or_unknown(facts: DeviceFacts, gigabytes: i
 def test_the_link_is_a_ceiling_only_where_it_is_pci_express(
     facts: DeviceFacts, ceiling: float | None, make_row: Callable[..., Row]
 ) -> None:
-    rows = [make_row("t.py::copy", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0, link=True)) for n in (256, 512, 1024)]
+    rows = [
+        make_row("t.py::copy", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0, link=True))
+        for n in (256, 512, 1024)
+    ]
     (family,) = families(rows, facts)
-    assert [one.value / 1e9 for one in family.ceilings] == ([pytest.approx(ceiling, rel=0.01)] if ceiling else [])
-    of_dram = [make_row("t.py::read", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0)) for n in (256, 512, 1024)]
+    assert [one.value / 1e9 for one in family.ceilings] == (
+        [pytest.approx(ceiling, rel=0.01)] if ceiling else []
+    )
+    of_dram = [
+        make_row("t.py::read", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0))
+        for n in (256, 512, 1024)
+    ]
     (family,) = families(of_dram, facts)
     assert [one.value for one in family.ceilings] == ([facts.dram_peak] if facts.dram_peak else [])
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
-    [(A100, None), (RTX4090, None), (B200, None), (GB200, None), (INTEGRATED, "persistingL2CacheMaxSize is 0"), (ORIN, None)],
+    [
+        (A100, None),
+        (RTX4090, None),
+        (B200, None),
+        (GB200, None),
+        (INTEGRATED, "persistingL2CacheMaxSize is 0"),
+        (ORIN, None),
+    ],
     ids=str,
 )
 def test_persisting_l2_skips_where_there_is_none(facts: DeviceFacts, reason: str | None) -> None:
     said = unsupported(facts, lambda: pytest.fail("read under MPS only"))
     assert said is None if reason is None else reason in str(said)
     if said is None:
-        assert 0 < fit_set_aside(facts, facts.l2_bytes) <= min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes)
+        assert (
+            0
+            < fit_set_aside(facts, facts.l2_bytes)
+            <= min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes)
+        )
 
 
 @pytest.mark.parametrize("facts", ALL, ids=str)
 def test_doctor_says_where_pages_migrate_and_what_is_unknown(facts: DeviceFacts) -> None:
-    checks = {one.name: one for one in abilities(Machine(), DeviceChoice(facts, lambda: pytest.fail("nothing is opened")))}
+    checks = {
+        one.name: one
+        for one in abilities(
+            Machine(), DeviceChoice(facts, lambda: pytest.fail("nothing is opened"))
+        )
+    }
     pages = checks["managed memory"].detail
     assert ("without a fault" in pages) is facts.host_page_tables
-    assert ("tests of managed_buffer and prefetched_buffer skip" in pages) is (no_migration(facts) is not None) is (facts is ORIN)
+    assert (
+        ("tests of managed_buffer and prefetched_buffer skip" in pages)
+        is (no_migration(facts) is not None)
+        is (facts is ORIN)
+    )

@@ -12,7 +12,17 @@ from pytest_gpumem.reporting.families import Ceiling, PlotPoint, Series, colours
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, largest
 from pytest_gpumem.reporting.plots.runs import MOST as MOST_SAMPLES
 from pytest_gpumem.reporting.plots.runs import history, strip, thinned
-from pytest_gpumem.reporting.plots.svg import Scale, Unit, fitted, nice_step, number, rate_unit, short, spanned, time_unit
+from pytest_gpumem.reporting.plots.svg import (
+    Scale,
+    Unit,
+    fitted,
+    nice_step,
+    number,
+    rate_unit,
+    short,
+    spanned,
+    time_unit,
+)
 
 
 def test_a_scale_is_linear_or_logarithmic() -> None:
@@ -20,15 +30,32 @@ def test_a_scale_is_linear_or_logarithmic() -> None:
     assert Scale(1, 100, 0, 10, log=True)(10) == pytest.approx(5)
     assert Scale(0, 10, 0, 1).ticks == [0, 2, 4, 6, 8, 10]
     assert Scale(0, 3e-6, 0, 1, unit=Unit("us", 1e-6)).ticks == pytest.approx([0, 1e-6, 2e-6, 3e-6])
-    assert Scale(3, 4200, 0, 1, log=True).ticks == pytest.approx([5, 10, 20, 50, 100, 200, 500, 1000, 2000])
+    assert Scale(3, 4200, 0, 1, log=True).ticks == pytest.approx(
+        [5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+    )
     assert all(0.97 <= tick <= 1.03 for tick in Scale(0.97, 1.03, 0, 1).ticks)
     assert [nice_step(least) for least in (0.011, 1, 3, 7)] == pytest.approx([0.02, 1, 5, 10])
 
 
 def test_units_by_the_largest_figure() -> None:
-    assert (time_unit([3e-6, 4e-4]).name, time_unit([2e-3]).name, time_unit([]).name) == ("us", "ms", "ns")
-    assert (rate_unit([3e12]).name, rate_unit([3e13]).name, rate_unit([5e6]).name) == ("GB/s", "TB/s", "MB/s")
-    assert [short(value) for value in (0, 0.0625, 3002.4, 12.5, 123456, 1.5e7)] == ["0", "0.0625", "3002", "12.5", "123456", "15000000"]
+    assert (time_unit([3e-6, 4e-4]).name, time_unit([2e-3]).name, time_unit([]).name) == (
+        "us",
+        "ms",
+        "ns",
+    )
+    assert (rate_unit([3e12]).name, rate_unit([3e13]).name, rate_unit([5e6]).name) == (
+        "GB/s",
+        "TB/s",
+        "MB/s",
+    )
+    assert [short(value) for value in (0, 0.0625, 3002.4, 12.5, 123456, 1.5e7)] == [
+        "0",
+        "0.0625",
+        "3002",
+        "12.5",
+        "123456",
+        "15000000",
+    ]
 
 
 def test_a_range_holds_its_values_also_where_they_are_equal() -> None:
@@ -66,9 +93,17 @@ def test_a_strip_shows_every_sample_and_every_median() -> None:
 
 
 def test_a_curve_with_its_ceiling_and_intervals() -> None:
-    points = tuple(PlotPoint(x, y * 1e9, y * 0.9e9, y * 1.1e9) for x, y in ((1, 10), (10, 20), (100, 15)))
+    points = tuple(
+        PlotPoint(x, y * 1e9, y * 0.9e9, y * 1.1e9) for x, y in ((1, 10), (10, 20), (100, 15))
+    )
     unit = Unit("GB/s", 1e9)
-    drawn = curve([Series("one", points), Series("expected", points, predicted=True)], "MiB", unit, [Ceiling(40e9, "peak")], "what")
+    drawn = curve(
+        [Series("one", points), Series("expected", points, predicted=True)],
+        "MiB",
+        unit,
+        [Ceiling(40e9, "peak")],
+        "what",
+    )
     assert drawn.count("<circle") == 3
     assert drawn.count("whisker") == 3
     assert "peak 40" in drawn
@@ -95,7 +130,10 @@ def test_a_predicted_series_has_the_colour_of_the_one_before() -> None:
 
 
 def test_a_forest_shows_what_changed_most_slowest_first() -> None:
-    deltas = [Delta(f"row {i}", f"t-{i}", i / 1000, i / 1000 - 0.01, i / 1000 + 0.01, "pass", 0.01) for i in range(-50, 50)]
+    deltas = [
+        Delta(f"row {i}", f"t-{i}", i / 1000, i / 1000 - 0.01, i / 1000 + 0.01, "pass", 0.01)
+        for i in range(-50, 50)
+    ]
     deltas.append(Delta("failed", "t-f", 0.0, 0.0, 0.0, "fail"))
     drawn = largest(deltas)
     assert len(drawn) == MOST
@@ -107,14 +145,19 @@ def test_a_forest_shows_what_changed_most_slowest_first() -> None:
 
 
 def test_a_ladder_is_quickest_first_and_logarithmic() -> None:
-    drawn = ladder([Rung("host", "t-1", 1.2e-6), Rung("L2", "t-2", 150e-9, 1e-9), Rung("DRAM", "t-3", 600e-9)])
+    drawn = ladder(
+        [Rung("host", "t-1", 1.2e-6), Rung("L2", "t-2", 150e-9, 1e-9), Rung("DRAM", "t-3", 600e-9)]
+    )
     assert re.findall(r">(L2|DRAM|host)</text>", drawn) == ["L2", "DRAM", "host"]
     widths = [float(width) for width in re.findall(r'class="s0 bar"[^>]* width="([\d.]+)"', drawn)]
     assert widths[1] - widths[0] == pytest.approx(2 * (widths[2] - widths[1]), abs=0.5)
 
 
 def test_a_history_ends_with_this_run() -> None:
-    past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), 1e-4, 1e-6, of) for day, of in ((1, None), (2, "a|b<"))]
+    past = [
+        Past(datetime(2026, 11, day, tzinfo=timezone.utc), 1e-4, 1e-6, of)
+        for day, of in ((1, None), (2, "a|b<"))
+    ]
     drawn = history(past, 2e-4, 1e-6)
     assert drawn.count("<circle") == 1  # this run's; the others are marks on the line
     ((thread, tips),) = re.findall(r'thread" d="M([^"]*)" data-tips="([^"]*)"', drawn)

@@ -39,7 +39,16 @@ def test_the_line_counts_tests_and_samples_and_says_what_is_left() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.2, "1 s"), (7.4, "7 s"), (33, "35 s"), (54.9, "55 s"), (58, "1 min"), (3540, "59 min"), (3599, "1 h 0 min"), (7830, "2 h 10 min")],
+    [
+        (0.2, "1 s"),
+        (7.4, "7 s"),
+        (33, "35 s"),
+        (54.9, "55 s"),
+        (58, "1 min"),
+        (3540, "59 min"),
+        (3599, "1 h 0 min"),
+        (7830, "2 h 10 min"),
+    ],
 )
 def test_a_rough_time(seconds: float, said: str) -> None:
     assert rounded(seconds) == said
@@ -49,10 +58,17 @@ def test_a_rough_time(seconds: float, said: str) -> None:
     ("ended", "finished", "seconds", "said"),
     [
         (0, 0, 0.0, "gpumem: 0 of 3 processes measured"),
-        (0, 5, 10.0, "gpumem: 0 of 3 processes measured, 5 of 10 tests of the next, about 50 s left"),
+        (
+            0,
+            5,
+            10.0,
+            "gpumem: 0 of 3 processes measured, 5 of 10 tests of the next, about 50 s left",
+        ),
         (1, 0, 10.0, "gpumem: 1 of 3 processes measured, about 20 s left"),
         (3, 0, 30.0, "gpumem: 3 of 3 processes measured"),
     ],
 )
-def test_the_processes_of_a_run_count_their_tests_and_the_time_left(ended: int, finished: int, seconds: float, said: str) -> None:
+def test_the_processes_of_a_run_count_their_tests_and_the_time_left(
+    ended: int, finished: int, seconds: float, said: str
+) -> None:
     assert of_processes(ended, 3, finished, 10, seconds) == said

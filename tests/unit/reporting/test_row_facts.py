@@ -13,11 +13,22 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Row, Verdict
-from pytest_gpumem.reporting.row_facts import conditions_text, failure_text, migrations_text, row_facts
+from pytest_gpumem.reporting.row_facts import (
+    conditions_text,
+    failure_text,
+    migrations_text,
+    row_facts,
+)
 from pytest_gpumem.units import MiB
 
 Make = Callable[..., Row]
-FAST = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.619e9, temperature_c=41.0, power_w=310.4, other_processes=0)
+FAST = Conditions(
+    sm_clock_hz=1.98e9,
+    memory_clock_hz=2.619e9,
+    temperature_c=41.0,
+    power_w=310.4,
+    other_processes=0,
+)
 SLOW = Conditions(sm_clock_hz=1.41e9, throttle_reasons=("sw_power_cap",), other_processes=1)
 
 
@@ -50,7 +61,11 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         window=Window(8 * MiB, 0.5, 9_830_400),
         notes=("only 2 of 16 placements: the budget was spent",),
     )
-    row = replace(row, limits=Limits(max_regression="1%", origin={"max_regression": "marker"}), extra={"elements/s": 1.25e9})
+    row = replace(
+        row,
+        limits=Limits(max_regression="1%", origin={"max_regression": "marker"}),
+        extra={"elements/s": 1.25e9},
+    )
     assert failure_text(row, facts, 120).splitlines() == [
         "too slow",
         "  verdict       FAIL (simulated), t.py::test_a[b]",
@@ -67,23 +82,43 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
     ]
 
 
-def test_the_text_of_a_failing_test_is_as_wide_as_the_terminal(make_row: Make, facts: DeviceFacts) -> None:
-    row = make_row("t.py::test_a", Outcome.FAIL, reason="+8.8 % against 3 runs: " + "slower than allowed, " * 9)
+def test_the_text_of_a_failing_test_is_as_wide_as_the_terminal(
+    make_row: Make, facts: DeviceFacts
+) -> None:
+    row = make_row(
+        "t.py::test_a", Outcome.FAIL, reason="+8.8 % against 3 runs: " + "slower than allowed, " * 9
+    )
     text = failure_text(row, facts, 60)
-    assert max(len(line) for line in text.splitlines()) <= 60 < max(len(line) for line in failure_text(row, facts, 200).splitlines())
+    assert (
+        max(len(line) for line in text.splitlines())
+        <= 60
+        < max(len(line) for line in failure_text(row, facts, 200).splitlines())
+    )
     assert text.split() == failure_text(row, facts, 200).split()
-    first, second = (line for line in text.splitlines() if "512 MiB read" in line or "89.5 % of peak" in line)
+    first, second = (
+        line for line in text.splitlines() if "512 MiB read" in line or "89.5 % of peak" in line
+    )
     assert first.index("3002 GB/s") == len(second) - len(second.lstrip())
 
 
 def test_the_text_of_a_test_that_measured_nothing(facts: DeviceFacts) -> None:
-    text = failure_text(Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True), facts, 120)
+    text = failure_text(
+        Row("t.py::test_a", Limits(), Verdict(Outcome.FAIL, "wrong result"), failed=True),
+        facts,
+        120,
+    )
     assert text.splitlines()[:2] == ["wrong result", "  verdict  FAIL, t.py::test_a"]
     assert len(text.splitlines()) == 3
 
 
-def test_names_are_split_into_the_function_and_what_tells_its_rows_apart(make_row: Make, facts: DeviceFacts) -> None:
-    rows = [make_row("a/t.py::test_b[4-pinned]"), make_row("a/t.py::test_b[near]", label="near, 4 MiB"), make_row("a/t.py::test_c")]
+def test_names_are_split_into_the_function_and_what_tells_its_rows_apart(
+    make_row: Make, facts: DeviceFacts
+) -> None:
+    rows = [
+        make_row("a/t.py::test_b[4-pinned]"),
+        make_row("a/t.py::test_b[near]", label="near, 4 MiB"),
+        make_row("a/t.py::test_c"),
+    ]
     rows.append(make_row("a/t.py::test_d[]"))
     assert [(one.name, one.function, one.apart) for one in row_facts(rows, facts)] == [
         ("test_b[4-pinned]", "test_b", "4-pinned"),
@@ -97,7 +132,9 @@ def test_modes_of_the_placements_and_which_count(make_row: Make, facts: DeviceFa
     placements = ((2.25e-4,),) * 7 + ((2.51e-4,),)
     for window, count in ((None, "all count"), (Window(8 * MiB, 1.0, 9_830_400), "the 7 count")):
         row = make_row("t.py::test_a", Outcome.FAIL, placements=placements, window=window)
-        assert f"modes      placements: 7 at 225.0 us, 1 at 251.0 us; {count}\n" in failure_text(row, facts, 120)
+        assert f"modes      placements: 7 at 225.0 us, 1 at 251.0 us; {count}\n" in failure_text(
+            row, facts, 120
+        )
 
 
 # A counting pass
@@ -116,8 +153,19 @@ def test_both_parts_of_a_pass_are_said() -> None:
 
 def test_a_pass_that_put_nothing_back_says_one_sentence() -> None:
     for mapped in (0, None):
-        assert len(list(migrations_text(Migrations(PageCounts(mapped=mapped), PageCounts(mapped=mapped), "CUPTI")))) == 1
+        assert (
+            len(
+                list(
+                    migrations_text(
+                        Migrations(PageCounts(mapped=mapped), PageCounts(mapped=mapped), "CUPTI")
+                    )
+                )
+            )
+            == 1
+        )
 
 
 def test_what_was_not_counted_says_why() -> None:
-    assert list(migrations_text(Migrations(not_counted="no cupti-python"))) == ["not counted: no cupti-python"]
+    assert list(migrations_text(Migrations(not_counted="no cupti-python"))) == [
+        "not counted: no cupti-python"
+    ]

@@ -14,17 +14,34 @@ from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.waits import WaitLine, Waits
 from pytest_gpumem.reporting.footprints import site_lines, wait_totals
 
-LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1)
-OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)
+LAYER = Site(
+    "model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1
+)
+OUT = Site(
+    "model.py",
+    14,
+    "forward",
+    "np.multiply(a, b, out=c)",
+    "PyTorch",
+    "device",
+    at_peak=32 * MiB,
+    at_peak_count=1,
+)
 
 
 def test_a_line_that_only_moved_is_the_same() -> None:
-    assert line_differences([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], PEAK) == []
+    assert (
+        line_differences([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], PEAK) == []
+    )
 
 
 def test_growth_of_a_line() -> None:
-    (change,) = line_differences([LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], PEAK)
-    assert change == Difference(PEAK, 64 * MiB, 128 * MiB, site=replace(LAYER, line=13, at_peak=128 * MiB))
+    (change,) = line_differences(
+        [LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], PEAK
+    )
+    assert change == Difference(
+        PEAK, 64 * MiB, 128 * MiB, site=replace(LAYER, line=13, at_peak=128 * MiB)
+    )
 
 
 def test_a_line_that_was_changed_is_compared_with_what_it_was() -> None:
@@ -45,19 +62,32 @@ def test_a_new_line_in_place_of_one_that_took_nothing() -> None:
 def test_growth_comes_first_and_what_vanished_last() -> None:
     more = replace(LAYER, function="backward", code="grad = w.T @ y")
     found = line_differences([LAYER, OUT], [more, replace(OUT, at_peak=33 * MiB)], PEAK)
-    assert [(change.was, change.now) for change in found] == [(0, 64 * MiB), (32 * MiB, 33 * MiB), (64 * MiB, 0)]
-    assert [change.site.function for change in found if change.site is not None] == ["backward", "forward", "forward"]
+    assert [(change.was, change.now) for change in found] == [
+        (0, 64 * MiB),
+        (32 * MiB, 33 * MiB),
+        (64 * MiB, 0),
+    ]
+    assert [change.site.function for change in found if change.site is not None] == [
+        "backward",
+        "forward",
+        "forward",
+    ]
 
 
 def test_the_same_line_of_two_libraries_is_two() -> None:
-    (change,) = line_differences([LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], PEAK)
+    (change,) = line_differences(
+        [LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], PEAK
+    )
     assert change == Difference(PEAK, 0, MiB, site=replace(LAYER, library="CUDA", at_peak=MiB))
 
 
 def test_three_of_each_are_shown_with_what_changed() -> None:
     from pytest_gpumem.records.footprint import Footprint
 
-    lines = [replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB) for line in (10, 20, 30, 40)]
+    lines = [
+        replace(LAYER, line=line, code=f"x{line} = make({line})", at_peak=line * MiB)
+        for line in (10, 20, 30, 40)
+    ]
     leak = replace(OUT, at_peak=0, kept=4096, kept_count=2)
     base = Footprint(100 * MiB, sites=(*lines[1:], replace(lines[0], at_peak=MiB)))
     found = site_lines(Footprint(100 * MiB, sites=(*lines, leak)), base)
@@ -74,15 +104,29 @@ def test_three_of_each_are_shown_with_what_changed() -> None:
         "  +4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (new)",
     ]
     assert site_lines(Footprint(1)) == []
-    assert "without --gpumem-footprint=trace" in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
+    assert (
+        "without --gpumem-footprint=trace"
+        in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
+    )
     assert "baseline" not in "\n".join(site_lines(Footprint(1, sites=(LAYER,)), Footprint(1)))
 
 
 def test_the_lines_that_wait_most_are_summed_over_tests() -> None:
     def row(*counts: int) -> Row:
-        lines = tuple(WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count) for at, count in enumerate(counts))
-        return Row("a.py::test", Limits(), Verdict(Outcome.MEASURED, ""), footprint=Footprint(0, waits=Waits(lines)))
+        lines = tuple(
+            WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count)
+            for at, count in enumerate(counts)
+        )
+        return Row(
+            "a.py::test",
+            Limits(),
+            Verdict(Outcome.MEASURED, ""),
+            footprint=Footprint(0, waits=Waits(lines)),
+        )
 
     assert wait_totals([row(), Row("a.py::test", Limits(), Verdict(Outcome.MEASURED, ""))]) == []
     (text,) = wait_totals([row(1), row(2, 1), row()])
-    assert text == "the host waits 4 times in 2 tests, at 2 lines: conftest.py:20 3 x, conftest.py:21 1 x"
+    assert (
+        text
+        == "the host waits 4 times in 2 tests, at 2 lines: conftest.py:20 3 x, conftest.py:21 1 x"
+    )

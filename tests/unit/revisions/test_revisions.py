@@ -31,7 +31,9 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
 
 
-def test_a_hook_of_another_repository(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_of_another_repository(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Git names its own repository in variables, for every folder."""
     other = Repository(tmp_path / "other")
     own, _ = repository.commit("one"), other.commit("other")
@@ -43,7 +45,10 @@ def test_a_hook_of_another_repository(repository: Repository, tmp_path: Path, mo
     }.items():
         monkeypatch.setenv(f"GIT_{name}", str(value))
     assert head(repository.folder / "tests") == own
-    settings = {"GIT_CONFIG_COUNT": "1", "PREFIX": "/usr"}  # such as safe.directory, and what is not git's
+    settings = {
+        "GIT_CONFIG_COUNT": "1",
+        "PREFIX": "/usr",
+    }  # such as safe.directory, and what is not git's
     assert of_no_hook({"GIT_DIR": "a", **settings}) == settings
 
 
@@ -71,7 +76,11 @@ def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
     with_files = repository.commit("files")
     (folder / "later.json").write_text("{}")
     (folder / "a.json").unlink()
-    assert {"a.json", "\u00e9 \n.json"} <= files_at(with_files, Path("kept"), folder.parent) <= {"a.json", "\u00e9 \n.json", "deeper"}
+    assert (
+        {"a.json", "\u00e9 \n.json"}
+        <= files_at(with_files, Path("kept"), folder.parent)
+        <= {"a.json", "\u00e9 \n.json", "deeper"}
+    )
     assert files_at(with_files, Path("nowhere"), folder.parent) == frozenset()
     with pytest.raises(RevisionError):
         files_at("0" * 40, Path("kept"), folder.parent)
@@ -106,7 +115,9 @@ def test_no_common_history_is_said(repository: Repository) -> None:
 
 def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> None:
     first, second = repository.commit("first"), repository.commit("second")
-    repository.git("clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow"))
+    repository.git(
+        "clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow")
+    )
     found = ancestry("main", {first, second}, tmp_path / "shallow")
     assert (found.base, found.unknown) == (frozenset({second}), frozenset({first}))
 

@@ -32,14 +32,36 @@ with os.fdopen(reads) as told, os.fdopen(writes, "w") as say:
 """
 
 
-def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_on(tmp_path: Path) -> None:
-    command = pytest_command(["-k", "fast"], options=["--gpumem-device=cuda"], tests=["a.py::test_x"], results=tmp_path / "r.json")
+def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_on(
+    tmp_path: Path,
+) -> None:
+    command = pytest_command(
+        ["-k", "fast"],
+        options=["--gpumem-device=cuda"],
+        tests=["a.py::test_x"],
+        results=tmp_path / "r.json",
+    )
     assert command[:3] == [sys.executable, "-u", "-m"]
     assert command[3:] == [
-        *("pytest", "--gpumem", "--gpumem-device=cuda", "-p", ONLY_PLUGIN, "--gpumem-only", "a.py::test_x"),
+        *(
+            "pytest",
+            "--gpumem",
+            "--gpumem-device=cuda",
+            "-p",
+            ONLY_PLUGIN,
+            "--gpumem-only",
+            "a.py::test_x",
+        ),
         *("-k", "fast", "a.py::test_x", f"--benchmark-json={tmp_path / 'r.json'}"),
     ]
-    assert pytest_command(["a.py"], python="python3") == ["python3", "-u", "-m", "pytest", "--gpumem", "a.py"]
+    assert pytest_command(["a.py"], python="python3") == [
+        "python3",
+        "-u",
+        "-m",
+        "pytest",
+        "--gpumem",
+        "a.py",
+    ]
     assert ONLY_PLUGIN in pytest_command(tests=[])
 
 
@@ -49,13 +71,20 @@ def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
     assert for_a_part({"HOME": "/x"})["HOME"] == "/x"
 
 
-@pytest.mark.parametrize(("argument", "name"), [("-n4", "-n"), ("-n", "-n"), ("--numprocesses=4", "--numprocesses"), ("-k", "-k")])
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [("-n4", "-n"), ("-n", "-n"), ("--numprocesses=4", "--numprocesses"), ("-k", "-k")],
+)
 def test_the_option_of_a_word(argument: str, name: str) -> None:
     assert name_of(argument) == name
 
 
 def start(child: Background, program: str) -> None:
-    child.start([sys.executable, "-c", program, str(child.reads), str(child.writes)], os.environ, child.folder)
+    child.start(
+        [sys.executable, "-c", program, str(child.reads), str(child.writes)],
+        os.environ,
+        child.folder,
+    )
 
 
 def test_a_process_in_the_background_answers() -> None:
@@ -84,7 +113,9 @@ def test_a_process_that_ended_hears_nothing_and_says_why() -> None:
         child.close()
 
 
-def test_lines_come_one_by_one_and_the_last_of_a_process_that_left_another_one_behind_is_its_end() -> None:
+def test_lines_come_one_by_one_and_the_last_of_a_process_that_left_another_one_behind_is_its_end() -> (
+    None
+):
     """The process that it leaves keeps the pipe open."""
     child = Background()
     try:
@@ -135,10 +166,16 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
 
 def test_how_a_command_ended_names_the_signal() -> None:
     killed = child.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, print)
-    assert [killed.how, child.ending(7), child.ending(-63)] == ["ended by SIGTERM", "exit code 7", "ended by signal 63"]
+    assert [killed.how, child.ending(7), child.ending(-63)] == [
+        "ended by SIGTERM",
+        "exit code 7",
+        "ended by signal 63",
+    ]
 
 
-def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(
+    tmp_path: Path,
+) -> None:
     where = [sys.executable, "-c", "import os; print(os.getcwd())"]
     assert Path(child.run(where, {}, print, folder=tmp_path).output.strip()) == tmp_path.resolve()
     with pytest.raises(OSError, match="absent"):
@@ -149,10 +186,25 @@ def test_a_command_is_shown_as_a_shell_takes_it() -> None:
     assert child.shown(["ncu", "a b", "x=(1)"]) == "ncu 'a b' 'x=(1)'"
 
 
-def test_a_command_is_recorded_without_paths_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_recorded_without_paths_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [
-        *("/usr/local/cuda/bin/ncu", "--log-file", "/tmp/gpumem-x/ncu.log", sys.executable, "-m", "pytest"),
-        *(f"{tmp_path}/tests/test_a.py::test_b[/data/x]", f"--rootdir={tmp_path}/tests", str(tmp_path), "-c", "/dev/null"),
+        *(
+            "/usr/local/cuda/bin/ncu",
+            "--log-file",
+            "/tmp/gpumem-x/ncu.log",
+            sys.executable,
+            "-m",
+            "pytest",
+        ),
+        *(
+            f"{tmp_path}/tests/test_a.py::test_b[/data/x]",
+            f"--rootdir={tmp_path}/tests",
+            str(tmp_path),
+            "-c",
+            "/dev/null",
+        ),
         *("tests/test_c.py", "regex:gpumem@.+.measure/", f"--benchmark-json={tmp_path}/out/r.json"),
     ]
     kept = "ncu --log-file ncu.log python -m pytest"

@@ -44,7 +44,9 @@ from pytest_gpumem.runs.reading import DuetVerdict
 
 PASSED = DuetVerdict("", Outcome.PASS, "+0.1 %")
 FAILED = DuetVerdict("", Outcome.FAIL, "slower: +3 %")
-UNDECIDED = DuetVerdict("", Outcome.UNDECIDED, "noisy", Paired(None, (0.0,) * 5, 0.01, 1.0, 1.0))  # the duet has spent its pairs
+UNDECIDED = DuetVerdict(
+    "", Outcome.UNDECIDED, "noisy", Paired(None, (0.0,) * 5, 0.01, 1.0, 1.0)
+)  # the duet has spent its pairs
 DISTURBED = DuetVerdict("", Outcome.UNDECIDED, "head in round 2, also when repeated: throttled")
 NOT_COMPARED = DuetVerdict("", None, "base: skipped, no torch")
 
@@ -105,7 +107,9 @@ def test_a_row_has_one_standing_from_which_the_exit_code_follows(
         ("undecided", False, Standing.UNJUDGED),
     ],
 )
-def test_what_the_screen_lacks_has_a_standing_too(status: Any, by_words: bool, expected: Standing) -> None:
+def test_what_the_screen_lacks_has_a_standing_too(
+    status: Any, by_words: bool, expected: Standing
+) -> None:
     missing = Omission("t.py::b", "", status, "because", by_words=by_words)
     assert standing_of_missing(missing) is expected
     assert with_missing(decided(row()), [missing]).code == EFFECTS[expected].exit
@@ -119,8 +123,17 @@ def test_every_standing_has_an_effect_and_strictness_makes_none_better() -> None
 
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     rows = [row(one, one.name) for one in (*Code, *Outcome)]
-    kept = {"TOO_MUCH_MEMORY", "ACCEPTED", "NOT_READ", "PASS", "MEASURED", "FAIL"}  # FAIL: of an absolute limit
-    assert {one.nodeid.removeprefix("t.py::") for one in flagged(rows)} == {one.nodeid.removeprefix("t.py::") for one in rows} - kept
+    kept = {
+        "TOO_MUCH_MEMORY",
+        "ACCEPTED",
+        "NOT_READ",
+        "PASS",
+        "MEASURED",
+        "FAIL",
+    }  # FAIL: of an absolute limit
+    assert {one.nodeid.removeprefix("t.py::") for one in flagged(rows)} == {
+        one.nodeid.removeprefix("t.py::") for one in rows
+    } - kept
     assert flagged([replace(one, limits=Limits()) for one in rows]) == []
 
 
@@ -130,14 +143,29 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
     alone = row(code, delta=None)
     assert open_to_a_duet([alone], H100, strict=False) == [alone]
     red = decided(alone, row(name="b"), a=FAILED)
-    assert (red.code, red.rows[0].verdict.outcome, red.rows[0].verdict.code) == (Exit.FAILED, Outcome.FAIL, Code.SLOWER)
+    assert (red.code, red.rows[0].verdict.outcome, red.rows[0].verdict.code) == (
+        Exit.FAILED,
+        Outcome.FAIL,
+        Code.SLOWER,
+    )
     cleared = decided(alone, strict=True, a=PASSED)
-    assert (cleared.code, cleared.rows[0].verdict.outcome, cleared.rows[0].verdict.code) == (Exit.FINE, Outcome.PASS, None)
+    assert (cleared.code, cleared.rows[0].verdict.outcome, cleared.rows[0].verdict.code) == (
+        Exit.FINE,
+        Outcome.PASS,
+        None,
+    )
     undecided = decided(alone, row(name="b"), a=UNDECIDED)
-    assert (undecided.code, undecided.rows[0].verdict.outcome, undecided.rows[0].verdict.code) == (Exit.FINE, alone.verdict.outcome, code)
+    assert (undecided.code, undecided.rows[0].verdict.outcome, undecided.rows[0].verdict.code) == (
+        Exit.FINE,
+        alone.verdict.outcome,
+        code,
+    )
     assert decided(undecided.rows[0], a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     # The duet could not compare it either.
-    assert decided(alone, row(name="b"), a=DuetVerdict("", None, "base: skipped, no torch")).code == Exit.NO_VERDICT
+    assert (
+        decided(alone, row(name="b"), a=DuetVerdict("", None, "base: skipped, no torch")).code
+        == Exit.NO_VERDICT
+    )
 
 
 @pytest.mark.parametrize("limit", [{"max_copies": "base"}, {"max_kernels": "base"}])
@@ -162,10 +190,18 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     """An empty or mistyped baseline folder would let any slow-down pass."""
     without = row(Code.NO_BASELINE, delta=None)
     assert decided(without, row(name="b")).code == Exit.NO_VERDICT
-    new = decided(without, row(name="b"), a=DuetVerdict("", None, "base: it measured nothing", new=True))
-    assert (new.code, new.remarks) == (Exit.FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
+    new = decided(
+        without, row(name="b"), a=DuetVerdict("", None, "base: it measured nothing", new=True)
+    )
+    assert (new.code, new.remarks) == (
+        Exit.FINE,
+        ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"),
+    )
     accepted = row(Outcome.ACCEPTED)
-    assert decided(accepted).remarks == ("a change of it is accepted: t.py::a", "green: 1 row, 1 of them accepted")
+    assert decided(accepted).remarks == (
+        "a change of it is accepted: t.py::a",
+        "green: 1 row, 1 of them accepted",
+    )
     # A limit that nobody set is not broken either.
     unlimited = replace(row(), limits=Limits())
     assert "no max_regression for 1 of 2 rows" in decided(unlimited, row(name="b")).remarks[0]
@@ -175,7 +211,9 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
 def test_conditions_are_not_a_pass_of_a_limit_that_nobody_judged() -> None:
     throttled = row(Code.CONDITIONS, delta=None, max_latency="1 s")
     assert throttled.measurement is not None
-    hot = tuple(replace(one, throttle_reasons=("sw_power_cap",)) for one in throttled.measurement.conditions)
+    hot = tuple(
+        replace(one, throttle_reasons=("sw_power_cap",)) for one in throttled.measurement.conditions
+    )
     throttled = replace(throttled, measurement=replace(throttled.measurement, conditions=hot))
     assert decided(throttled, row(name="b"), a=PASSED).rows[0].verdict.code is Code.CONDITIONS
 
@@ -183,12 +221,18 @@ def test_conditions_are_not_a_pass_of_a_limit_that_nobody_judged() -> None:
 def test_conditions_that_let_nothing_be_judged_are_not_green() -> None:
     rows = (row(Code.CONDITIONS, delta=None), row(Code.CONDITIONS, "b", delta=None))
     decision = decided(*rows, a=UNDECIDED)
-    assert (decision.code, decision.remarks) == (Exit.NO_VERDICT, ("no verdict: the conditions let no row be judged",))
+    assert (decision.code, decision.remarks) == (
+        Exit.NO_VERDICT,
+        ("no verdict: the conditions let no row be judged",),
+    )
     assert decided(*rows, row(name="c"), a=UNDECIDED, b=UNDECIDED).code == Exit.FINE
     assert decided(*rows, row(name="c"), a=UNDECIDED, b=DISTURBED).code == Exit.NO_VERDICT
     alone = decide(0, 0, [*rows, row(name="c")], H100, None, strict=False)
     assert alone.remarks[0] == "not judged: t.py::a: said by the screen of a"
-    assert alone.remarks[-1] == "no verdict: 2 of 3 rows not judged, and there was no duet to judge them"
+    assert (
+        alone.remarks[-1]
+        == "no verdict: 2 of 3 rows not judged, and there was no duet to judge them"
+    )
 
 
 def test_noise_is_green_only_once_the_duet_has_spent_its_pairs() -> None:
@@ -197,7 +241,10 @@ def test_noise_is_green_only_once_the_duet_has_spent_its_pairs() -> None:
     for judged in (DISTURBED, NOT_COMPARED):
         assert decided(row(Code.NOISY), a=judged).code == Exit.NO_VERDICT
     # No duet judges another limit: one that is nearly broken is a doubt by noise.
-    near = and_of(replace(row(), verdict=replace(row().verdict, outcome=Outcome.UNDECIDED, code=Code.NOISY)), NEARLY)
+    near = and_of(
+        replace(row(), verdict=replace(row().verdict, outcome=Outcome.UNDECIDED, code=Code.NOISY)),
+        NEARLY,
+    )
     assert decided(near).remarks[-1] == "green: 1 row, 1 of them undecided"
     not_read = replace(NEARLY, code=Code.CONDITIONS)
     assert decided(and_of(near, not_read)).code == Exit.NO_VERDICT
@@ -215,7 +262,10 @@ def test_measured_rows_are_no_doubt_and_no_pass() -> None:
     measured = row(Outcome.MEASURED, "b", max_regression=None)
     for strict in (False, True):
         decision = decided(row(), measured, strict=strict)
-        assert (decision.code, decision.remarks[-1]) == (Exit.FINE, "green: 2 rows, 1 of them measured")
+        assert (decision.code, decision.remarks[-1]) == (
+            Exit.FINE,
+            "green: 2 rows, 1 of them measured",
+        )
     assert decided(measured).remarks[-1].startswith("no verdict: no row has a limit")
 
 
@@ -226,7 +276,9 @@ def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
     assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 row")
     (after,) = cleared.rows
     assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
-    assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen: FAIL, said by the screen of a"
+    assert (
+        after.verdict.reason == "the duet: PASS, +0.1 %; the screen: FAIL, said by the screen of a"
+    )
     for undecided in (UNDECIDED, DuetVerdict("", None, "head: the test fails")):
         decision = decided(row(Code.CREPT), a=undecided)
         assert (decision.code, decision.rows[0].verdict.code) == (Exit.FAILED, Code.CREPT)
@@ -246,10 +298,17 @@ def test_a_duet_decides_what_the_screen_could_not(code: Code, delta: float) -> N
     assert decided(doubt, a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     assert decided(doubt, strict=True, a=PASSED).code == Exit.FINE
     red = decided(doubt, a=FAILED)
-    assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
+    assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (
+        Exit.FAILED,
+        True,
+        Outcome.FAIL,
+    )
     assert decided(doubt, a=UNDECIDED).remarks[0] == f"undecided, {code.value}: t.py::a"
     # pytest, itself strict, failed the test: the duet clears it all the same.
-    assert decided(replace(doubt, failed=True), failures=1, strict_screen=True, a=PASSED).code == Exit.FINE
+    assert (
+        decided(replace(doubt, failed=True), failures=1, strict_screen=True, a=PASSED).code
+        == Exit.FINE
+    )
 
 
 @pytest.mark.parametrize("code", [*DOUBTS, Code.SLOWER])
@@ -269,7 +328,10 @@ def test_the_other_rows_of_a_test_are_cleared_with_the_one_that_failed_it() -> N
     assert decision.code == Exit.FINE
     assert not any(one.failed for one in decision.rows)
     claim = replace(row(Outcome.FAIL, label="y", delta=None), limits=Limits())
-    assert decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False).code == Exit.FAILED
+    assert (
+        decide(1, 1, (both[0], claim), H100, {"t.py::a[x]": PASSED}, strict=False).code
+        == Exit.FAILED
+    )
 
 
 def test_a_duet_clears_a_slow_down_and_nothing_else() -> None:
@@ -286,24 +348,37 @@ def test_a_duet_clears_no_memory() -> None:
     too_much = row(Code.TOO_MUCH_MEMORY)
     assert decided(too_much, a=PASSED).code == Exit.FAILED
     # Beside a doubt about the time, a limit on memory that could not be judged stays a doubt.
-    unseen = replace(row(Code.NOISY, max_kept="0 B"), footprint=Footprint(0, not_watched=("no GPU",)))
+    unseen = replace(
+        row(Code.NOISY, max_kept="0 B"), footprint=Footprint(0, not_watched=("no GPU",))
+    )
     (settled_row,) = decided(unseen, a=PASSED).rows
-    assert (settled_row.verdict.outcome, settled_row.verdict.code) == (Outcome.UNDECIDED, Code.NOT_READ)
+    assert (settled_row.verdict.outcome, settled_row.verdict.code) == (
+        Outcome.UNDECIDED,
+        Code.NOT_READ,
+    )
     memory_alone = replace(too_much, measurement=None, footprint=Footprint(1))
     assert "1 of 1 row fails" in decided(memory_alone).remarks[-1]
 
 
-def test_memory_that_was_not_read_is_no_verdict_unless_a_simulated_device_does_not_show_it() -> None:
+def test_memory_that_was_not_read_is_no_verdict_unless_a_simulated_device_does_not_show_it() -> (
+    None
+):
     unread = row(Code.NOT_READ, max_kept="0 B", max_regression=None)
     assert decided(row(name="b"), unread).code == Exit.NO_VERDICT
     simulated = replace(unread, verdict=replace(unread.verdict, simulated=True))
     decision = decided(row(name="b"), simulated)
-    assert (decision.code, decision.remarks[-1]) == (Exit.FINE, "green: 2 rows, 1 of them undecided")
+    assert (decision.code, decision.remarks[-1]) == (
+        Exit.FINE,
+        "green: 2 rows, 1 of them undecided",
+    )
 
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
     """A limit of another kind, a claim: red at once."""
-    limits: dict[str, dict[str, Any]] = {"b": {"max_latency": "1 us"}, "c": {"min_bandwidth": "1 TB/s"}}
+    limits: dict[str, dict[str, Any]] = {
+        "b": {"max_latency": "1 us"},
+        "c": {"min_bandwidth": "1 TB/s"},
+    }
     lost = [
         *(row(Code.SLOWER, name, **given) for name, given in limits.items()),
         row(Outcome.FAIL, "e", max_latency="1 us"),
@@ -312,7 +387,11 @@ def test_what_fails_whatever_a_duet_says_needs_none() -> None:
     ]
     for one in lost:
         assert decided(one, b=PASSED, c=PASSED, d=PASSED, e=PASSED).code == Exit.FAILED
-    open_ = [row(Code.SLOWER, "g"), row(Code.LOOKS_SLOWER, "h", max_latency="1 s"), row(Code.CONDITIONS, "i", delta=None)]
+    open_ = [
+        row(Code.SLOWER, "g"),
+        row(Code.LOOKS_SLOWER, "h", max_latency="1 s"),
+        row(Code.CONDITIONS, "i", delta=None),
+    ]
     assert open_to_a_duet([*lost, *open_, row(name="j")], H100, strict=False) == open_
     assert open_to_a_duet(open_, H100, strict=True) == open_
 
@@ -320,7 +399,10 @@ def test_what_fails_whatever_a_duet_says_needs_none() -> None:
 def test_a_limit_that_is_nearly_broken_stays_a_doubt() -> None:
     near = row(Code.SLOWER, max_latency="1.004 ms")
     assert near.measurement is not None
-    near = replace(near, measurement=replace(near.measurement, placements=((1e-3,), (1.01e-3,)), half_width=0.05e-3))
+    near = replace(
+        near,
+        measurement=replace(near.measurement, placements=((1e-3,), (1.01e-3,)), half_width=0.05e-3),
+    )
     after = decided(near, a=PASSED).rows[0]
     assert (after.verdict.outcome, after.failed) == (Outcome.UNDECIDED, False)
     assert "max_latency" in after.verdict.reason
@@ -333,7 +415,10 @@ def test_failures_that_no_row_accounts_for_are_red() -> None:
     assert decision.remarks[-1] == "red: 1 test failed without a measurement"
     assert decided(row(), failures=1).code == Exit.FAILED
     two = (row(Code.SLOWER, label="x"), row(Code.SLOWER, label="y"))
-    assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == Exit.FINE
+    assert (
+        decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code
+        == Exit.FINE
+    )
     assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED}, strict=False).code == Exit.FAILED
 
 
@@ -345,7 +430,9 @@ def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
     assert decide(1, 1, [early, row()], H100, None, strict=False).remarks == (f"red: {own}",)
     slow = (row(Code.SLOWER, "c", label="x"), replace(row(name="c", label="y"), failed=True))
     every = decide(1, 4, [*slow, *beside, row()], H100, None, strict=False)
-    assert every.remarks == (f"red: 1 of 5 rows fails; {own}; 2 tests failed without a measurement",)
+    assert every.remarks == (
+        f"red: 1 of 5 rows fails; {own}; 2 tests failed without a measurement",
+    )
     # A strict pytest fails by it.
     doubtful = replace(row(Code.NOISY), failed=True)
     assert decided(doubtful, strict_screen=True).remarks == ("red: 1 of 1 row fails",)
@@ -394,7 +481,10 @@ def test_rows_that_were_not_flagged_are_left_alone() -> None:
 
 def test_a_pass_of_the_duet_by_the_same_code_says_so() -> None:
     (after,) = decided(
-        row(Code.NOISY), a=dataclasses.replace(PASSED, paired=Paired(Outcome.PASS, (0.0,) * 5, 0.01, 1.0, 0.04, same_code=True))
+        row(Code.NOISY),
+        a=dataclasses.replace(
+            PASSED, paired=Paired(Outcome.PASS, (0.0,) * 5, 0.01, 1.0, 0.04, same_code=True)
+        ),
     ).rows
     assert (after.verdict.outcome, after.verdict.code) == (Outcome.PASS, Code.SAME_CODE)
 
@@ -413,12 +503,19 @@ def time(size: str) -> Acceptances:
 def slower(*more: LimitResult, **changes: Any) -> Row:
     """A row that the screen finds 3 % slower."""
     found = row(Code.SLOWER, **changes)
-    return replace(found, verdict=replace(found.verdict, limits=(LimitResult("max_regression", Outcome.FAIL, Code.SLOWER), *more)))
+    return replace(
+        found,
+        verdict=replace(
+            found.verdict, limits=(LimitResult("max_regression", Outcome.FAIL, Code.SLOWER), *more)
+        ),
+    )
 
 
 def by_duet(*changes: float) -> DuetVerdict:
     pairs = tuple(math.log1p(change) for change in changes)
-    return DuetVerdict("", Outcome.FAIL, "slower", paired=Paired(Outcome.FAIL, pairs, 0.01, 1e-6, 1.0))
+    return DuetVerdict(
+        "", Outcome.FAIL, "slower", paired=Paired(Outcome.FAIL, pairs, 0.01, 1e-6, 1.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -434,7 +531,9 @@ def by_duet(*changes: float) -> DuetVerdict:
         (UNDECIDED, "3%", 0),
     ],
 )
-def test_a_slow_down_is_accepted_up_to_its_size(judged: DuetVerdict | None, size: str, code: int) -> None:
+def test_a_slow_down_is_accepted_up_to_its_size(
+    judged: DuetVerdict | None, size: str, code: int
+) -> None:
     duet = {} if judged is None else {"t.py::a": judged}
     for strict in (False, True):
         decision = decide(1, 1, [slower()], H100, duet, time(size), strict=strict)
@@ -454,13 +553,19 @@ def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
 
 def test_a_red_gate_names_the_command_that_accepts_it() -> None:
     red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
-    assert if_meant(red) == ["if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'"]
-    lost = with_missing(red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
+    assert if_meant(red) == [
+        "if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'"
+    ]
+    lost = with_missing(
+        red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")]
+    )
     assert if_meant(lost) == [
         "if it is meant, commit the file that this writes (the worst 3 of 4 tests): "
         "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
     ]
-    crashed = with_missing(red, [Omission("t.py::d", "", "lost", why) for why in (NOT_REACHED, ITS_TEST_FAILED)])
+    crashed = with_missing(
+        red, [Omission("t.py::d", "", "lost", why) for why in (NOT_REACHED, ITS_TEST_FAILED)]
+    )
     assert if_meant(crashed) == if_meant(red)
     assert not any("gpumem accept" in line for line in crashed.remarks)
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
@@ -478,9 +583,15 @@ def test_a_row_that_a_duet_passes_is_accepted_by_its_kernels() -> None:
 
 
 def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
-    changes = accepting(AcceptedChange("t.py::a", Scope.TIME, "3%"), AcceptedChange("t.py::a", Scope.LIMIT, "9%", "max_latency"))
+    changes = accepting(
+        AcceptedChange("t.py::a", Scope.TIME, "3%"),
+        AcceptedChange("t.py::a", Scope.LIMIT, "9%", "max_latency"),
+    )
     decision = decide(1, 1, [slower(), row(name="b")], H100, {}, changes, strict=False)
-    looser = [LooserLimit("t.py::a", "max_latency", "1 s", "2 s"), LooserLimit("t.py::b", "max_latency", "1 s", None)]
+    looser = [
+        LooserLimit("t.py::a", "max_latency", "1 s", "2 s"),
+        LooserLimit("t.py::b", "max_latency", "1 s", None),
+    ]
     changes = accepting(AcceptedChange("t.py::a", Scope.LIMIT, "2 s", "max_latency"))
     assert loosened_lines(looser, changes) == [
         "limit of t.py::a: max_latency 1 s -> 2 s in this change (accepted, ada: checks bounds)",
@@ -501,9 +612,14 @@ def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
 
 def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
     lost = Omission("t.py::b", "y", "lost", "its test passed without it")
-    accepted, not_run = replace(lost, status="accepted"), replace(lost, status="not run", reason="deselected by -k", by_words=True)
+    accepted, not_run = (
+        replace(lost, status="accepted"),
+        replace(lost, status="not run", reason="deselected by -k", by_words=True),
+    )
     left_out = replace(not_run, reason="deselected by conftest.py", by_words=False)
-    unjudged = replace(lost, status="undecided", what="max_latency", reason="the test passed and measured nothing")
+    unjudged = replace(
+        lost, status="undecided", what="max_latency", reason="the test passed and measured nothing"
+    )
     green = decide(0, 0, [row()], H100, None, strict=False)
     nothing = decide(5, 0, (), None, None, strict=False)
     for decision in (green, nothing):
@@ -513,7 +629,10 @@ def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
         assert with_missing(decision, [unjudged]).code == Exit.NO_VERDICT
     assert "t.py::b[y]" in with_missing(green, [lost]).remarks[0]
     red = with_missing(decide(1, 1, [row()], H100, None, strict=False), [lost])
-    assert red.remarks[-1] == "red: 1 measurement of the baseline lost; 1 test failed without a measurement"
+    assert (
+        red.remarks[-1]
+        == "red: 1 measurement of the baseline lost; 1 test failed without a measurement"
+    )
     assert with_missing(decide(4, 0, (), None, None, strict=False), [lost]).code == Exit.USAGE
 
 
@@ -530,12 +649,17 @@ def watched(one: Row, kernels: int = 1, peak: int | None = None) -> Row:
 
 def grown(outcome: Outcome, limit: str = "max_kernels", **more: Any) -> Row:
     """A row whose screen compared an exact figure with a baseline, or with nothing."""
-    code = {Outcome.FAIL: Code.TOO_MUCH_MEMORY if limit == "max_peak_regression" else None, Outcome.NEW: Code.NO_BASELINE}[outcome]
+    code = {
+        Outcome.FAIL: Code.TOO_MUCH_MEMORY if limit == "max_peak_regression" else None,
+        Outcome.NEW: Code.NO_BASELINE,
+    }[outcome]
     value = {"max_kernels": "base", "max_peak_regression": "0 B"}[limit]
     limits: dict[str, Any] = {"max_regression": None, limit: value}
     one = row(**limits, **more)
     result = LimitResult(limit, outcome, code, f"{limit} so the screen")
-    verdict = replace(one.verdict, outcome=outcome, code=code, reason=result.reason, limits=(result,))
+    verdict = replace(
+        one.verdict, outcome=outcome, code=code, reason=result.reason, limits=(result,)
+    )
     return watched(replace(one, verdict=verdict, failed=outcome is Outcome.FAIL), 2, 96 << 20)
 
 
@@ -554,15 +678,27 @@ def test_base_judges_exact_figures(limit: str, outcome: Outcome) -> None:
         return decide(failures, failures, [one, row(name="b")], H100, None, strict=False, base=base)
 
     # Without its figures a growth stands, and what was compared with nothing is no verdict.
-    assert with_base(of_base()).code == (Exit.FAILED if outcome is Outcome.FAIL else Exit.NO_VERDICT)
+    assert with_base(of_base()).code == (
+        Exit.FAILED if outcome is Outcome.FAIL else Exit.NO_VERDICT
+    )
     alike = replace(row(), limits=one.limits)
     too = with_base(of_base(watched(alike, 2, 96 << 20)))
-    assert (too.code, too.rows[0].failed, too.rows[0].verdict.outcome) == (Exit.FINE, False, Outcome.PASS)
-    assert too.remarks[:-1] == ((f"main has it too: t.py::a: {limit} so the screen",) if outcome is Outcome.FAIL else ()) + (
+    assert (too.code, too.rows[0].failed, too.rows[0].verdict.outcome) == (
+        Exit.FINE,
+        False,
+        Outcome.PASS,
+    )
+    assert too.remarks[:-1] == (
+        (f"main has it too: t.py::a: {limit} so the screen",) if outcome is Outcome.FAIL else ()
+    ) + (
         "no max_regression for 1 of 2 rows, so no slow-down there is detected; see --max-regression",
     )
     own = with_base(of_base(watched(alike, 1, 64 << 20)))
-    assert (own.code, own.rows[0].failed, own.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
+    assert (own.code, own.rows[0].failed, own.rows[0].verdict.outcome) == (
+        Exit.FAILED,
+        True,
+        Outcome.FAIL,
+    )
     assert " main" in own.rows[0].verdict.reason
     assert own.remarks[-1] == "red: 1 of 2 rows fails"
     if outcome is Outcome.NEW:
@@ -590,7 +726,11 @@ def test_base_leaves_the_rest_of_a_row_to_the_duet() -> None:
     both = and_of(replace(one, limits=replace(one.limits, max_regression="1%")), slow)
     base = of_base(watched(row(), 2))
     (compared,) = by_base([both], H100, base, strict=False)
-    assert (compared.verdict.outcome, compared.verdict.code, compared.failed) == (Outcome.FAIL, Code.SLOWER, True)
+    assert (compared.verdict.outcome, compared.verdict.code, compared.failed) == (
+        Outcome.FAIL,
+        Code.SLOWER,
+        True,
+    )
     assert flagged([compared]) == [compared]
     judged = {"t.py::a": PASSED}
     assert decide(1, 1, [both], H100, judged, strict=False, base=base).code == Exit.FINE
@@ -600,9 +740,15 @@ def test_base_leaves_the_rest_of_a_row_to_the_duet() -> None:
 def test_a_row_is_held_to_the_limits_that_base_has_for_it() -> None:
     """Those of its calls: of markers and of the session the screen knows."""
     fine = replace(row(), limits=Limits(max_regression="900%", origin={"max_regression": "call"}))
-    strict_base = of_base(replace(row(), limits=Limits(max_regression="1%", max_latency="1 us", origin={})))
+    strict_base = of_base(
+        replace(row(), limits=Limits(max_regression="1%", max_latency="1 us", origin={}))
+    )
     (after,) = by_base([fine], H100, strict_base, strict=False)
-    assert (after.limits.max_regression, after.limits.max_latency, after.failed) == ("1%", "1 us", True)
+    assert (after.limits.max_regression, after.limits.max_latency, after.failed) == (
+        "1%",
+        "1 us",
+        True,
+    )
     assert after.limits.origin["max_regression"] == "limit of main"
     decision = decide(0, 0, [fine], H100, {"t.py::a": PASSED}, strict=False, base=strict_base)
     assert decision.code == Exit.FAILED
@@ -613,9 +759,15 @@ def test_a_row_is_held_to_the_limits_that_base_has_for_it() -> None:
     slower_only = of_base(row())
     assert flagged(by_base([fine], H100, slower_only, strict=False)) != []
     assert decide(0, 0, [fine], H100, None, strict=False, base=slower_only).code == Exit.NO_VERDICT
-    assert decide(0, 0, [fine], H100, {"t.py::a": PASSED}, strict=False, base=slower_only).code == Exit.FINE
+    assert (
+        decide(0, 0, [fine], H100, {"t.py::a": PASSED}, strict=False, base=slower_only).code
+        == Exit.FINE
+    )
     accepted = dataclasses.replace(
-        slower_only, accepts=lambda key, limit, value: (key, limit, value) == ("t.py::a", "max_regression", "900%")
+        slower_only,
+        accepts=lambda key, limit, value: (
+            (key, limit, value) == ("t.py::a", "max_regression", "900%")
+        ),
     )
     assert decide(0, 0, [fine], H100, None, strict=False, base=accepted).code == Exit.FINE
 
@@ -623,17 +775,29 @@ def test_a_row_is_held_to_the_limits_that_base_has_for_it() -> None:
 def test_base_clears_no_failure_of_the_test_itself() -> None:
     flaky = replace(grown(Outcome.FAIL), test_error=True)
     assert asks_base([flaky], (), (), lambda nodeid: True, strict=False) == set()
-    assert decide(1, 1, [flaky], H100, None, strict=False, base=of_base(watched(row(), 2))).code == Exit.FAILED
+    assert (
+        decide(1, 1, [flaky], H100, None, strict=False, base=of_base(watched(row(), 2))).code
+        == Exit.FAILED
+    )
 
 
 def test_base_runs_what_it_is_to_judge_and_no_more() -> None:
     skipped = Omission("t.py::s", "", "lost", "its test skipped", "test", skipped=True)
     of_baseline = replace(skipped, nodeid="t.py::r", what="row")
     rows = [grown(Outcome.NEW), row(name="b"), row(Code.SLOWER, "c"), grown(Outcome.NEW, name="d")]
-    assert asks_base(rows, (skipped, of_baseline), ("t.py::d",), lambda nodeid: False, strict=False) == {"t.py::a", "t.py::s"}
-    assert asks_base(rows, (), ("t.py::d",), "t.py::b".__eq__, strict=False) == {"t.py::a", "t.py::b"}
+    assert asks_base(
+        rows, (skipped, of_baseline), ("t.py::d",), lambda nodeid: False, strict=False
+    ) == {"t.py::a", "t.py::s"}
+    assert asks_base(rows, (), ("t.py::d",), "t.py::b".__eq__, strict=False) == {
+        "t.py::a",
+        "t.py::b",
+    }
     excused_one, lost = excused((skipped, of_baseline), {"t.py::s", "t.py::r"}, "main")
-    assert (excused_one.status, excused_one.reason, excused_one.accounted) == ("not run", "main skips it too", True)
+    assert (excused_one.status, excused_one.reason, excused_one.accounted) == (
+        "not run",
+        "main skips it too",
+        True,
+    )
     assert lost == of_baseline
 
 
@@ -646,6 +810,10 @@ def test_a_row_of_a_test_that_base_has_is_new_unless_it_has_another_name_there()
 
 
 def test_a_simulated_device_in_place_of_the_baselines_is_no_verdict() -> None:
-    decision = decide(0, 0, [row()], replace(H100, simulated=True), None, strict=False, real=("NVIDIA-H100",))
+    decision = decide(
+        0, 0, [row()], replace(H100, simulated=True), None, strict=False, real=("NVIDIA-H100",)
+    )
     assert decision.code == Exit.NO_VERDICT
-    assert decision.remarks[-1].startswith("no verdict: the device is simulated, and the baseline is of NVIDIA-H100; ")
+    assert decision.remarks[-1].startswith(
+        "no verdict: the device is simulated, and the baseline is of NVIDIA-H100; "
+    )

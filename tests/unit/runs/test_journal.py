@@ -33,7 +33,9 @@ def test_lines_come_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
 
 
-def test_a_line_of_which_the_disk_takes_a_part_is_written_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_which_the_disk_takes_a_part_is_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:7]))
     written(tmp_path / "j")
@@ -43,7 +45,9 @@ def test_a_line_of_which_the_disk_takes_a_part_is_written_to_its_end(tmp_path: P
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_a_line_that_was_torn_is_dropped_and_the_next_takes_its_place(tmp_path: Path, cut: int) -> None:
+def test_a_line_that_was_torn_is_dropped_and_the_next_takes_its_place(
+    tmp_path: Path, cut: int
+) -> None:
     path = tmp_path / "j"
     written(path)
     whole = path.read_bytes()
@@ -64,7 +68,9 @@ def test_a_journal_whose_first_line_was_torn_begins_anew(tmp_path: Path) -> None
     journal.append({"n": 1})
     journal.close()
     written(tmp_path / "k")
-    assert (tmp_path / "j").read_bytes() == (tmp_path / "k").read_bytes()[: (tmp_path / "j").stat().st_size]
+    assert (tmp_path / "j").read_bytes() == (tmp_path / "k").read_bytes()[
+        : (tmp_path / "j").stat().st_size
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +81,16 @@ def test_a_journal_whose_first_line_was_torn_begins_anew(tmp_path: Path) -> None
         ('{"kind": "gpumem duet journal", "schema": 99, "arguments": {}}\n', "schema 99"),
         ('{"kind": "gpumem duet journal", "schema": 2}\n', "is no journal"),
         ('{"kind": "gpumem duet journal", "schema"\n', "line 1 is no JSON"),
-        ('{"rows": []}', "is no journal of a duet"),  # of one line without an end, which is not a torn line of ours
+        (
+            '{"rows": []}',
+            "is no journal of a duet",
+        ),  # of one line without an end, which is not a torn line of ours
         ('{\n  "rows": []\n}', "is no journal of a duet"),
     ],
 )
-def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: str, said: str) -> None:
+def test_what_is_no_journal_is_refused_and_left_alone(
+    tmp_path: Path, content: str, said: str
+) -> None:
     path = tmp_path / "j"
     path.write_text(content)
     with pytest.raises(RunError, match=said) as error:
@@ -93,7 +104,9 @@ def test_a_device_in_place_of_a_journal_is_not_read() -> None:
         Journal(Path("/dev/zero"), ASKED)
 
 
-@pytest.mark.parametrize("changes", [{"turn": [[1], "base"]}, {"seconds": "long"}, {"pid": None}, {"further": 1}])
+@pytest.mark.parametrize(
+    "changes", [{"turn": [[1], "base"]}, {"seconds": "long"}, {"pid": None}, {"further": 1}]
+)
 def test_a_process_with_values_of_other_types_is_refused(changes: dict[str, object]) -> None:
     plain = to_plain(process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]))
     assert ProcessRecord.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")

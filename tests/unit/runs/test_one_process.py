@@ -41,12 +41,21 @@ Played = Callable[..., ProcessRecord]
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Runs a process that is this program, and ends it."""
 
-    def play(program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any) -> ProcessRecord:
+    def play(
+        program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any
+    ) -> ProcessRecord:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
         monkeypatch.setattr(processes, "SCRIPT", script)
         side = Side("head", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
-        worker = Worker(TURN, "head (working tree)", side, {"arguments": ["--gpumem", "--benchmark-json=mine.json"]}, os.environ, tmp_path)
+        worker = Worker(
+            TURN,
+            "head (working tree)",
+            side,
+            {"arguments": ["--gpumem", "--benchmark-json=mine.json"]},
+            os.environ,
+            tmp_path,
+        )
         try:
             return worker.run(tests, attempt, {"WAY": "hot"}, **named)
         finally:
@@ -59,15 +68,34 @@ def outcome(nodeid: str, outcome: str, why: str) -> str:
     return f"say(nodeid={nodeid!r}, outcome={outcome!r}, why={why!r}, text='all of ' + {why!r})\n"
 
 
-def test_a_process_gets_its_tests_and_variables_and_its_rows_are_read(played: Played, tmp_path: Path) -> None:
+def test_a_process_gets_its_tests_and_variables_and_its_rows_are_read(
+    played: Played, tmp_path: Path
+) -> None:
     measured = row("t.py::test_a", 1e-4, placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
     text = json.dumps({"gpumem": document(H100, [measured], {"budget": 1.0})})
     check = "assert told == {'tests': ['t.py::test_a'], 'variables': {'WAY': 'hot'}}\n"
-    program = READY + check + f"results({text!r})\nsay(finished='t.py::test_a')\nsay(exit=0, strays=[])"
+    program = (
+        READY + check + f"results({text!r})\nsay(finished='t.py::test_a')\nsay(exit=0, strays=[])"
+    )
     done = played(program, ["t.py::test_a"], attempt=2)
-    assert (done.turn, done.attempt, done.name, done.strict) == (TURN, 2, "head (working tree)", True)
-    assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts, done.finished) == (None, None, {}, {}, frozenset())
-    assert (done.device, done.settings, list(done.by_key)) == (H100, {"budget": 1.0}, [measured.key])
+    assert (done.turn, done.attempt, done.name, done.strict) == (
+        TURN,
+        2,
+        "head (working tree)",
+        True,
+    )
+    assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts, done.finished) == (
+        None,
+        None,
+        {},
+        {},
+        frozenset(),
+    )
+    assert (done.device, done.settings, list(done.by_key)) == (
+        H100,
+        {"budget": 1.0},
+        [measured.key],
+    )
     (stored,) = done.rows
     assert stored.measurement is not None
     assert stored.measurement.placements == ((2e-4,), (3e-4,))
@@ -80,12 +108,19 @@ def test_a_process_gets_its_tests_and_variables_and_its_rows_are_read(played: Pl
 
 def test_each_finished_test_is_watched(played: Played) -> None:
     seen: list[int] = []
-    played(READY + "say(finished='a')\nsay(finished='b')\nsay(exit=5, strays=[])", watch=seen.append)
+    played(
+        READY + "say(finished='a')\nsay(finished='b')\nsay(exit=5, strays=[])", watch=seen.append
+    )
     assert [one for one in dict.fromkeys(seen) if one] == [1, 2]
 
 
 def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> None:
-    program = READY + outcome("a", "skipped", "later") + outcome("a", "failed", "wrong") + outcome("a", "failed", "teardown")
+    program = (
+        READY
+        + outcome("a", "skipped", "later")
+        + outcome("a", "failed", "wrong")
+        + outcome("a", "failed", "teardown")
+    )
     program += outcome("b", "skipped", "no GPU") + "say(finished='a')\nsay(exit=1, strays=[])"
     done = played(program, everything=True)
     assert done.outcomes == {"a": ("failed", "wrong"), "b": ("skipped", "no GPU")}
@@ -96,21 +131,36 @@ def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> N
 
 
 def test_a_session_that_fails_without_a_failed_test_has_last_words(played: Played) -> None:
-    done = played(READY + outcome("b", "skipped", "no GPU") + "print('the folder is gone', flush=True)\nsay(exit=1, strays=[])")
+    done = played(
+        READY
+        + outcome("b", "skipped", "no GPU")
+        + "print('the folder is gone', flush=True)\nsay(exit=1, strays=[])"
+    )
     assert (done.failed_as_a_whole, done.error) == ("the folder is gone", None)
-    assert played(READY + "print('fine', flush=True)\nsay(exit=0, strays=[])").failed_as_a_whole is None
+    assert (
+        played(READY + "print('fine', flush=True)\nsay(exit=0, strays=[])").failed_as_a_whole
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("end", "error"),
     [
-        ("print('noise')\nprint('ERROR: no room', flush=True)\nos._exit(7)", "ended with exit code 7: ERROR: no room"),
+        (
+            "print('noise')\nprint('ERROR: no room', flush=True)\nos._exit(7)",
+            "ended with exit code 7: ERROR: no room",
+        ),
         ("os._exit(0)", "ended with exit code 0: it printed nothing"),
         ("os.kill(os.getpid(), 9)", "ended by SIGKILL: it printed nothing"),
-        ("print('Fatal Python error: x', flush=True)\nsay(exit=3, strays=[])", "ended with exit code 3: Fatal Python error: x"),
+        (
+            "print('Fatal Python error: x', flush=True)\nsay(exit=3, strays=[])",
+            "ended with exit code 3: Fatal Python error: x",
+        ),
     ],
 )
-def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_report(played: Played, end: str, error: str) -> None:
+def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_report(
+    played: Played, end: str, error: str
+) -> None:
     done = played(READY + "say(finished='a')\n" + end, everything=True)
     assert done.error == error
     assert done.failed_as_a_whole is None
@@ -126,12 +176,20 @@ def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_repo
             "print('usage: x')\nprint('pytest: error: no such option', flush=True)\nsay(exit=4, strays=[])",
             r"pytest ended with 4: .*no such option",
         ),
-        (READY + "say(exit=0, strays=['m from /base'])", r"did not run its own code: m from /base; install the project"),
+        (
+            READY + "say(exit=0, strays=['m from /base'])",
+            r"did not run its own code: m from /base; install the project",
+        ),
         (READY + "results('{')\nsay(exit=0, strays=[])", "wrote no results: "),
-        (READY + "results('{}')\nsay(exit=0, strays=[])", "wrote results of another version of this plugin: "),
+        (
+            READY + "results('{}')\nsay(exit=0, strays=[])",
+            "wrote results of another version of this plugin: ",
+        ),
     ],
 )
-def test_what_cannot_be_compared_ends_the_experiment(played: Played, program: str, message: str) -> None:
+def test_what_cannot_be_compared_ends_the_experiment(
+    played: Played, program: str, message: str
+) -> None:
     with pytest.raises(RunError, match=rf"^head \(working tree\):? {message}"):
         played(program)
 

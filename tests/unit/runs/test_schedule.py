@@ -16,11 +16,20 @@ def test_each_pair_has_a_coin_of_its_own() -> None:
     first = [turn.side == BASE for turn in drawn[::2]]
     assert 150 <= sum(first) <= 250
     for begin in (0, 1):  # what one pair drew says nothing of the next
-        assert 60 <= sum(one == other for one, other in zip(first[begin::2], first[begin + 1 :: 2], strict=False)) <= 140
+        assert (
+            60
+            <= sum(
+                one == other
+                for one, other in zip(first[begin::2], first[begin + 1 :: 2], strict=False)
+            )
+            <= 140
+        )
     assert drawn == list(islice(pairs(), 800))
 
 
-def test_a_pair_that_is_run_again_leaves_no_process_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_is_run_again_leaves_no_process_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun: list[Turn] = []
 
     class Fake:
@@ -37,7 +46,16 @@ def test_a_pair_that_is_run_again_leaves_no_process_waiting_for_ever(monkeypatch
     processes = Processes({}, (), (), {}, ahead=2)
     monkeypatch.setattr(processes, "_worker", Fake)
     coming = list(islice(pairs(), 12))
-    for index in (0, 1, 0, 1, 2, 3, 4, 5):  # the first pair showed that the sides measure in different ways
+    for index in (
+        0,
+        1,
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ):  # the first pair showed that the sides measure in different ways
         assert processes.run(coming[index:], None, 1).turn == coming[index]
     assert [begun.count(turn) for turn in coming] == [2, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]
     processes.close()

@@ -16,7 +16,15 @@ from committing import git
 from filelock import FileLock
 
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, moved_word, remove_leftovers, two_sides
+from pytest_gpumem.runs.worktree import (
+    LOCK,
+    PREFIX,
+    Side,
+    moved_path,
+    moved_word,
+    remove_leftovers,
+    two_sides,
+)
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -58,7 +66,9 @@ def seen(side: Side, expression: str) -> str:
     # Without the present folder, which -c puts on the path and no script does.
     paths = f"sys.path[:] = [{str(side.folder)!r}] * {side.path_from_cwd} + [entry for entry in sys.path if entry]"
     program = f"import sys; {paths}; import mine; print({expression})"
-    done = subprocess.run([side.python, "-c", program], cwd=side.folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [side.python, "-c", program], cwd=side.folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -97,7 +107,10 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
         assert (base.folder.name, head.folder) == ("sub", repository / "sub")
         assert base.folder.parent == base.root
     (repository / "new").mkdir()
-    with pytest.raises(RunError, match="BASE main has no folder new"), two_sides("main", None, repository / "new"):
+    with (
+        pytest.raises(RunError, match="BASE main has no folder new"),
+        two_sides("main", None, repository / "new"),
+    ):
         pass
     assert worktrees(repository) == 1
 
@@ -105,7 +118,9 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
 @pytest.mark.parametrize("base", ["no-such-branch", "../nowhere", "--upload-pack=x", "HEAD~9"])
 def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
     with (
-        pytest.raises(RunError, match=r"is no revision of .*, no folder and no wheel; accepted is") as error,
+        pytest.raises(
+            RunError, match=r"is no revision of .*, no folder and no wheel; accepted is"
+        ) as error,
         two_sides(base, None, repository),
     ):
         pass
@@ -115,7 +130,10 @@ def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
 
 def test_a_name_that_is_both_is_asked_back(repository: Path) -> None:
     (repository / "main").mkdir()
-    with pytest.raises(RunError, match=r"say \./main for the folder, or refs/heads/main"), two_sides("main", None, repository):
+    with (
+        pytest.raises(RunError, match=r"say \./main for the folder, or refs/heads/main"),
+        two_sides("main", None, repository),
+    ):
         pass
     with two_sides("./main", None, repository) as (base, _):
         assert base.folder == repository / "main"
@@ -149,7 +167,10 @@ def test_file_names_that_are_not_utf_8_and_links_to_nothing_are_no_crash(tmp_pat
 
 
 def test_gits_own_words_say_why_it_is_no_revision(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
+    with (
+        pytest.raises(RunError, match=r"BASE main is no revision of .*fatal: not a git repository"),
+        two_sides("main", None, tmp_path),
+    ):
         pass
 
 
@@ -172,7 +193,9 @@ def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> Non
         assert len(states) == 4
 
 
-def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(repository: Path) -> None:
+def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(
+    repository: Path,
+) -> None:
     program = (
         "import os, sys; from pathlib import Path; from pytest_gpumem.runs.worktree import two_sides\n"
         "with two_sides('main', None, Path(sys.argv[1])): os.kill(os.getpid(), 9)"
@@ -188,7 +211,9 @@ def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(re
     assert worktrees(repository) == 1
 
 
-def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else git or pip would write a part of the folder again after its removal, and nobody would know whose it is."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -209,7 +234,9 @@ def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(tm
     assert not folder.exists()
 
 
-def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as an environment that was made for a wheel, or the results of a process."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -231,11 +258,18 @@ def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(tmp_path: P
         with two_sides("../old", None, tmp_path / "new"):
             assert len(set(temporary(tmp_path / "new")) - killed - {link}) == 2
     assert list((tmp_path / "old").iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {link.name, "old", "new", f"{PREFIX}0-1.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        link.name,
+        "old",
+        "new",
+        f"{PREFIX}0-1.jsonl",
+    }
 
 
 @pytest.mark.parametrize("place", ["home", "."])
-def test_a_folder_of_the_users_is_left_alone_whatever_its_name(repository: Path, place: str) -> None:
+def test_a_folder_of_the_users_is_left_alone_whatever_its_name(
+    repository: Path, place: str
+) -> None:
     """A worktree with work in it, in a folder that is called as those of duets are: elsewhere, and among temporary files."""
     mine = repository.parent / place / f"{PREFIX}experiments"
     (mine / "one").mkdir(parents=True)
@@ -278,15 +312,26 @@ def test_a_project_is_installed_into_an_environment_of_its_own(project: Path) ->
         assert base.names == ("mine",)
         assert seen(base, "mine.VALUE") == "base"
         # Everything else is this environment's, and comes after the project's own.
-        done = subprocess.run([base.python, "-c", "import pytest, numpy, rich; print(numpy.__file__)"], capture_output=True, text=True)
+        done = subprocess.run(
+            [base.python, "-c", "import pytest, numpy, rich; print(numpy.__file__)"],
+            capture_output=True,
+            text=True,
+        )
         import numpy as np
 
         assert done.stdout.strip() == np.__file__, done.stderr
         # An absolute path into head becomes the same place in base.
-        moved = moved_path({"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])}, base, head.root)
+        moved = moved_path(
+            {"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])},
+            base,
+            head.root,
+        )
         assert moved == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
         here = project.resolve()
-        assert moved_word(f"{here}/test_a.py::test[x/y]", base, head) == f"{base.root}/test_a.py::test[x/y]"
+        assert (
+            moved_word(f"{here}/test_a.py::test[x/y]", base, head)
+            == f"{base.root}/test_a.py::test[x/y]"
+        )
         assert moved_word(f"--rootdir={here}", base, head) == f"--rootdir={base.root}"
         for same in ("test_a.py::test", "/elsewhere/test_a.py", "-k", "--gpumem-mode=hot", "a=b"):
             assert moved_word(same, base, head) == same
@@ -299,14 +344,26 @@ def test_a_folder_is_installed_without_a_trace_in_it(project: Path, tmp_path: Pa
     before = sorted(path.name for path in (tmp_path / "old").rglob("*"))
     with two_sides(str(tmp_path / "old"), None, project) as (base, _):
         assert seen(base, "mine.VALUE") == "base"
-    assert sorted(path.name for path in (tmp_path / "old").rglob("*") if path.name != "__pycache__" and path.suffix != ".pyc") == before
+    assert (
+        sorted(
+            path.name
+            for path in (tmp_path / "old").rglob("*")
+            if path.name != "__pycache__" and path.suffix != ".pyc"
+        )
+        == before
+    )
 
 
-def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (project / "pyproject.toml").write_text(PROJECT + "packages = 1\n")
     git(project, "commit", "-qam", "broken")
-    with pytest.raises(RunError, match=r"BASE cannot be installed: .*packages"), two_sides("main", None, project):
+    with (
+        pytest.raises(RunError, match=r"BASE cannot be installed: .*packages"),
+        two_sides("main", None, project),
+    ):
         pass
     assert worktrees(project) == 1
 
@@ -316,14 +373,22 @@ def wheel_of(name: str, of_version: str, folder: Path) -> Path:
     wheel, info = folder / f"{name}-{of_version}-py3-none-any.whl", f"{name}-{of_version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("mine.py", "VALUE = 'wheel'\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {of_version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {of_version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return wheel
 
 
-def test_what_this_environment_holds_in_the_same_version_is_installed_all_the_same(repository: Path) -> None:
-    with two_sides(str(wheel_of("iniconfig", version("iniconfig"), repository.parent)), None, repository) as (base, _):
+def test_what_this_environment_holds_in_the_same_version_is_installed_all_the_same(
+    repository: Path,
+) -> None:
+    with two_sides(
+        str(wheel_of("iniconfig", version("iniconfig"), repository.parent)), None, repository
+    ) as (base, _):
         assert seen(base, "mine.VALUE") == "wheel"
 
 
@@ -334,7 +399,10 @@ def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> No
         assert base.names == ("mine",)
         assert seen(base, "mine.VALUE") == "wheel"
         assert seen(head, "mine.VALUE") == "2"
-    with pytest.raises(RunError, match=r"none\.whl: No such file"), two_sides("none.whl", None, repository):
+    with (
+        pytest.raises(RunError, match=r"none\.whl: No such file"),
+        two_sides("none.whl", None, repository),
+    ):
         pass
 
 
@@ -342,8 +410,15 @@ def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> No
 def test_this_projects_base_takes_its_own_kernels() -> None:
     program = "from pytest_gpumem.kernels import sources; import pytest_gpumem; print(sources.folder(), pytest_gpumem.__file__)"
     with two_sides("HEAD", None, ROOT) as (base, _):
-        for above in ([], [str(base.folder)]):  # installed, and from the tree as python -m pytest has it
+        for above in (
+            [],
+            [str(base.folder)],
+        ):  # installed, and from the tree as python -m pytest has it
             code = f"import sys; sys.path[:0] = {above!r}; {program}"
-            done = subprocess.run([base.python, "-I", "-c", code], capture_output=True, text=True, cwd="/")
+            done = subprocess.run(
+                [base.python, "-I", "-c", code], capture_output=True, text=True, cwd="/"
+            )
             assert done.returncode == 0, done.stderr
-            assert all(Path(path).is_relative_to(base.folder.parent) for path in done.stdout.split()), done.stdout
+            assert all(
+                Path(path).is_relative_to(base.folder.parent) for path in done.stdout.split()
+            ), done.stdout

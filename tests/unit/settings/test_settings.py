@@ -30,7 +30,9 @@ ON = {"gpumem": True}
 
 
 def settled(
-    command_line: dict[str, Any] | None = None, environment: dict[str, str] | None = None, ini: dict[str, Any] | None = None
+    command_line: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    ini: dict[str, Any] | None = None,
 ) -> Settings:
     return resolve({**ON, **(command_line or {})}, environment or {}, ini or {}, "pytest.ini")
 
@@ -38,7 +40,12 @@ def settled(
 def test_defaults() -> None:
     settings = settled()
     assert (settings.device, settings.device_chosen) == ("auto", False)
-    assert (settings.mode, settings.sampler, settings.placements, settings.precision) == ("clean-cold", "auto", 8, 0.001)
+    assert (settings.mode, settings.sampler, settings.placements, settings.precision) == (
+        "clean-cold",
+        "auto",
+        8,
+        0.001,
+    )
     assert (settings.budget, settings.total_budget) == (1.0, None)
     assert set(settings.limits.values()) == {None}
     assert (settings.save, settings.baseline, settings.strict) == (False, None, False)
@@ -47,14 +54,20 @@ def test_defaults() -> None:
 
 
 def test_the_table_and_the_class_have_the_same_defaults() -> None:
-    from_table = resolve(dict.fromkeys((option.key for option in OPTIONS), None), {}, {}, "pytest.ini")
+    from_table = resolve(
+        dict.fromkeys((option.key for option in OPTIONS), None), {}, {}, "pytest.ini"
+    )
     assert from_table == Settings(origins=from_table.origins)
 
 
 def test_names_in_the_three_places() -> None:
     by_name = {option.name: (option.flag, option.variable, option.key) for option in OPTIONS}
     assert by_name["enabled"] == ("--gpumem", "GPUMEM", "gpumem")
-    assert by_name["max_regression"] == ("--gpumem-max-regression", "GPUMEM_MAX_REGRESSION", "gpumem_max_regression")
+    assert by_name["max_regression"] == (
+        "--gpumem-max-regression",
+        "GPUMEM_MAX_REGRESSION",
+        "gpumem_max_regression",
+    )
 
 
 def test_precedence() -> None:
@@ -77,13 +90,30 @@ def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
         *("baseline_window", "placements", "precision", "sampler"),
-        *("max_gpu_page_faults", "max_migrated", "max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"),
+        *(
+            "max_gpu_page_faults",
+            "max_migrated",
+            "max_kernels",
+            "max_copies",
+            "max_copied_bytes",
+            "max_waits",
+            "max_spill",
+        ),
         *("allow_waits", "allow_kept"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
-    with pytest.raises(SettingsError, match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting"):
+    with pytest.raises(
+        SettingsError,
+        match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting",
+    ):
         settled(environment={"GPUMEM_PLACEMENTS": "3"})
-    once = resolve(ON, {}, {"gpumem_placements": "3", "gpumem_mode": "hot"}, "pytest.ini", ["gpumem_placements"])
+    once = resolve(
+        ON,
+        {},
+        {"gpumem_placements": "3", "gpumem_mode": "hot"},
+        "pytest.ini",
+        ["gpumem_placements"],
+    )
     assert (once.placements, once.origins["placements"]) == (3, "-o gpumem_placements")
     assert once.origins["mode"] == "gpumem_mode in pytest.ini"
 
@@ -95,7 +125,10 @@ def test_a_default_spelt_out_is_a_choice() -> None:
 
 def test_an_empty_variable_is_not_set() -> None:
     """CI systems define variables that nobody filled in."""
-    settings = settled(environment={"GPUMEM_DEVICE": ""}, ini={"gpumem_device": "sim", "gpumem_mode": "", "gpumem_save": None})
+    settings = settled(
+        environment={"GPUMEM_DEVICE": ""},
+        ini={"gpumem_device": "sim", "gpumem_mode": "", "gpumem_save": None},
+    )
     assert (settings.device, settings.mode, settings.save) == ("sim", "clean-cold", False)
 
 
@@ -104,7 +137,10 @@ def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
         settled({"gpumem_device": ""})
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)],
+)
 def test_switches_in_the_environment(text: str, value: bool) -> None:
     assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value
     assert settled(environment={"GPUMEM_STRICT": text}).strict is value
@@ -142,10 +178,15 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("baseline", "  ", "a path such as"),
     ],
 )
-def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, accepted: str) -> None:
+def test_mistakes_name_origin_value_and_what_is_accepted(
+    name: str, value: str, accepted: str
+) -> None:
     option = next(o for o in OPTIONS if o.name == name)
     in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
-    elsewhere = (({"command_line": {option.key: value}}, option.flag), ({"environment": {option.variable: value}}, option.variable))
+    elsewhere = (
+        ({"command_line": {option.key: value}}, option.flag),
+        ({"environment": {option.variable: value}}, option.variable),
+    )
     for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
         with pytest.raises(SettingsError) as mistake:
             settled(**where)
@@ -158,33 +199,59 @@ def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, 
 
 def test_a_device_in_any_capitals() -> None:
     written = ("sim:H100", "Simulated:H100", "SIM", "Cuda:1", "AUTO")
-    assert [settled({"gpumem_device": one}).device for one in written] == ["sim:h100", "sim:h100", "sim", "cuda:1", "auto"]
+    assert [settled({"gpumem_device": one}).device for one in written] == [
+        "sim:h100",
+        "sim:h100",
+        "sim",
+        "cuda:1",
+        "auto",
+    ]
 
 
 def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
-    with pytest.raises(SettingsError, match=r"GPUMEM_MDOE is set in the environment.*did you mean GPUMEM_MODE\?"):
+    with pytest.raises(
+        SettingsError, match=r"GPUMEM_MDOE is set in the environment.*did you mean GPUMEM_MODE\?"
+    ):
         settled(environment={"GPUMEM_MDOE": "hot", "GPUMEMORY": "no business of ours"})
-    with pytest.raises(SettingsError, match=r"gpumem_presicion is set in pytest.ini.*did you mean gpumem_precision\?"):
+    with pytest.raises(
+        SettingsError,
+        match=r"gpumem_presicion is set in pytest.ini.*did you mean gpumem_precision\?",
+    ):
         settled(ini={"gpumem_presicion": "1%", "addopts": "-q"})
-    with pytest.raises(SettingsError, match=r"GPUMEM_MODE is set in pytest\.ini, but there is no such setting"):
+    with pytest.raises(
+        SettingsError, match=r"GPUMEM_MODE is set in pytest\.ini, but there is no such setting"
+    ):
         settled(ini={"GPUMEM_MODE": "hot"})
-    with pytest.raises(SettingsError, match=r"-o gpumem_mod: there is no such setting \(did you mean gpumem_mode\?\)"):
+    with pytest.raises(
+        SettingsError,
+        match=r"-o gpumem_mod: there is no such setting \(did you mean gpumem_mode\?\)",
+    ):
         resolve(ON, {}, {"gpumem_mod": None}, "pytest.ini", ["gpumem_mod"])
-    with pytest.raises(SettingsError, match="gpumem_mode is set in the environment, but there is no such setting"):
+    with pytest.raises(
+        SettingsError, match="gpumem_mode is set in the environment, but there is no such setting"
+    ):
         settled(environment={"gpumem_mode": "hot"})
 
 
 def test_off_means_inert() -> None:
     """No variable and no ini file breaks a session that does not measure."""
-    settings = resolve({}, {"GPUMEM_MODE": "?", "GPUMEM_GPUMEM": "1"}, {"gpumem_mode": "?"}, "pytest.ini")
+    settings = resolve(
+        {}, {"GPUMEM_MODE": "?", "GPUMEM_GPUMEM": "1"}, {"gpumem_mode": "?"}, "pytest.ini"
+    )
     assert settings == Settings(origins=settings.origins)
     with pytest.raises(SettingsError, match="--gpumem-mode"):
         resolve({"gpumem_mode": "?"}, {}, {}, "pytest.ini")
 
 
 def test_budgets() -> None:
-    assert (settled({"gpumem_budget": "2 s"}).budget, settled({"gpumem_budget": "2 s"}).total_budget) == (2.0, None)
-    assert (settled({"gpumem_budget": "10min"}).budget, settled({"gpumem_budget": "10min"}).total_budget) == (None, 600.0)
+    assert (
+        settled({"gpumem_budget": "2 s"}).budget,
+        settled({"gpumem_budget": "2 s"}).total_budget,
+    ) == (2.0, None)
+    assert (
+        settled({"gpumem_budget": "10min"}).budget,
+        settled({"gpumem_budget": "10min"}).total_budget,
+    ) == (None, 600.0)
 
 
 def test_timeouts() -> None:
@@ -198,7 +265,10 @@ def test_timeouts() -> None:
 
 
 def test_the_marker_is_strict() -> None:
-    with pytest.raises(SettingsError, match=r"marker: there is no keyword max_latncy \(did you mean max_latency\?\)"):
+    with pytest.raises(
+        SettingsError,
+        match=r"marker: there is no keyword max_latncy \(did you mean max_latency\?\)",
+    ):
         marker_limits({"max_latncy": "1 us"})
     with pytest.raises(SettingsError, match="there is no keyword save"):
         of_test(Settings(), {"save": True})
@@ -213,7 +283,16 @@ def test_the_marker_is_strict() -> None:
         *("max_peak", "max_kept", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe", "varying_arguments", "warmups", "existing", "adopt", "allow_waits", "allow_kept"),
+        *(
+            "gpus",
+            "oversubscribe",
+            "varying_arguments",
+            "warmups",
+            "existing",
+            "adopt",
+            "allow_waits",
+            "allow_kept",
+        ),
     }
 
 
@@ -229,30 +308,48 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
         ("max_kernels", " base ", "base"),
     ],
 )
-def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: object, kept: str) -> None:
+def test_limits_on_what_a_launch_does_hold_for_a_whole_run(
+    name: str, written: object, kept: str
+) -> None:
     assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
 
 
 def test_arguments_that_vary_are_told_by_their_numbers() -> None:
-    assert [of_marker({"varying_arguments": one}, "varying_arguments") for one in (None, 3, (3, 5), [1])] == [None, (3,), (3, 5), (1,)]
+    assert [
+        of_marker({"varying_arguments": one}, "varying_arguments") for one in (None, 3, (3, 5), [1])
+    ] == [None, (3,), (3, 5), (1,)]
     for wrong in (0, True, "3", (), (3, -1), 1.5):
-        with pytest.raises(SettingsError, match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument"):
+        with pytest.raises(
+            SettingsError,
+            match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument",
+        ):
             of_marker({"varying_arguments": wrong}, "varying_arguments")
 
 
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
-    assert settled(ini={"gpumem_allow_kept": "plans.py:*\nconftest.py:7"}).allow_kept == ("plans.py:*", "conftest.py:7")
+    assert settled(ini={"gpumem_allow_kept": "plans.py:*\nconftest.py:7"}).allow_kept == (
+        "plans.py:*",
+        "conftest.py:7",
+    )
     assert of_test(Settings(), {"allow_kept": "plans.py:*"}).allow_kept == ("plans.py:*",)
-    with pytest.raises(SettingsError, match=r"marker: allow_kept: 'plans\.py' names no line; accepted is a line such as"):
+    with pytest.raises(
+        SettingsError,
+        match=r"marker: allow_kept: 'plans\.py' names no line; accepted is a line such as",
+    ):
         of_test(Settings(), {"allow_kept": "plans.py"})
     assert of_marker({"warmups": 2}, "warmups") == 2
     for wrong in (0, True, "two", 1.5):
-        with pytest.raises(SettingsError, match=r"marker: warmups: .* accepted is a whole number from 1 on"):
+        with pytest.raises(
+            SettingsError, match=r"marker: warmups: .* accepted is a whole number from 1 on"
+        ):
             of_marker({"warmups": wrong}, "warmups")
 
 
 def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
-    assert [of_marker(one, "oversubscribe") for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})] == [None, None, True]
+    assert [
+        of_marker(one, "oversubscribe")
+        for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})
+    ] == [None, None, True]
     with pytest.raises(SettingsError, match=r"marker: oversubscribe: 'perhaps' is not understood"):
         of_marker({"oversubscribe": "perhaps"}, "oversubscribe")
 
@@ -264,7 +361,9 @@ def test_what_is_done_with_existing_tests() -> None:
         settled({"gpumem_existing": "watch"})
     assert settled({"gpumem_waits": True}).waits
     assert of_test(Settings(), {"allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
-    with pytest.raises(SettingsError, match=r"'conftest\.py' names no line; accepted is a line such as"):
+    with pytest.raises(
+        SettingsError, match=r"'conftest\.py' names no line; accepted is a line such as"
+    ):
         of_test(Settings(), {"allow_waits": "conftest.py"})
     assert of_marker({"adopt": False}, "adopt") is False
 
@@ -274,14 +373,19 @@ def test_the_number_of_gpus_is_the_tests() -> None:
     assert of_marker({}, "gpus") is None
     assert of_test(Settings(), {"gpus": 2}) == Settings()
     for wrong in (0, "two", True, 1.5):
-        with pytest.raises(SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"):
+        with pytest.raises(
+            SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"
+        ):
             of_marker({"gpus": wrong}, "gpus")
 
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"faster_than": "0.5 x a"}, "marker: faster_than: '0.5 x a' claims less than no difference"),
+        (
+            {"faster_than": "0.5 x a"},
+            "marker: faster_than: '0.5 x a' claims less than no difference",
+        ),
         ({"faster_than": "  "}, "marker: faster_than: '  ' is not understood"),
         ({"faster_than": ("a", 2)}, "marker: faster_than: .* is not understood"),
         ({"min_overlap": "0%"}, "marker: min_overlap: '0%' cannot be hidden"),
@@ -296,7 +400,10 @@ def test_limits_against_others_are_strict(keywords: dict[str, Any], message: str
 
 def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
     assert marker_limits({"faster_than": " 20 x faulting "}).faster_than == "20 x faulting"
-    with pytest.raises(SettingsError, match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting"):
+    with pytest.raises(
+        SettingsError,
+        match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting",
+    ):
         settled(environment={"GPUMEM_FASTER_THAN": "faulting"})
 
 
@@ -307,21 +414,36 @@ class FakeMark:
 
 
 def test_the_closest_mark_wins() -> None:
-    function, module = FakeMark({"mode": "hot"}), FakeMark({"mode": "clean-cold", "max_latency": "1 ms"})
+    function, module = (
+        FakeMark({"mode": "hot"}),
+        FakeMark({"mode": "clean-cold", "max_latency": "1 ms"}),
+    )
     assert marker_keywords([function, module]) == {"mode": "hot", "max_latency": "1 ms"}
     with pytest.raises(SettingsError, match="takes keywords only, got '1%'"):
         marker_keywords([FakeMark(args=("1%",))])
 
 
 def test_limits_keep_their_origin() -> None:
-    settings = settled({"gpumem_max_regression": "1%"}, {"GPUMEM_MAX_LATENCY": "5 ms"}, {"gpumem_min_bandwidth": "1 GB/s"})
+    settings = settled(
+        {"gpumem_max_regression": "1%"},
+        {"GPUMEM_MAX_LATENCY": "5 ms"},
+        {"gpumem_min_bandwidth": "1 GB/s"},
+    )
     limits = merge_limits(
         marker_limits({"max_latency": "3 ms"}, origin="call"),
         marker_limits({"max_latency": "4 ms", "min_bandwidth": "85% of peak"}),
         settings,
     )
-    assert (limits.max_latency, limits.min_bandwidth, limits.max_regression) == ("3 ms", "85% of peak", "1%")
-    assert limits.origin == {"max_latency": "call", "min_bandwidth": "marker", "max_regression": "--gpumem-max-regression"}
+    assert (limits.max_latency, limits.min_bandwidth, limits.max_regression) == (
+        "3 ms",
+        "85% of peak",
+        "1%",
+    )
+    assert limits.origin == {
+        "max_latency": "call",
+        "min_bandwidth": "marker",
+        "max_regression": "--gpumem-max-regression",
+    }
     plain = merge_limits(None, None, settings)
     assert plain.origin["max_latency"] == "GPUMEM_MAX_LATENCY"
     assert plain.origin["min_bandwidth"] == "gpumem_min_bandwidth in pytest.ini"
@@ -332,22 +454,41 @@ def test_none_lifts_a_limit() -> None:
     settings = settled({"gpumem_max_regression": "1%"})
     limits = merge_limits(None, marker_limits({"max_regression": None}), settings)
     assert limits.max_regression is None
-    again = merge_limits(marker_limits({"max_regression": "5%"}, "call"), marker_limits({"max_regression": None}), settings)
+    again = merge_limits(
+        marker_limits({"max_regression": "5%"}, "call"),
+        marker_limits({"max_regression": None}),
+        settings,
+    )
     assert again.max_regression == "5%"
 
 
-@pytest.mark.parametrize("limit", [{"max_latency": 12}, {"min_bandwidth": 2.4}, {"max_regression": 1}])
-def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(limit: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"max_latency": 12}, {"min_bandwidth": 2.4}, {"max_regression": 1}]
+)
+def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(
+    limit: dict[str, float],
+) -> None:
     with pytest.raises(SettingsError, match="accepted is"):
         marker_limits(limit)
 
 
 def test_a_marker_overrides_settings() -> None:
     session = settled({"gpumem_budget": "10 min"}, ini={"gpumem_sampler": "host"})
-    settings = of_test(session, {"mode": "hot", "placements": 4, "budget": "3 s", "sampler": None, "max_latency": "1 ms"})
-    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("hot", 4, 0.001, "host")
+    settings = of_test(
+        session,
+        {"mode": "hot", "placements": 4, "budget": "3 s", "sampler": None, "max_latency": "1 ms"},
+    )
+    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == (
+        "hot",
+        4,
+        0.001,
+        "host",
+    )
     assert (settings.budget, settings.total_budget) == (3.0, None)
-    assert (settings.origins["placements"], settings.origins["sampler"]) == ("marker", "gpumem_sampler in pytest.ini")
+    assert (settings.origins["placements"], settings.origins["sampler"]) == (
+        "marker",
+        "gpumem_sampler in pytest.ini",
+    )
     with pytest.raises(SettingsError, match="budget '10 min' is for the whole run"):
         of_test(session, {"budget": "10 min"})
 
@@ -369,9 +510,20 @@ def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
 
 
 def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
-    environment = switch_off(switch_off({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, ["save"]), ["processes", "report"])
-    settings = settled({"gpumem_save": True, "gpumem_report": "x.html"}, environment, {"gpumem_save": "true", "gpumem_strict": "true"})
-    assert (settings.save, settings.processes, settings.report, settings.strict) == (False, 1, None, True)
+    environment = switch_off(
+        switch_off({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, ["save"]), ["processes", "report"]
+    )
+    settings = settled(
+        {"gpumem_save": True, "gpumem_report": "x.html"},
+        environment,
+        {"gpumem_save": "true", "gpumem_strict": "true"},
+    )
+    assert (settings.save, settings.processes, settings.report, settings.strict) == (
+        False,
+        1,
+        None,
+        True,
+    )
 
 
 def test_roles_decide_what_a_command_switches_off() -> None:
@@ -379,7 +531,9 @@ def test_roles_decide_what_a_command_switches_off() -> None:
     assert of_a_run == {"save", "strict", "processes", "isolate", "report"}
     limits = {option.name for option in OPTIONS if option.name in LIMITS}
     measured = of_a_run - {"processes", "isolate"}
-    assert {option.name for option in OPTIONS if option.needs_results} == limits | {"existing"} | measured
+    assert {option.name for option in OPTIONS if option.needs_results} == limits | {
+        "existing"
+    } | measured
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
 
 
@@ -389,10 +543,18 @@ def test_roles_decide_what_a_command_switches_off() -> None:
 @pytest.mark.parametrize(
     ("here", "default", "message"),
     [
-        ({"max_regression": "2%"}, {"max_regression": "1%"}, "max_regression 2% (marker) is looser than 1% (--gpumem-max-regression)"),
+        (
+            {"max_regression": "2%"},
+            {"max_regression": "1%"},
+            "max_regression 2% (marker) is looser than 1% (--gpumem-max-regression)",
+        ),
         ({"max_regression": "0.5% + 1 us"}, {"max_regression": "1%"}, "is looser than"),
         ({"max_regression": "0.5%"}, {"max_regression": "1%"}, None),
-        ({"max_regression": None}, {"max_regression": "1%"}, "max_regression 1% (--gpumem-max-regression) is lifted (marker)"),
+        (
+            {"max_regression": None},
+            {"max_regression": "1%"},
+            "max_regression 1% (--gpumem-max-regression) is lifted (marker)",
+        ),
         ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "is looser than"),
         ({"max_latency": "1 us"}, {"max_latency": "2 us"}, None),
         ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "is looser than"),
@@ -402,11 +564,25 @@ def test_roles_decide_what_a_command_switches_off() -> None:
         ({}, {"max_regression": "1%"}, None),
     ],
 )
-def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any], message: str | None) -> None:
-    asked = Settings(limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default})
-    limits = Limits(**{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker"))
+def test_a_looser_limit_is_reported(
+    here: dict[str, Any], default: dict[str, Any], message: str | None
+) -> None:
+    asked = Settings(
+        limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default}
+    )
+    limits = Limits(
+        **{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker")
+    )
     found = loosened(limits, asked)
     assert found == [] if message is None else message in found[0]
-    assert len(loosened(limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default}))) == len(found)
+    assert len(
+        loosened(limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default}))
+    ) == len(found)
     # An ini file's default is there to be adjusted.
-    assert loosened(limits, asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default})) == []
+    assert (
+        loosened(
+            limits,
+            asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default}),
+        )
+        == []
+    )

@@ -11,7 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem import units
-from pytest_gpumem.units import GB, Budget, GiB, KiB, Margin, MiB, Quantity, QuantityError, Share, comparison_text, format_rate, format_time
+from pytest_gpumem.units import (
+    GB,
+    Budget,
+    GiB,
+    KiB,
+    Margin,
+    MiB,
+    Quantity,
+    QuantityError,
+    Share,
+    comparison_text,
+    format_rate,
+    format_time,
+)
 
 PARSERS = [
     units.parse_bytes,
@@ -23,8 +36,33 @@ PARSERS = [
 ]
 
 JUNK: list[object] = [
-    *("", "  ", "64", "us", "GiB", "12 parsec", "64 mib", "64 gb/s", "-1 us", "-5%", "+5 us", "nan s", "NaN", "inf s"),
-    *("1,5 us", "1_0 us", "0x10 B", "१ us", "12 us 3", "1e9999 s", "1 us\n2 us", "1" * 5000 + " us", "1" * 5000 + "%"),
+    *(
+        "",
+        "  ",
+        "64",
+        "us",
+        "GiB",
+        "12 parsec",
+        "64 mib",
+        "64 gb/s",
+        "-1 us",
+        "-5%",
+        "+5 us",
+        "nan s",
+        "NaN",
+        "inf s",
+    ),
+    *(
+        "1,5 us",
+        "1_0 us",
+        "0x10 B",
+        "१ us",
+        "12 us 3",
+        "1e9999 s",
+        "1 us\n2 us",
+        "1" * 5000 + " us",
+        "1" * 5000 + "%",
+    ),
     *(None, True, float("nan"), float("inf"), -1.0, b"1 us", ["1 s"]),
 ]
 
@@ -117,7 +155,20 @@ def test_an_exponent_with_a_sign_is_no_sum(text: str) -> None:
     assert units.parse_growth(text) == Margin(0.1, 100 * MiB)
 
 
-@pytest.mark.parametrize("text", ["1% + 2%", "1 us + 2 us", "1% + 1 us + 1 us", "1% +", "+ 1%", "1% - 1 us", "0%", "0% + 0 us", 0.01])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1% + 2%",
+        "1 us + 2 us",
+        "1% + 1 us + 1 us",
+        "1% +",
+        "+ 1%",
+        "1% - 1 us",
+        "0%",
+        "0% + 0 us",
+        0.01,
+    ],
+)
 def test_margins_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="accepted is a slow-down such as"):
         units.parse_margin(text)
@@ -233,7 +284,12 @@ def test_printing(text: str, expected: str) -> None:
 def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> None:
     latency = Quantity(268.3e-6, format_time)
     assert repr(latency) == "268.3 us"
-    assert (str(latency), f"{latency}", f"{latency:.1e}", json.dumps(latency)) == ("0.0002683", "0.0002683", "2.7e-04", "0.0002683")
+    assert (str(latency), f"{latency}", f"{latency:.1e}", json.dumps(latency)) == (
+        "0.0002683",
+        "0.0002683",
+        "2.7e-04",
+        "0.0002683",
+    )
     assert latency == 268.3e-6
     assert type(latency * 2) is float
     assert type(pickle.loads(pickle.dumps(latency))) is float
@@ -242,7 +298,12 @@ def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> Non
 @pytest.mark.parametrize(
     ("left", "relation", "right", "lines"),
     [
-        (Quantity(3188e9, format_rate), ">", 0.99 * 3352e9, ["3188 GB/s > 3318 GB/s", "3.93 % below"]),
+        (
+            Quantity(3188e9, format_rate),
+            ">",
+            0.99 * 3352e9,
+            ["3188 GB/s > 3318 GB/s", "3.93 % below"],
+        ),
         (1e-5, ">=", Quantity(2e-5, format_time), ["10.00 us >= 20.00 us", "50.0 % below"]),
         (Quantity(2e-5, format_time), "<", 0, ["20.00 us < 0 s"]),
         (3.0, ">", 2.0, None),
@@ -250,7 +311,9 @@ def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> Non
         (Quantity(2e-5, format_time), "==", None, None),
     ],
 )
-def test_a_comparison_has_units_on_both_sides(left: object, relation: str, right: object, lines: list[str] | None) -> None:
+def test_a_comparison_has_units_on_both_sides(
+    left: object, relation: str, right: object, lines: list[str] | None
+) -> None:
     assert comparison_text(left, relation, right) == lines
 
 

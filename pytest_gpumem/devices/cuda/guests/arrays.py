@@ -35,7 +35,9 @@ def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     array = jax.dlpack.from_dlpack(view)
     # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64 is set: the case would measure its own.
     if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
-        raise Unsupported(f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array over it")
+        raise Unsupported(
+            f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array over it"
+        )
     return array
 
 
@@ -56,7 +58,9 @@ def _cudf(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
 _GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
     "cupy": ("CuPy", lambda view, *_: view),
     "torch": ("", _torch),
-    **dict.fromkeys(("numba", "numba.cuda", "numba_cuda.numba.cuda"), ("Numba's CUDA target", _numba)),
+    **dict.fromkeys(
+        ("numba", "numba.cuda", "numba_cuda.numba.cuda"), ("Numba's CUDA target", _numba)
+    ),
     **dict.fromkeys(("jax", "jax.numpy"), ("JAX", _jax)),
     "warp": ("Warp", _warp),
     "cudf": ("cuDF", _cudf),
@@ -69,14 +73,22 @@ device's, and what makes an array of a CuPy array of the shape asked for, over m
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
 
 
-def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+def guest(
+    view: Callable[[Allocation, str, int], Any],
+    allocation: Allocation,
+    dtype: str,
+    shape: tuple[int, ...],
+    like: Any,
+) -> Any:
     """An array of the library `like` over an allocation; `view` gives the array that it is made of.
     Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
     """
     name = getattr(like, "__name__", None)
     if not isinstance(name, str) or name not in _GUESTS:
         asked = name if isinstance(name, str) else repr(like)
-        raise Unsupported(f"no bridge to {asked}: like= takes the module {', '.join(_NAMES)} or numpy")
+        raise Unsupported(
+            f"no bridge to {asked}: like= takes the module {', '.join(_NAMES)} or numpy"
+        )
     size = math.prod(shape)
     seen = view(allocation, dtype, size).reshape(shape)
     library, made = _GUESTS[name]
@@ -89,7 +101,9 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
     except DeviceError:
         raise
     except (ImportError, TypeError, ValueError, RuntimeError) as error:
-        raise Unsupported(f"{name} cannot take {allocation.kind.value} memory of {dtype}: {error}") from error
+        raise Unsupported(
+            f"{name} cannot take {allocation.kind.value} memory of {dtype}: {error}"
+        ) from error
 
 
 @contextmanager
@@ -102,7 +116,11 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
         torch = _usable_torch()
         if torch is not None:
             default = stream.is_legacy_default
-            own = torch.cuda.default_stream(index) if default else torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
+            own = (
+                torch.cuda.default_stream(index)
+                if default
+                else torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
+            )
             stack.enter_context(torch.cuda.stream(own))
         warp = _usable_warp()
         if warp is not None:
@@ -120,7 +138,9 @@ def private_torch_pool() -> Iterator[Any]:
         yield None
         return
     if not hasattr(torch.cuda, "use_mem_pool"):
-        raise Unsupported(f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be kept for a graph")
+        raise Unsupported(
+            f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be kept for a graph"
+        )
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         yield pool
@@ -128,9 +148,17 @@ def private_torch_pool() -> Iterator[Any]:
 
 def _usable_warp() -> Any:
     warp = sys.modules.get("warp")
-    return warp if warp is not None and hasattr(warp, "ScopedStream") and warp.is_cuda_available() else None
+    return (
+        warp
+        if warp is not None and hasattr(warp, "ScopedStream") and warp.is_cuda_available()
+        else None
+    )
 
 
 def _usable_torch() -> Any:
     torch = sys.modules.get("torch")
-    return torch if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() else None
+    return (
+        torch
+        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available()
+        else None
+    )

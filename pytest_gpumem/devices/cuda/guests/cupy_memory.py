@@ -43,11 +43,24 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
-    def malloc_postprocess(self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any) -> None:
+    def malloc_postprocess(
+        self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
+    ) -> None:
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
-            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, line_of(sys._getframe(1)) if self.lines else NO_LINE))
+            emit(
+                AllocationEvent(
+                    perf_counter(),
+                    _SERIES,
+                    "use",
+                    mem_ptr,
+                    mem_size,
+                    line_of(sys._getframe(1)) if self.lines else NO_LINE,
+                )
+            )
 
-    def free_preprocess(self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any) -> None:
+    def free_preprocess(
+        self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
+    ) -> None:
         """Before it is freed: afterwards another thread may have the address already."""
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))
@@ -96,7 +109,13 @@ class CupyMemory(Source):
         return None
 
     def _pools(self) -> list[Any]:
-        pools = {id(pool): pool for pool in (cupy.get_default_memory_pool(), getattr(cupy.cuda.get_allocator(), "__self__", None))}
+        pools = {
+            id(pool): pool
+            for pool in (
+                cupy.get_default_memory_pool(),
+                getattr(cupy.cuda.get_allocator(), "__self__", None),
+            )
+        }
         return [pool for pool in pools.values() if isinstance(pool, cupy.cuda.MemoryPool)]
 
     def figures(self) -> Mapping[Series, Figures]:
@@ -118,7 +137,9 @@ class CupyMemory(Source):
         if context_number(self._index) is None:
             return 0
         with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
-            cupy.cuda.alloc_pinned_memory(0)  # gives back the blocks of copies that are done, as each allocation does
+            cupy.cuda.alloc_pinned_memory(
+                0
+            )  # gives back the blocks of copies that are done, as each allocation does
         return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
     def stop(self) -> None:

@@ -31,13 +31,24 @@ class RmmMemory(Source):
     def _to_pool(self) -> list[Any]:
         """The device's resource, what that allocates from, and so on to its pool; empty where it has none."""
         rmm, resources = sys.modules.get("rmm"), list[Any]()
-        resource = rmm.mr.get_per_device_resource(self._index) if rmm is not None and hasattr(rmm, "mr") else None
+        resource = (
+            rmm.mr.get_per_device_resource(self._index)
+            if rmm is not None and hasattr(rmm, "mr")
+            else None
+        )
         while resource is not None:
             resources.append(resource)
             resource = getattr(resource, "upstream_mr", None)
         if not resources or isinstance(resources[-1], _mr().ManagedMemoryResource):
             return []
-        return next((resources[: at + 1] for at, one in enumerate(resources) if isinstance(one, _mr().PoolMemoryResource)), [])
+        return next(
+            (
+                resources[: at + 1]
+                for at, one in enumerate(resources)
+                if isinstance(one, _mr().PoolMemoryResource)
+            ),
+            [],
+        )
 
     def ready(self) -> bool:
         return bool(self._to_pool())
@@ -49,11 +60,19 @@ class RmmMemory(Source):
     def drain(self) -> None:
         """Count the allocations of the pool, if the user has set another one."""
         resources = self._to_pool()
-        if self._pool is not None and any(one is self._adaptor for one in resources) and resources[-1] is self._pool:
+        if (
+            self._pool is not None
+            and any(one is self._adaptor for one in resources)
+            and resources[-1] is self._pool
+        ):
             return
-        self._pool = self._adaptor = None  # a pool that is no longer used must not live because of this
+        self._pool = self._adaptor = (
+            None  # a pool that is no longer used must not live because of this
+        )
         if resources:
-            self._adaptor = next((one for one in resources if isinstance(one, _mr().StatisticsResourceAdaptor)), None)
+            self._adaptor = next(
+                (one for one in resources if isinstance(one, _mr().StatisticsResourceAdaptor)), None
+            )
             if self._adaptor is None:
                 self._adaptor = _mr().StatisticsResourceAdaptor(resources[0])
                 _mr().set_per_device_resource(self._index, self._adaptor)
@@ -63,8 +82,14 @@ class RmmMemory(Source):
         if self._pool is None:
             return {}
         counts, size = self._adaptor.allocation_counts, int(self._pool.pool_size()) - self._size
-        used, high, made = int(counts.current_bytes), int(counts.peak_bytes), int(counts.total_count)
-        return {(RMM, "device"): Figures(used, size - used, size, high, single=False, allocations=made)}
+        used, high, made = (
+            int(counts.current_bytes),
+            int(counts.peak_bytes),
+            int(counts.total_count),
+        )
+        return {
+            (RMM, "device"): Figures(used, size - used, size, high, single=False, allocations=made)
+        }
 
 
 def _mr() -> Any:
@@ -84,12 +109,22 @@ class JaxMemory(Source):
     def ready(self) -> bool:
         # Asking JAX for its devices would start its backend, which takes most of the GPU's memory.
         bridge = sys.modules.get("jax._src.xla_bridge")
-        return bool(getattr(bridge, "backends_are_initialized", lambda: False)()) and self._device() is not None
+        return (
+            bool(getattr(bridge, "backends_are_initialized", lambda: False)())
+            and self._device() is not None
+        )
 
     def _device(self) -> Any:
         jax = sys.modules.get("jax")
         devices = jax.local_devices() if jax is not None else ()
-        return next((one for one in devices if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index), None)
+        return next(
+            (
+                one
+                for one in devices
+                if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index
+            ),
+            None,
+        )
 
     def figures(self) -> Mapping[Series, Figures]:
         device = self._device()
@@ -100,7 +135,9 @@ class JaxMemory(Source):
         pool = int(statistics.get("pool_bytes", used))
         high, made = int(statistics.get("peak_bytes_in_use", used)), statistics.get("num_allocs")
         made = None if made is None else int(made)
-        return {(JAX, "device"): Figures(used, pool - used, pool, high, single=False, allocations=made)}
+        return {
+            (JAX, "device"): Figures(used, pool - used, pool, high, single=False, allocations=made)
+        }
 
 
 class NumbaMemory(Source):

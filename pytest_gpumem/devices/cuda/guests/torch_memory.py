@@ -14,7 +14,14 @@ from typing import Any
 
 from pytest_gpumem.devices.allocation_sites import innermost
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Figures, Layer, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
+    AllocationEvent,
+    Figures,
+    Layer,
+    MemoryLog,
+    Series,
+)
 from pytest_gpumem.devices.protocol import NotCounted
 
 NAME = "PyTorch"
@@ -23,7 +30,11 @@ MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of `torch._C` that begin and end a history, whoever calls them."""
 _OWN = "a history of the test's own: the peak is that of its statistics"
-_ACTIONS: Mapping[str, tuple[Layer, bool]] = {"alloc": ("use", True), "free_requested": ("use", False), "segment_alloc": ("segment", True)}
+_ACTIONS: Mapping[str, tuple[Layer, bool]] = {
+    "alloc": ("use", True),
+    "free_requested": ("use", False),
+    "segment_alloc": ("segment", True),
+}
 """Entries that count, and whether they allocate. The driver reports freed segments."""
 
 
@@ -40,7 +51,9 @@ class TorchMemory(Source):
         self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
-        self._wrapped: dict[str, Any] = {}  # by name: functions of `_RECORDERS`, while the history is ours
+        self._wrapped: dict[
+            str, Any
+        ] = {}  # by name: functions of `_RECORDERS`, while the history is ours
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
@@ -49,7 +62,11 @@ class TorchMemory(Source):
     def _torch(self) -> Any:
         """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise the driver."""
         torch = sys.modules.get("torch")
-        return torch if torch is not None and getattr(getattr(torch, "version", None), "cuda", None) else None
+        return (
+            torch
+            if torch is not None and getattr(getattr(torch, "version", None), "cuda", None)
+            else None
+        )
 
     def ready(self) -> bool:
         return self._torch is not None
@@ -78,7 +95,9 @@ class TorchMemory(Source):
             return _OWN
         try:
             context = "alloc" if self._lines else None
-            torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=MOST_ENTRIES)
+            torch.cuda.memory._record_memory_history(
+                "all", context=context, stacks="python", max_entries=MOST_ENTRIES
+            )
         except (AttributeError, TypeError, RuntimeError) as error:
             return f"its history cannot be recorded ({error}): the peak is that of its statistics"
         if self._yielded:  # watches that are open have not seen all
@@ -111,7 +130,11 @@ class TorchMemory(Source):
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
         torch = self._torch
-        if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
+        if (
+            torch is None
+            or not torch.cuda.is_initialized()
+            or torch.cuda.get_allocator_backend() != "native"
+        ):
             return {}
         found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
         return found
@@ -134,7 +157,9 @@ class TorchMemory(Source):
         self._end()
         self._record()
         if len(entries) >= MOST_ENTRIES:
-            raise NotCounted(f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost")
+            raise NotCounted(
+                f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost"
+            )
 
     def _end(self) -> None:
         torch = self._torch
@@ -153,7 +178,11 @@ class TorchMemory(Source):
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
         current, unused = int(used["current"]) + self._held, unused - self._held
         made = int(statistics["allocation"]["all"]["allocated"])
-        return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records, allocations=made)}
+        return {
+            _SERIES: Figures(
+                current, unused, reserved, int(used["peak"]), single=self._records, allocations=made
+            )
+        }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
@@ -179,7 +208,8 @@ class TorchMemory(Source):
         return sum(
             int(segment["total_size"]) - int(segment["allocated_size"])
             for segment in self._torch.cuda.memory_snapshot()
-            if segment["device"] == self._index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+            if segment["device"] == self._index
+            and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
         )
 
     def stop(self) -> None:
@@ -211,6 +241,10 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allo
         line = NO_LINE
         if allocates and layer == "use":
             frames = entry.get("frames", ())  # the innermost first; none unless they are recorded
-            lines = [(str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames]
+            lines = [
+                (str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames
+            ]
             line = innermost(lines) or NO_LINE
-        yield AllocationEvent(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, line)
+        yield AllocationEvent(
+            at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, line
+        )

@@ -35,7 +35,9 @@ def test_blend(gpu_benchmark):
         a, b, out = (memory.device((PIXELS,), "f4", like=cupy) for _ in range(3))
         return Case(
             lambda: blend(out, a, b, 0.25),
-            check=lambda: cupy.testing.assert_allclose(out, a + 0.25 * (b - a), rtol=1e-5, atol=1e-6),
+            check=lambda: cupy.testing.assert_allclose(
+                out, a + 0.25 * (b - a), rtol=1e-5, atol=1e-6
+            ),
             reads=[a, b],
             writes=[out],
         )

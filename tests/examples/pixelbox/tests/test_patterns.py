@@ -15,4 +15,6 @@ def test_channel_pattern(gpu_benchmark, device_buffer, gpu_kernels):
 
 
 def test_brighten_pattern(gpu_benchmark, device_buffer, gpu_kernels):
-    gpu_benchmark(gpu_kernels.mul, device_buffer((PIXELS,), "f4"), device_buffer((PIXELS,), "f4"), 1.5)
+    gpu_benchmark(
+        gpu_kernels.mul, device_buffer((PIXELS,), "f4"), device_buffer((PIXELS,), "f4"), 1.5
+    )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, CPP_TYPES, HOLD, HOLD_SOURCE, fill, mismatch
+from pytest_gpumem.devices.cuda.own_kernels import (
+    CONTENT_SOURCE,
+    CPP_TYPES,
+    HOLD,
+    HOLD_SOURCE,
+    fill,
+    mismatch,
+)
 from pytest_gpumem.devices.values import rule_of
 
 
@@ -12,7 +19,10 @@ from pytest_gpumem.devices.values import rule_of
 def test_the_devices_own_kernels_compile(arch: str) -> None:
     core = pytest.importorskip("cuda.core")
     pytest.importorskip("nvidia.cu13")
-    own = [*map(fill, CPP_TYPES), *(mismatch(dtype, rule_of(dtype)[2]) for dtype in CPP_TYPES if dtype != "b1")]
+    own = [
+        *map(fill, CPP_TYPES),
+        *(mismatch(dtype, rule_of(dtype)[2]) for dtype in CPP_TYPES if dtype != "b1"),
+    ]
     for source, entries in ((HOLD_SOURCE, [HOLD]), (CONTENT_SOURCE, own)):
         program = core.Program(source, "c++", core.ProgramOptions(arch=arch, std="c++17"))
         code = program.compile("cubin", name_expressions=tuple(entries))

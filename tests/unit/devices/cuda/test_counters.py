@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.records.migrations import GPU_FAULT, SHOWN_GROUPS, TO_DEVICE, PageEvent, busy, page_counts
+from pytest_gpumem.records.migrations import (
+    GPU_FAULT,
+    SHOWN_GROUPS,
+    TO_DEVICE,
+    PageEvent,
+    busy,
+    page_counts,
+)
 
 
 def test_totals_count_all_groups_and_the_first_are_shown() -> None:
     events = [PageEvent(GPU_FAULT, 2, i, i, i << 16, "read") for i in range(2 * SHOWN_GROUPS)]
     counts = page_counts(events, maps=False)
-    assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (4 * SHOWN_GROUPS, 2 * SHOWN_GROUPS, SHOWN_GROUPS)
+    assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (
+        4 * SHOWN_GROUPS,
+        2 * SHOWN_GROUPS,
+        SHOWN_GROUPS,
+    )
 
 
 def test_copies_beside_each_other_take_their_time_once() -> None:
-    copies = [PageEvent(TO_DEVICE, 1, start, end, 0, "prefetch") for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))]
+    copies = [
+        PageEvent(TO_DEVICE, 1, start, end, 0, "prefetch")
+        for start, end in ((0, 10), (2, 5), (8, 12), (20, 21))
+    ]
     assert busy(copies) == pytest.approx(13e-9)

@@ -56,7 +56,9 @@ def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
     assert (found.peak, found.uses["CuPy", "device"].kept) == (9 * MIB, 8 * MIB)
 
 
-def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(source: CupyMemory) -> None:
+def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(
+    source: CupyMemory,
+) -> None:
     source.start(log := MemoryLog(), lines=False)
     steps = threading.Barrier(2, timeout=30)
 
@@ -113,5 +115,8 @@ def test_no_call_of_the_hook_collects_arguments_in_a_dict(source: CupyMemory) ->
     source.start(MemoryLog(), lines=False)
     (hook,) = get_memory_hooks().values()
     of_pool = {"device_id": 0, "mem_size": MIB, "mem_ptr": 1, "pmem_id": 1}
-    for method, arguments in ((hook.malloc_postprocess, {"size": MIB, **of_pool}), (hook.free_preprocess, of_pool)):
+    for method, arguments in (
+        (hook.malloc_postprocess, {"size": MIB, **of_pool}),
+        (hook.free_preprocess, of_pool),
+    ):
         assert "_" not in signature(method).bind(**arguments).arguments

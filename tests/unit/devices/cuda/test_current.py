@@ -71,7 +71,9 @@ def test_a_block_puts_back_what_was_current(thread: Thread) -> None:
 
 
 @pytest.mark.parametrize(("chosen", "afterwards"), [(None, 1), (0, 0), (2, 2)])
-def test_the_first_block_puts_back_what_was_current_before_the_gpu_was_opened(thread: Thread, chosen: int | None, afterwards: int) -> None:
+def test_the_first_block_puts_back_what_was_current_before_the_gpu_was_opened(
+    thread: Thread, chosen: int | None, afterwards: int
+) -> None:
     """Without a context there was no choice, and none is put back: that would create a context on another GPU."""
     thread.device = chosen
     own = Current(1)
@@ -81,17 +83,23 @@ def test_the_first_block_puts_back_what_was_current_before_the_gpu_was_opened(th
     assert thread.device == afterwards
 
 
-def test_a_function_that_makes_another_gpu_current_is_an_error(monkeypatch: pytest.MonkeyPatch, h100: Any) -> None:
+def test_a_function_that_makes_another_gpu_current_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, h100: Any
+) -> None:
     thread = Thread(0)
     monkeypatch.setattr(launches, "runtime", thread)
     monkeypatch.setattr(arrays, "current", lambda index, stream: nullcontext())
     kernels = CudaKernels(0, h100, cast(Any, SimpleNamespace()))
     kernels.call(Foreign(lambda: None), cast(Any, None))
-    with pytest.raises(DeviceError, match=r"the measured function made GPU 1 current.*--gpumem-device cuda:1"):
+    with pytest.raises(
+        DeviceError, match=r"the measured function made GPU 1 current.*--gpumem-device cuda:1"
+    ):
         kernels.call(Foreign(lambda: thread.setDevice(1)), cast(Any, None))
 
 
-def test_the_contexts_of_libraries_are_entered_once_for_many_calls(monkeypatch: pytest.MonkeyPatch, h100: Any) -> None:
+def test_the_contexts_of_libraries_are_entered_once_for_many_calls(
+    monkeypatch: pytest.MonkeyPatch, h100: Any
+) -> None:
     entered: list[Any] = []
 
     @contextmanager
@@ -101,7 +109,11 @@ def test_the_contexts_of_libraries_are_entered_once_for_many_calls(monkeypatch: 
 
     monkeypatch.setattr(launches, "runtime", Thread(0))
     monkeypatch.setattr(arrays, "current", counted)
-    kernels, one, two = CudaKernels(0, h100, cast(Any, SimpleNamespace())), cast(Any, object()), cast(Any, object())
+    kernels, one, two = (
+        CudaKernels(0, h100, cast(Any, SimpleNamespace())),
+        cast(Any, object()),
+        cast(Any, object()),
+    )
 
     def fails() -> None:
         with kernels.current_stream(one):

@@ -55,7 +55,10 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml.present", lambda: True)
     with pytest.raises(CudaUnavailable) as raised:
         read_facts(0)
-    assert str(raised.value) == "CuPy is not installed: pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+    assert (
+        str(raised.value)
+        == "CuPy is not installed: pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
+    )
     # Without a driver, installing CuPy would not help.
     monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml.present", lambda: False)
     with pytest.raises(CudaUnavailable, match=r"^no NVIDIA driver is loaded$"):
@@ -72,38 +75,59 @@ def test_a_driver_library_that_is_missing_is_named_in_one_line(driver: FakeDrive
     assert str(raised.value) == "no NVIDIA driver: libcuda.so.1 not found"
 
 
-def test_a_driver_that_sees_no_gpu_names_the_mask(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_sees_no_gpu_names_the_mask(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.init = 100
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(CudaUnavailable, match=r"^the driver sees no GPU \(CUDA_VISIBLE_DEVICES=\)$"):
+    with pytest.raises(
+        CudaUnavailable, match=r"^the driver sees no GPU \(CUDA_VISIBLE_DEVICES=\)$"
+    ):
         read_facts(0)
 
 
 def test_an_index_too_high_says_how_many_there_are(driver: FakeDriver) -> None:
     driver.count = 2
-    with pytest.raises(CudaUnavailable, match=r"^there is no device 2: CUDA sees 2 GPUs, numbered from 0$"):
+    with pytest.raises(
+        CudaUnavailable, match=r"^there is no device 2: CUDA sees 2 GPUs, numbered from 0$"
+    ):
         read_facts(2)
 
 
-def test_gpus_that_copy_directly_come_first(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_copy_directly_come_first(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver.count = 4
     reaching = {(1, 3), (3, 1), (1, 0)}  # 0 does not reach 1
     monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (Code(0), index), raising=False)
-    monkeypatch.setattr(driver, "cuDeviceCanAccessPeer", lambda one, other: (Code(0), (one, other) in reaching), raising=False)
+    monkeypatch.setattr(
+        driver,
+        "cuDeviceCanAccessPeer",
+        lambda one, other: (Code(0), (one, other) in reaching),
+        raising=False,
+    )
     names = {2: "another model"}
     monkeypatch.setattr(
-        facts, "_read", lambda driver, device: structs.replace(H100, uuid=f"GPU-{device}", name=names.get(device, H100.name))
+        facts,
+        "_read",
+        lambda driver, device: structs.replace(
+            H100, uuid=f"GPU-{device}", name=names.get(device, H100.name)
+        ),
     )
     found = facts.query(1)
     assert found.gpus == ("GPU-1", "GPU-3", "GPU-0", "GPU-2")
     assert found.alike == ("GPU-1", "GPU-3", "GPU-0")
 
 
-def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_of_an_older_major_version_is_refused(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
     monkeypatch.setattr(facts, "_elsewhere", lambda index, process: facts.DriverFacts(H100, 12040))
-    with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
+    with pytest.raises(
+        CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"
+    ):
         read_facts(0)
 
 
@@ -150,7 +174,9 @@ def test_the_process_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("choice", "missing"), [("sim", ""), ("sim:h200", ""), ("cuda", "cupy")])
-def test_there_is_nothing_to_ask(monkeypatch: pytest.MonkeyPatch, choice: str, missing: str) -> None:
+def test_there_is_nothing_to_ask(
+    monkeypatch: pytest.MonkeyPatch, choice: str, missing: str
+) -> None:
     monkeypatch.setattr(facts, "_installed", lambda module: module != missing)
     monkeypatch.setattr(facts, "FactsProcess", lambda *_: pytest.fail("started"))
     with opening.asked(choice) as asked:
@@ -178,21 +204,28 @@ def test_a_mig_instance_is_split_from_its_gpu(name: str, expected: tuple[str, st
     assert split_mig(name) == expected
 
 
-def test_on_a_machine_without_a_driver_the_real_bindings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_machine_without_a_driver_the_real_bindings_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runtime = pytest.importorskip("cuda.bindings.runtime")
     pytest.importorskip("cupy")
     if runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess:
         pytest.skip("this machine has a GPU")
     with pytest.raises(CudaUnavailable) as raised:
         read_facts(0)
-    assert str(raised.value).startswith(("no NVIDIA driver: ", "the driver sees no GPU", "the NVIDIA driver does not start: "))
+    assert str(raised.value).startswith(
+        ("no NVIDIA driver: ", "the driver sees no GPU", "the NVIDIA driver does not start: ")
+    )
     assert "\n" not in str(raised.value)
 
 
 def test_an_interpreter_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_installed", lambda module: True)
     monkeypatch.setattr(sys, "executable", "/no/python")
-    with pytest.raises(CudaUnavailable, match=r"^'/no/python' cannot be started to ask the NVIDIA driver: No such file or directory$"):
+    with pytest.raises(
+        CudaUnavailable,
+        match=r"^'/no/python' cannot be started to ask the NVIDIA driver: No such file or directory$",
+    ):
         read_facts(0)
 
 

@@ -98,7 +98,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 def bindings(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
     fake = FakeBindings()
     monkeypatch.setattr(graphs, "R", fake)
-    monkeypatch.setattr(graphs.cupy.cuda, "MemoryPool", lambda allocator: SimpleNamespace(malloc=allocator))
+    monkeypatch.setattr(
+        graphs.cupy.cuda, "MemoryPool", lambda allocator: SimpleNamespace(malloc=allocator)
+    )
     return fake
 
 
@@ -106,7 +108,9 @@ STREAM: Any = SimpleNamespace(handle=5)
 EVENT: Any = SimpleNamespace(ptr=6)
 
 
-def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+def test_a_graph_is_instantiated_and_destroyed_with_its_handle(
+    runtime: FakeRuntime, bindings: FakeBindings
+) -> None:
     capturing = CudaGraphs(H100)
     graph = capturing.capture(STREAM, lambda: None)
     capturing.replay(graph, STREAM)
@@ -121,12 +125,24 @@ def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRunt
     assert runtime.calls[-2:] == [("graphExecDestroy", 99), ("graphDestroy", 77)]
 
 
-def test_a_window_is_put_on_every_kernel_before_the_graph_is_made_executable(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+def test_a_window_is_put_on_every_kernel_before_the_graph_is_made_executable(
+    runtime: FakeRuntime, bindings: FakeBindings
+) -> None:
     window = WindowSpec(0x7F0000000000, 8 << 20, 0.75, miss=AccessProperty.NORMAL)
-    bindings.nodes = [Kind.cudaGraphNodeTypeKernel, Kind.cudaGraphNodeTypeMemset, Kind.cudaGraphNodeTypeKernel]
+    bindings.nodes = [
+        Kind.cudaGraphNodeTypeKernel,
+        Kind.cudaGraphNodeTypeMemset,
+        Kind.cudaGraphNodeTypeKernel,
+    ]
     bindings.calls = runtime.calls
     graph = CudaGraphs(H100).capture(STREAM, lambda: None, window=window)
-    assert runtime.names == ["streamBeginCapture", "streamEndCapture", "set", "set", "graphInstantiate"]
+    assert runtime.names == [
+        "streamBeginCapture",
+        "streamEndCapture",
+        "set",
+        "set",
+        "graphInstantiate",
+    ]
     assert CudaGraphs(H100).windows(graph) == (window, window)
 
 
@@ -135,7 +151,9 @@ def test_windows_of_kernels_without_one(runtime: FakeRuntime, bindings: FakeBind
     assert CudaGraphs(H100).windows(graph) == (None,)
 
 
-def test_a_refused_window_destroys_the_graph(runtime: FakeRuntime, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_window_destroys_the_graph(
+    runtime: FakeRuntime, bindings: FakeBindings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     invalid = (R.cudaError_t.cudaErrorInvalidValue,)
     monkeypatch.setattr(bindings, "cudaGraphKernelNodeSetAttribute", lambda *_: invalid)
     with pytest.raises(CannotCapture, match="setting the access-policy window of a graph's kernel"):
@@ -151,7 +169,9 @@ def test_a_replay_inside_a_capture_is_refused(runtime: FakeRuntime, bindings: Fa
     assert "graphLaunch" not in runtime.names
 
 
-def test_events_are_external_only_on_the_captured_stream(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+def test_events_are_external_only_on_the_captured_stream(
+    runtime: FakeRuntime, bindings: FakeBindings
+) -> None:
     capturing = CudaGraphs(H100)
     other: Any = SimpleNamespace(handle=8)
 
@@ -162,14 +182,22 @@ def test_events_are_external_only_on_the_captured_stream(runtime: FakeRuntime, b
     capturing.capture(STREAM, body)
     capturing.record(EVENT, STREAM)
     assert bindings.external == [(6, 5, 1)]
-    assert [c for c in runtime.calls if c[0] == "eventRecord"] == [("eventRecord", 6, 8), ("eventRecord", 6, 5)]
+    assert [c for c in runtime.calls if c[0] == "eventRecord"] == [
+        ("eventRecord", 6, 8),
+        ("eventRecord", 6, 5),
+    ]
 
 
 @pytest.mark.parametrize("invalidated", [False, True])
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (cupy.cuda.runtime.CUDARuntimeError(int(R.cudaError_t.cudaErrorStreamCaptureUnsupported)), "cudaErrorStreamCaptureUnsupported"),
+        (
+            cupy.cuda.runtime.CUDARuntimeError(
+                int(R.cudaError_t.cudaErrorStreamCaptureUnsupported)
+            ),
+            "cudaErrorStreamCaptureUnsupported",
+        ),
         (DeviceError("waiting for a stream: it captures"), "^waiting for a stream"),
         (ValueError("a mistake\nof two lines"), "^ValueError: a mistake$"),
     ],
@@ -185,13 +213,17 @@ def test_a_body_that_fails_leaves_the_stream_usable(
 
     with pytest.raises(CannotCapture, match=reason):
         capturing.capture(STREAM, body)
-    assert runtime.names == ["streamBeginCapture", "streamEndCapture"] + ["graphDestroy"] * (not invalidated)
+    assert runtime.names == ["streamBeginCapture", "streamEndCapture"] + ["graphDestroy"] * (
+        not invalidated
+    )
     assert bindings.cleared == 1
     runtime.invalidated = False
     assert capturing.capture(STREAM, lambda: None).executable == 99
 
 
-def test_an_interrupt_ends_the_capture_and_goes_on(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+def test_an_interrupt_ends_the_capture_and_goes_on(
+    runtime: FakeRuntime, bindings: FakeBindings
+) -> None:
     def body() -> None:
         raise KeyboardInterrupt
 
@@ -200,15 +232,21 @@ def test_an_interrupt_ends_the_capture_and_goes_on(runtime: FakeRuntime, binding
     assert runtime.names == ["streamBeginCapture", "streamEndCapture", "graphDestroy"]
 
 
-def test_a_capture_that_was_invalidated_without_an_exception_is_refused(runtime: FakeRuntime, bindings: FakeBindings) -> None:
+def test_a_capture_that_was_invalidated_without_an_exception_is_refused(
+    runtime: FakeRuntime, bindings: FakeBindings
+) -> None:
     runtime.invalidated = True
     with pytest.raises(CannotCapture, match="cudaErrorStreamCaptureInvalidated"):
         CudaGraphs(H100).capture(STREAM, lambda: None)
     assert runtime.names == ["streamBeginCapture", "streamEndCapture"]
 
 
-@pytest.mark.parametrize("nodes", [[], [Kind.cudaGraphNodeTypeEventRecord, Kind.cudaGraphNodeTypeEventRecord]])
-def test_work_that_went_elsewhere_is_noticed(runtime: FakeRuntime, bindings: FakeBindings, nodes: list[Any]) -> None:
+@pytest.mark.parametrize(
+    "nodes", [[], [Kind.cudaGraphNodeTypeEventRecord, Kind.cudaGraphNodeTypeEventRecord]]
+)
+def test_work_that_went_elsewhere_is_noticed(
+    runtime: FakeRuntime, bindings: FakeBindings, nodes: list[Any]
+) -> None:
     bindings.nodes = nodes
     with pytest.raises(CannotCapture, match="queued nothing on the stream"):
         CudaGraphs(H100).capture(STREAM, lambda: None)

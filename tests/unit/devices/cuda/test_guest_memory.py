@@ -18,8 +18,20 @@ from pytest_gpumem.devices.memory_events import Figures, MemoryLog, account
 from pytest_gpumem.devices.protocol import NotCounted
 
 HISTORY = [
-    {"action": "segment_alloc", "addr": 0xA000, "size": 2 << 20, "time_us": 1_000_000, "frames": []},
-    {"action": "alloc", "addr": 0xA000, "size": 4, "time_us": 1_000_001, "frames": [{"filename": "b.py", "line": 2, "name": "inner"}]},
+    {
+        "action": "segment_alloc",
+        "addr": 0xA000,
+        "size": 2 << 20,
+        "time_us": 1_000_000,
+        "frames": [],
+    },
+    {
+        "action": "alloc",
+        "addr": 0xA000,
+        "size": 4,
+        "time_us": 1_000_001,
+        "frames": [{"filename": "b.py", "line": 2, "name": "inner"}],
+    },
     {"action": "free_requested", "addr": 0xA000, "size": 4, "time_us": 1_000_000, "frames": []},
     {"action": "free_completed", "addr": 0xA000, "size": 4, "time_us": 1_000_003, "frames": []},
     {"action": "snapshot", "addr": 0, "size": 0, "time_us": 1_000_004, "frames": []},
@@ -28,7 +40,11 @@ HISTORY = [
 
 def test_a_history_becomes_events_in_its_order() -> None:
     found = list(events(HISTORY, offset=-1.0))
-    assert [(one.layer, one.nbytes) for one in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
+    assert [(one.layer, one.nbytes) for one in found] == [
+        ("segment", 2 << 20),
+        ("use", 4),
+        ("use", 0),
+    ]
     assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
     assert found[1].line == ("b.py", 2, "inner")
 
@@ -44,9 +60,13 @@ class Torch(ModuleType):
         self.peak = 400
         self.entries = HISTORY
         self.enabled = False
-        self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: self.enabled, _cuda_record_memory_history=self.record)
+        self._C = SimpleNamespace(
+            _cuda_isHistoryEnabled=lambda: self.enabled, _cuda_record_memory_history=self.record
+        )
         memory = SimpleNamespace(
-            _record_memory_history=lambda enabled, **_: self._C._cuda_record_memory_history(enabled),
+            _record_memory_history=lambda enabled, **_: self._C._cuda_record_memory_history(
+                enabled
+            ),
             _snapshot=lambda: {"device_traces": [self.entries]},
         )
         self.version = SimpleNamespace(cuda="13.0")
@@ -56,7 +76,8 @@ class Torch(ModuleType):
             memory=memory,
             memory_stats_as_nested_dict=self.statistics,
             memory_snapshot=lambda: [
-                {"device": 0, "total_size": 20, "allocated_size": 5, "segment_pool_id": (0, 1)} for _ in range(self.private)
+                {"device": 0, "total_size": 20, "allocated_size": 5, "segment_pool_id": (0, 1)}
+                for _ in range(self.private)
             ],
             empty_cache=lambda: None,
         )
@@ -114,13 +135,17 @@ def test_a_history_that_the_test_begins_meanwhile_is_its_own(torch: Torch) -> No
     footprints = SourceFootprints(None, (source,))
     footprints.start(driver=False)
     watch = footprints.watch()
-    torch.cuda.memory._record_memory_history("state")  # with other arguments than ours, which are not to be told
+    torch.cuda.memory._record_memory_history(
+        "state"
+    )  # with other arguments than ours, which are not to be told
     torch.allocated = torch.freed = 2
     torch.peak = 700
     found = watch.read()
     assert torch.recorded == ["all", None, "state"]
     assert (found.peak, found.allocations) == (600, 2)
-    assert [why for why in found.not_watched if why.startswith("PyTorch: a history of the test's own")]
+    assert [
+        why for why in found.not_watched if why.startswith("PyTorch: a history of the test's own")
+    ]
     torch.cuda.memory._record_memory_history(None)
     assert torch.recorded == ["all", None, "state", None]
     torch.allocated = torch.freed = 5
@@ -144,7 +169,9 @@ def test_a_history_that_the_test_ends_leaves_the_peak_unknown(torch: Torch) -> N
     assert (found.peak, found.peak_bound) == (0, 300)  # an earlier test has had more in use
 
 
-def test_a_history_that_has_lost_its_oldest_entries_is_not_read(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_has_lost_its_oldest_entries_is_not_read(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch_memory, "MOST_ENTRIES", len(HISTORY))
     source, log = TorchMemory(0), MemoryLog()
     source.start(log, lines=False)
@@ -180,12 +207,21 @@ def test_jax_is_read_by_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(
         platform="gpu",
         local_hardware_id=0,
-        memory_stats=lambda: {"bytes_in_use": 100, "peak_bytes_in_use": 300, "pool_bytes": 1000, "num_allocs": 5},
+        memory_stats=lambda: {
+            "bytes_in_use": 100,
+            "peak_bytes_in_use": 300,
+            "pool_bytes": 1000,
+            "num_allocs": 5,
+        },
     )
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
+    monkeypatch.setitem(
+        sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True)
+    )
     assert JaxMemory(0).ready()
-    assert JaxMemory(0).figures() == {("JAX", "device"): Figures(100, 900, 1000, 300, single=False, allocations=5)}
+    assert JaxMemory(0).figures() == {
+        ("JAX", "device"): Figures(100, 900, 1000, 300, single=False, allocations=5)
+    }
     assert not JaxMemory(1).ready()
 
 
@@ -250,11 +286,17 @@ def test_the_pool_of_rmm_is_counted_from_when_it_is_found(rmm: Rmm) -> None:
     pool.size = 1000
     assert source.ready()
     source.start(MemoryLog(), lines=False)
-    assert source.figures() == {("RMM", "device"): Figures(0, 0, 0, 0, single=False, allocations=0)}  # the driver's
-    rmm.current.allocation_counts = SimpleNamespace(current_bytes=100, peak_bytes=300, total_count=4)
+    assert source.figures() == {
+        ("RMM", "device"): Figures(0, 0, 0, 0, single=False, allocations=0)
+    }  # the driver's
+    rmm.current.allocation_counts = SimpleNamespace(
+        current_bytes=100, peak_bytes=300, total_count=4
+    )
     pool.size = 1500
     source.drain()
-    assert source.figures() == {("RMM", "device"): Figures(100, 400, 500, 300, single=False, allocations=4)}
+    assert source.figures() == {
+        ("RMM", "device"): Figures(100, 400, 500, 300, single=False, allocations=4)
+    }
 
 
 def test_another_pool_of_rmm_is_counted_and_the_first_is_let_go(rmm: Rmm) -> None:

@@ -25,13 +25,21 @@ from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, ContextLost, DeviceError, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    ContextLost,
+    DeviceError,
+    OutOfMemory,
+    Unsupported,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 
 def test_numpy_sees_and_writes_the_memory_itself() -> None:
     owner = np.arange(64, dtype="f4")
-    there = Allocation(MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner)
+    there = Allocation(
+        MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner
+    )
     seen = host.array(there, "f4", 10)
     seen[3] = -1
     assert owner[3] == -1
@@ -49,7 +57,9 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
     proc, group = tmp_path / "proc", tmp_path / "cgroup"
     proc.mkdir()
     group.mkdir()
-    (proc / "meminfo").write_text(f"MemTotal: {200 * GIB >> 10} kB\nMemAvailable: {100 * GIB >> 10} kB\nHugePages_Total: 0\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal: {200 * GIB >> 10} kB\nMemAvailable: {100 * GIB >> 10} kB\nHugePages_Total: 0\n"
+    )
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text(f"{30 * GIB}\n")
     (group / "memory.stat").write_text(f"anon {10 * GIB}\ninactive_file {20 * GIB}\n")
@@ -61,7 +71,9 @@ def test_without_a_limit_the_machine_decides(machine: tuple[Path, Path], tmp_pat
     assert host.available_bytes(machine[0], tmp_path / "none") == 100 * GIB
 
 
-def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(machine: tuple[Path, Path]) -> None:
+def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(
+    machine: tuple[Path, Path],
+) -> None:
     (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
     assert host.available_bytes(*machine) == 54 * GIB
     (machine[1] / "memory.max").write_text(f"{1 * GIB}\n")
@@ -75,7 +87,11 @@ def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Pat
     job = root / "slurm" / "job_7"
     (job / "step_0").mkdir(parents=True)
     for group, limit in ((job, 40 * GIB), (job / "step_0", "max")):
-        for file, content in (("memory.max", limit), ("memory.current", 10 * GIB), ("memory.stat", f"inactive_file {1 * GIB}")):
+        for file, content in (
+            ("memory.max", limit),
+            ("memory.current", 10 * GIB),
+            ("memory.stat", f"inactive_file {1 * GIB}"),
+        ):
             (group / file).write_text(f"{content}\n")
     assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (40 * GIB, 31 * GIB)
     (root / "memory.max").write_text(f"{35 * GIB}\n")
@@ -92,7 +108,11 @@ def test_the_total_is_the_machines_or_the_control_groups(machine: tuple[Path, Pa
 def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> CudaMemory:
     monkeypatch.setattr(allocations.host, "available_bytes", lambda: 10 * GIB)
     monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (2 * GIB, 80 * GIB))
-    monkeypatch.setattr(allocations.cupy, "get_default_memory_pool", lambda: SimpleNamespace(free_all_blocks=lambda: None))
+    monkeypatch.setattr(
+        allocations.cupy,
+        "get_default_memory_pool",
+        lambda: SimpleNamespace(free_all_blocks=lambda: None),
+    )
     return CudaMemory(0, h100)
 
 
@@ -106,22 +126,33 @@ def memory(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> CudaMemory:
         (MemoryKind.PAGEABLE, 10 * GIB),
     ],
 )
-def test_more_than_is_free_is_refused_without_asking_the_driver(memory: CudaMemory, kind: MemoryKind, free: int) -> None:
+def test_more_than_is_free_is_refused_without_asking_the_driver(
+    memory: CudaMemory, kind: MemoryKind, free: int
+) -> None:
     assert memory.free_bytes(kind) == free
-    with pytest.raises(OutOfMemory, match=rf"GiB of {kind.value} memory asked for, \S+ GiB are free"):
+    with pytest.raises(
+        OutOfMemory, match=rf"GiB of {kind.value} memory asked for, \S+ GiB are free"
+    ):
         memory.allocate(free + 1, kind, mapped=True, write_combined=False)
 
 
-def test_what_cupys_pool_keeps_for_nobody_counts_as_free(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cupys_pool_keeps_for_nobody_counts_as_free(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = [GIB]
     monkeypatch.setattr(allocations.runtime, "memGetInfo", lambda: (free[0], 80 * GIB))
     monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096)
     pool = SimpleNamespace(free_all_blocks=lambda: free.__setitem__(0, 4 * GIB))
     monkeypatch.setattr(allocations.cupy, "get_default_memory_pool", lambda: pool)
-    assert memory.allocate(2 * GIB, MemoryKind.DEVICE, mapped=True, write_combined=False).address == 4096
+    assert (
+        memory.allocate(2 * GIB, MemoryKind.DEVICE, mapped=True, write_combined=False).address
+        == 4096
+    )
 
 
-def test_memory_that_is_not_aligned_is_given_back(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_aligned_is_given_back(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     freed: list[int] = []
     monkeypatch.setattr(allocations.runtime, "malloc", lambda nbytes: 4096 + 128)
     monkeypatch.setattr(allocations.runtime, "free", freed.append)
@@ -148,21 +179,29 @@ def test_a_view_beyond_the_end_is_refused(memory: CudaMemory) -> None:
         memory.view(made, "f4", 26)
 
 
-def test_what_is_freed_with_its_context_is_let_go(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_freed_with_its_context_is_let_go(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(code: int) -> Any:
         def free(address: int) -> None:
             raise cupy.cuda.runtime.CUDARuntimeError(code)
 
         return free
 
-    monkeypatch.setattr(allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorIllegalAddress)))
+    monkeypatch.setattr(
+        allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorIllegalAddress))
+    )
     memory.free(Allocation(MemoryKind.DEVICE, 64, 256, 0))
-    monkeypatch.setattr(allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorInvalidValue)))
+    monkeypatch.setattr(
+        allocations.runtime, "free", refuse(int(R.cudaError_t.cudaErrorInvalidValue))
+    )
     with pytest.raises(DeviceError, match="freeing device memory: cudaErrorInvalidValue"):
         memory.free(Allocation(MemoryKind.DEVICE, 64, 256, 0))
 
 
-@pytest.mark.parametrize("array", [np.zeros((4, 4))[:, 1], np.zeros(0), [1, 2], np.broadcast_to(np.zeros(1), (4,))])
+@pytest.mark.parametrize(
+    "array", [np.zeros((4, 4))[:, 1], np.zeros(0), [1, 2], np.broadcast_to(np.zeros(1), (4,))]
+)
 def test_only_whole_writable_arrays_are_adopted(memory: CudaMemory, array: Any) -> None:
     with pytest.raises(DeviceError, match="writable, C-contiguous"):
         memory.adopt(array, register=False)
@@ -180,12 +219,19 @@ def test_a_cuda_bindings_error_is_one_line() -> None:
     assert check((R.cudaError_t.cudaSuccess,), "x") is None
     assert check((R.cudaError_t.cudaSuccess, 3), "x") == 3
     assert check((R.cudaError_t.cudaSuccess, 3, 4), "x") == (3, 4)
-    with pytest.raises(DeviceError, match=r"^setting a limit: cudaErrorInvalidValue: invalid argument\.$"):
+    with pytest.raises(
+        DeviceError, match=r"^setting a limit: cudaErrorInvalidValue: invalid argument\.$"
+    ):
         check((R.cudaError_t.cudaErrorInvalidValue, None), "setting a limit")
 
 
 @pytest.mark.parametrize(
-    ("name", "lost"), [("cudaErrorIllegalAddress", True), ("cudaErrorMpsClientTerminated", True), ("cudaErrorNotReady", False)]
+    ("name", "lost"),
+    [
+        ("cudaErrorIllegalAddress", True),
+        ("cudaErrorMpsClientTerminated", True),
+        ("cudaErrorNotReady", False),
+    ],
 )
 def test_a_lost_context_is_said(name: str, lost: bool) -> None:
     with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised, translated("waiting"):
@@ -208,20 +254,32 @@ def _of_the_bindings() -> None:
 
 @pytest.mark.parametrize("fails", [_of_the_driver, _of_cupys_pool, _of_the_bindings])
 def test_a_lack_of_memory_is_told_from_other_errors(fails: Callable[[], None]) -> None:
-    with pytest.raises(OutOfMemory, match=r"^allocating 64 bytes: .*[Oo]ut of memory"), translated("allocating 64 bytes"):
+    with (
+        pytest.raises(OutOfMemory, match=r"^allocating 64 bytes: .*[Oo]ut of memory"),
+        translated("allocating 64 bytes"),
+    ):
         fails()
 
 
-def test_memory_of_a_pool_needs_a_device_that_has_pools(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_pool_needs_a_device_that_has_pools(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda kind: 2**30)
-    monkeypatch.setattr(allocators.R, "cudaDeviceGetAttribute", lambda attribute, index: (R.cudaError_t.cudaSuccess, 0))
+    monkeypatch.setattr(
+        allocators.R,
+        "cudaDeviceGetAttribute",
+        lambda attribute, index: (R.cudaError_t.cudaSuccess, 0),
+    )
     with pytest.raises(Unsupported, match="no stream-ordered memory pools"):
         memory.allocate(64, MemoryKind.POOLED)
 
 
 def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:
     made = memory.allocate(100, MemoryKind.PAGEABLE, mapped=True, write_combined=False)
-    with pytest.raises(Unsupported, match=r"^no bridge to json: like= takes .* cupy, torch, numba\.cuda, jax, warp, cudf or numpy$"):
+    with pytest.raises(
+        Unsupported,
+        match=r"^no bridge to json: like= takes .* cupy, torch, numba\.cuda, jax, warp, cudf or numpy$",
+    ):
         memory.guest(made, "f4", (5, 5), json)
     with pytest.raises(Unsupported, match="no bridge to 3"):
         memory.guest(made, "f4", (5, 5), 3)
@@ -230,7 +288,9 @@ def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:
     assert memory.guest(made, "f4", (5, 5), np).shape == (5, 5)
 
 
-def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     entered: list[Any] = []
 
     @contextmanager
@@ -260,23 +320,44 @@ def test_the_stream_is_current_for_cupy_and_for_a_torch_that_is_imported(monkeyp
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     # PyTorch's own default stream has another handle than the legacy default stream's, and cannot be made from one.
-    for handle, name in ((5, "5 on cuda:1"), (0, "default of 1"), (1, "default of 1"), (2, "2 on cuda:1")):
+    for handle, name in (
+        (5, "5 on cuda:1"),
+        (0, "default of 1"),
+        (1, "default of 1"),
+        (2, "2 on cuda:1"),
+    ):
         entered.clear()
         with arrays.current(1, stream(handle)):
             pass
-        assert entered == ["device 1", "cupy", f"torch {name}", f"end of torch {name}", "end of cupy", "end of device 1"]
+        assert entered == [
+            "device 1",
+            "cupy",
+            f"torch {name}",
+            f"end of torch {name}",
+            "end of cupy",
+            "end of device 1",
+        ]
 
 
-def test_a_pools_memory_goes_back_with_its_owner(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pools_memory_goes_back_with_its_owner(
+    memory: CudaMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     freed: list[int] = []
     runtime = SimpleNamespace(deviceSynchronize=lambda: None, free=freed.append)
     monkeypatch.setattr(allocations, "runtime", runtime)
     owner = SimpleNamespace(ptr=4096)
     made = memory.pooled(512, lambda nbytes: owner)
-    assert (made.kind, made.address, made.nbytes, made.backing) == (MemoryKind.POOLED, 4096, 512, owner)
+    assert (made.kind, made.address, made.nbytes, made.backing) == (
+        MemoryKind.POOLED,
+        4096,
+        512,
+        owner,
+    )
     memory.free(made)
     assert (made.backing, freed) == (None, [])
-    with pytest.raises(DeviceError, match="a pool gives an object with the address of its memory as ptr, not int"):
+    with pytest.raises(
+        DeviceError, match="a pool gives an object with the address of its memory as ptr, not int"
+    ):
         memory.pooled(512, lambda nbytes: 4096)
 
 
@@ -292,13 +373,19 @@ class _Jax:
 
 def _over(name: str, allocation: Allocation, shape: tuple[int, ...] = (2, 3)) -> Any:
     like = sys.modules[name]
-    return arrays.guest(lambda _allocation, dtype, size: np.zeros(size, dtype), allocation, "f4", shape, like)
+    return arrays.guest(
+        lambda _allocation, dtype, size: np.zeros(size, dtype), allocation, "f4", shape, like
+    )
 
 
-def test_jax_gets_an_array_over_the_memory_and_never_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_gets_an_array_over_the_memory_and_never_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     where = {"address": 4096}
     jax = ModuleType("jax")
-    jax.dlpack = SimpleNamespace(from_dlpack=lambda view: _Jax(view.shape, view.dtype, where["address"]))  # type: ignore[attr-defined]
+    jax.dlpack = SimpleNamespace(
+        from_dlpack=lambda view: _Jax(view.shape, view.dtype, where["address"])
+    )  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jax", jax)
     assert _over("jax", Allocation(MemoryKind.DEVICE, 24, 4096, 0)).shape == (2, 3)
     where["address"] = 8192

@@ -19,8 +19,14 @@ from pytest_gpumem.records.device import DeviceFacts
 
 
 def test_a_window_is_packed_whole() -> None:
-    policy = l2.packed(WindowSpec(0x7F0000000000, 24 << 20, 0.75), R.cudaStreamAttrValue).accessPolicyWindow
-    assert (int(policy.base_ptr), int(policy.num_bytes), float(policy.hitRatio)) == (0x7F0000000000, 24 << 20, 0.75)
+    policy = l2.packed(
+        WindowSpec(0x7F0000000000, 24 << 20, 0.75), R.cudaStreamAttrValue
+    ).accessPolicyWindow
+    assert (int(policy.base_ptr), int(policy.num_bytes), float(policy.hitRatio)) == (
+        0x7F0000000000,
+        24 << 20,
+        0.75,
+    )
     assert policy.hitProp == R.cudaAccessProperty.cudaAccessPropertyPersisting
     assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
 
@@ -49,22 +55,32 @@ def test_a_property_that_cuda_has_not_is_an_error_of_the_device() -> None:
 def test_a_launch_attribute_says_what_it_is() -> None:
     attribute = l2.launch_attribute(WindowSpec(0x7F0000000000, 8 << 20, 0.5))
     assert attribute.id == D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-    assert attribute.value.accessPolicyWindow.hitProp == D.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+    assert (
+        attribute.value.accessPolicyWindow.hitProp
+        == D.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
+    )
 
 
 def test_off_is_a_window_of_no_bytes() -> None:
     policy = l2.packed(None, R.cudaStreamAttrValue).accessPolicyWindow
-    assert (int(policy.num_bytes), policy.hitProp) == (0, R.cudaAccessProperty.cudaAccessPropertyNormal)
+    assert (int(policy.num_bytes), policy.hitProp) == (
+        0,
+        R.cudaAccessProperty.cudaAccessPropertyNormal,
+    )
     assert l2.unpacked(l2.packed(None, R.cudaStreamAttrValue)) is None
 
 
-def test_where_persistence_cannot_work_the_reason_is_given(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_persistence_cannot_work_the_reason_is_given(
+    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (R.cudaError_t.cudaSuccess, 0))
     with pytest.raises(Unsupported, match=r"MPS .* nothing is set aside"):
         l2.CudaL2(replace(h100, mps=True)).request_set_aside(1 << 20)
 
 
-def test_no_more_than_the_device_has_is_requested(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_device_has_is_requested(
+    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requested: list[int] = []
     ok = R.cudaError_t.cudaSuccess
     monkeypatch.setattr(R, "cudaDeviceSetLimit", lambda limit, n: requested.append(n) or (ok,))

@@ -28,7 +28,11 @@ SIZE = 3 << 30  # above 2^31: a size must travel as 64 bits
 
 
 def kernel(**changes: Any) -> Kernel:
-    parameters = (Parameter("a", Role.READ), Parameter("out", Role.WRITE), Parameter("scale", Role.SCALAR, 2.5))
+    parameters = (
+        Parameter("a", Role.READ),
+        Parameter("out", Role.WRITE),
+        Parameter("scale", Role.SCALAR, 2.5),
+    )
     fields: dict[str, Any] = {
         "name": "scaled",
         "parameters": parameters,
@@ -53,7 +57,9 @@ def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
     return [(type(a), a) for a in arguments]
 
 
-@pytest.mark.parametrize(("dtype", "scalar"), [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)])
+@pytest.mark.parametrize(
+    ("dtype", "scalar"), [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)]
+)
 def test_by_default_arrays_then_the_size_then_scalars(dtype: str, scalar: type) -> None:
     assert widths(packed_arguments(launch(kernel(), dtype, scale=3))) == [
         (np.uint64, 0x7F12_3456_7800),
@@ -69,7 +75,12 @@ def test_a_scalar_left_out_takes_its_default() -> None:
 
 def test_a_kernel_orders_its_own_arguments() -> None:
     own = kernel(launch_arguments=lambda call: ("out", 7, "scale", "a"))
-    assert [t for t, _ in widths(packed_arguments(launch(own)))] == [np.uint64, np.int64, np.float32, np.uint64]
+    assert [t for t, _ in widths(packed_arguments(launch(own)))] == [
+        np.uint64,
+        np.int64,
+        np.float32,
+        np.uint64,
+    ]
 
 
 def test_an_argument_that_is_not_there_is_named() -> None:
@@ -100,13 +111,24 @@ class FakeStream:
     handle = 0x55
 
 
-ARGUMENTS = [a.tobytes() for a in (np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5))]
+ARGUMENTS = [
+    a.tobytes()
+    for a in (
+        np.uint64(0x7F12_3456_7800),
+        np.uint64(0x7F22_0000_0000),
+        np.int64(SIZE),
+        np.float32(2.5),
+    )
+]
 
 
 def contents(parameters: int) -> list[bytes]:
     """What a kernel would read as its arguments."""
     pointers = np.frombuffer(ctypes.string_at(parameters, 4 * 8), np.uint64)
-    return [ctypes.string_at(int(pointer), size) for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)]
+    return [
+        ctypes.string_at(int(pointer), size)
+        for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)
+    ]
 
 
 @pytest.fixture
@@ -122,14 +144,33 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     window, seen = WindowSpec(0x7F12_3456_7800, 1 << 20, 0.5), list[Any]()
 
     def launched(config: Any, function: Any, parameters: int, extra: int) -> Any:
-        shape = (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ)
+        shape = (
+            config.gridDimX,
+            config.gridDimY,
+            config.gridDimZ,
+            config.blockDimX,
+            config.blockDimY,
+            config.blockDimZ,
+        )
         (attribute,) = config.attrs
         stream, found = int(config.hStream), unpacked(attribute.value)
-        seen.append((shape, config.sharedMemBytes, stream, int(function), config.numAttrs, found, contents(parameters)))
+        seen.append(
+            (
+                shape,
+                config.sharedMemBytes,
+                stream,
+                int(function),
+                config.numAttrs,
+                found,
+                contents(parameters),
+            )
+        )
         return (D.CUresult.CUDA_SUCCESS,)
 
     monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
@@ -137,10 +178,16 @@ def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch:
     assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, ARGUMENTS)]
 
 
-@pytest.mark.parametrize(("window", "what"), [(WindowSpec(4096, 4096, 1.0), " with a window"), (None, "")])
-def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, window: WindowSpec | None, what: str) -> None:
+@pytest.mark.parametrize(
+    ("window", "what"), [(WindowSpec(4096, 4096, 1.0), " with a window"), (None, "")]
+)
+def test_a_launch_that_the_driver_refuses(
+    monkeypatch: pytest.MonkeyPatch, window: WindowSpec | None, what: str
+) -> None:
     def refuse(*_: Any) -> None:
-        error = driver.CUDADriverError.__new__(driver.CUDADriverError, "CUDA_ERROR_INVALID_VALUE: invalid argument")
+        error = driver.CUDADriverError.__new__(
+            driver.CUDADriverError, "CUDA_ERROR_INVALID_VALUE: invalid argument"
+        )
         error.status = 1
         raise error
 
@@ -148,7 +195,10 @@ def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, windo
     monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
     monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
     monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
-    with pytest.raises(DeviceError, match=f"^launching kernel 'scaled'{what}: CUDA_ERROR_INVALID_VALUE: invalid argument"):
+    with pytest.raises(
+        DeviceError,
+        match=f"^launching kernel 'scaled'{what}: CUDA_ERROR_INVALID_VALUE: invalid argument",
+    ):
         CudaKernels(0, H100, FakeCompiler()).launch(launch(kernel()), FakeStream(), window=window)  # type: ignore[arg-type]
 
 

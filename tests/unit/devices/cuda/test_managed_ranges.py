@@ -35,7 +35,10 @@ def test_a_place_is_a_number_or_a_location(to_host: bool) -> None:
 
 @pytest.mark.parametrize("advice", Advice)
 def test_each_advice_is_set_and_unset_by_its_own_number(advice: Advice) -> None:
-    numbers = {on: managed.advice_number(advice, on=on).name.lower().replace("_", "") for on in (True, False)}
+    numbers = {
+        on: managed.advice_number(advice, on=on).name.lower().replace("_", "")
+        for on in (True, False)
+    }
     assert numbers == {
         True: f"cudamemadviseset{advice.value.replace('_', '')}",
         False: f"cudamemadviseunset{advice.value.replace('_', '')}",
@@ -47,30 +50,52 @@ def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     where = managed.location(R, managed.BINDINGS_MAJOR, 0, to_host=False)
     (error,) = R.cudaMemAdvise(0, 0, managed.advice_number(Advice.READ_MOSTLY, on=True), where)
     assert isinstance(error, R.cudaError_t)
-    (error,) = R.cudaMemPrefetchAsync(0, 0, *managed.place(R, managed.BINDINGS_MAJOR, 0, to_host=False), 0)
+    (error,) = R.cudaMemPrefetchAsync(
+        0, 0, *managed.place(R, managed.BINDINGS_MAJOR, 0, to_host=False), 0
+    )
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):
         (error,) = R.cudaMemDiscardBatchAsync([0x10000], [4096], 1, 0, 1)
         assert isinstance(error, R.cudaError_t)
 
 
-def test_what_was_asked_for_reaches_the_driver(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_asked_for_reaches_the_driver(
+    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(R, "cudaMemAdvise", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,))
-    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,), raising=False)
+    monkeypatch.setattr(
+        R, "cudaMemAdvise", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,)
+    )
+    monkeypatch.setattr(
+        R,
+        "cudaMemDiscardBatchAsync",
+        lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,),
+        raising=False,
+    )
     managed.CudaManaged(3, h100).advise(MEMORY, Advice.ACCESSED_BY, True, on=True)
     managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
     (address, nbytes, number, _), discarded = calls
-    assert (address, nbytes, number) == (0x10000, 4096, managed.advice_number(Advice.ACCESSED_BY, on=True))
+    assert (address, nbytes, number) == (
+        0x10000,
+        4096,
+        managed.advice_number(Advice.ACCESSED_BY, on=True),
+    )
     assert discarded == ([0x10000], [4096], 1, 0, 1)
 
 
-def test_a_driver_or_bindings_without_discards_skip(h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_or_bindings_without_discards_skip(
+    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = R.cudaError_t.cudaErrorCallRequiresNewerDriver
     monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (old,), raising=False)
-    with pytest.raises(Unsupported, match=r"the driver .* has no cudaMemDiscardBatchAsync: cudaErrorCallRequiresNewerDriver"):
+    with pytest.raises(
+        Unsupported,
+        match=r"the driver .* has no cudaMemDiscardBatchAsync: cudaErrorCallRequiresNewerDriver",
+    ):
         managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
-    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (R.cudaError_t.cudaErrorInvalidValue,))
+    monkeypatch.setattr(
+        R, "cudaMemDiscardBatchAsync", lambda *_: (R.cudaError_t.cudaErrorInvalidValue,)
+    )
     with pytest.raises(DeviceError, match="discarding 4096 bytes: ") as error:
         managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
     assert not isinstance(error.value, Unsupported)
@@ -81,7 +106,10 @@ def test_a_driver_or_bindings_without_discards_skip(h100: DeviceFacts, monkeypat
 
 def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
-    assert hasattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
+    assert hasattr(
+        driver.CUdevice_attribute,
+        "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +120,9 @@ def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
         lambda facet, memory: facet.discard(memory, STREAM),
     ],
 )
-def test_what_cannot_be_is_refused(h100: DeviceFacts, verb: Callable[[managed.CudaManaged, Allocation], None]) -> None:
+def test_what_cannot_be_is_refused(
+    h100: DeviceFacts, verb: Callable[[managed.CudaManaged, Allocation], None]
+) -> None:
     with pytest.raises(DeviceError, match="not pinned memory"):
         verb(managed.CudaManaged(0, h100), Allocation(MemoryKind.PINNED, 64, 256, 256))
     with pytest.raises(Unsupported, match="concurrentManagedAccess"):

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings has no wheel for this machine")
+driver = pytest.importorskip(
+    "cuda.bindings.driver", reason="cuda-bindings has no wheel for this machine"
+)
 
 from pytest_gpumem.devices.cuda import graph_nodes, modules  # noqa: E402
 from pytest_gpumem.devices.cuda.cupti import ApiCall, Receive  # noqa: E402
@@ -21,12 +23,22 @@ from pytest_gpumem.devices.cuda.modules import Modules, UnknownCode  # noqa: E40
 from pytest_gpumem.kernels.cubin import NotInCubin  # noqa: E402
 from pytest_gpumem.records.arguments import Interval  # noqa: E402
 
-NAMES = (*modules._LOADS, *modules._LOOKS_UP, *modules._LAUNCHES, *modules._GRAPH_LAUNCHES, *graph_nodes.CALLS)
+NAMES = (
+    *modules._LOADS,
+    *modules._LOOKS_UP,
+    *modules._LAUNCHES,
+    *modules._GRAPH_LAUNCHES,
+    *graph_nodes.CALLS,
+)
 Cbid = IntEnum("Cbid", NAMES)  # type: ignore[misc]
 Resource = IntEnum("Resource", ["MODULE_LOADED", "MODULE_UNLOAD_STARTING"])
 
 
-PARAMETERS = ((0, 8), (8, 4), (16, 16))  # of every kernel: an address, an int, and a struct of an address and an int
+PARAMETERS = (
+    (0, 8),
+    (8, 4),
+    (16, 16),
+)  # of every kernel: an address, an int, and a struct of an address and an int
 LIVE = Interval(0x7F00_0000_0000, 0x7F00_0001_0000)
 
 
@@ -56,10 +68,20 @@ class Process:
         monkeypatch.setattr(modules, "CALLBACKS", self)
         monkeypatch.setattr(modules, "Cubin", FakeCubin)
         for one in (modules, graph_nodes):
-            monkeypatch.setattr(one, "live_memory", lambda address: LIVE if LIVE.begin <= address < LIVE.end else None)
+            monkeypatch.setattr(
+                one,
+                "live_memory",
+                lambda address: LIVE if LIVE.begin <= address < LIVE.end else None,
+            )
         self.modules = Modules()
 
-    def add(self, domain: str, names: tuple[str, ...], receive: Receive, lost: Callable[[str], None] | None = None) -> Callable[[], None]:
+    def add(
+        self,
+        domain: str,
+        names: tuple[str, ...],
+        receive: Receive,
+        lost: Callable[[str], None] | None = None,
+    ) -> Callable[[], None]:
         """The interface of `Callbacks`."""
         self.lost = lost or self.lost
         keys = [f"{domain} {name}" for name in names]
@@ -89,17 +111,32 @@ class Process:
         self._receivers[f"RESOURCE {name}"](Resource[name], ctypes.addressof(data))
 
     @contextmanager
-    def call(self, name: str, *parameters: int, out: int | None = None, text: str = "", result: int = 0) -> Iterator[None]:
+    def call(
+        self, name: str, *parameters: int, out: int | None = None, text: str = "", result: int = 0
+    ) -> Iterator[None]:
         """A call of the driver; modules that it loads are loaded inside the block. `out` is what its first parameter points to."""
         receive = self._receivers.get(f"DRIVER_API {name}")
         pointer, code = ctypes.c_uint64(0), ctypes.c_int(result)
         named = ctypes.create_string_buffer(text.encode())
         given = [ctypes.addressof(pointer)] if out is not None else []
-        words = (ctypes.c_uint64 * 8)(*(*given, *parameters, *([ctypes.addressof(named)] if text and "Launch" not in name else [])))
+        words = (ctypes.c_uint64 * 8)(
+            *(
+                *given,
+                *parameters,
+                *([ctypes.addressof(named)] if text and "Launch" not in name else []),
+            )
+        )
         self._kept += [pointer, code, named, words]
         self._correlation += 1
         given_back = ctypes.addressof(code)
-        data = ApiCall(0, None, ctypes.addressof(words), given_back, text.encode(), correlation=self._correlation)
+        data = ApiCall(
+            0,
+            None,
+            ctypes.addressof(words),
+            given_back,
+            text.encode(),
+            correlation=self._correlation,
+        )
         if receive is not None:
             receive(Cbid[name], ctypes.addressof(data))
         yield
@@ -125,7 +162,10 @@ class Process:
 
     def given(self, *values: int) -> int:
         """The address of `kernelParams`: addresses of the arguments of `PARAMETERS`."""
-        memory = [ctypes.create_string_buffer(struct.pack(layout, *values[at:end])) for layout, at, end in (("<Q", 0, 1), ("<i", 1, 2))]
+        memory = [
+            ctypes.create_string_buffer(struct.pack(layout, *values[at:end]))
+            for layout, at, end in (("<Q", 0, 1), ("<i", 1, 2))
+        ]
         memory.append(ctypes.create_string_buffer(struct.pack("<Qi", *values[2:]) + b"\0" * 4))
         pointers = (ctypes.c_uint64 * 3)(*map(ctypes.addressof, memory))
         self._kept += [*memory, pointers]
@@ -185,13 +225,21 @@ def test_launches_that_are_followed_place_the_library_that_they_load(process: Pr
 
 @pytest.mark.parametrize(
     ("call", "before"),
-    [("cuLaunchKernel", (11, *[0] * 5)), ("cuLaunchKernelEx_ptsz", (5, 11)), ("cuLaunchCooperativeKernel", (11, *[0] * 5))],
+    [
+        ("cuLaunchKernel", (11, *[0] * 5)),
+        ("cuLaunchKernelEx_ptsz", (5, 11)),
+        ("cuLaunchCooperativeKernel", (11, *[0] * 5)),
+    ],
 )
-def test_arguments_are_read_once_the_call_has_loaded_the_module(process: Process, call: str, before: tuple[int, ...]) -> None:
+def test_arguments_are_read_once_the_call_has_loaded_the_module(
+    process: Process, call: str, before: tuple[int, ...]
+) -> None:
     process.library(10)
     process.kernel(11, 10, "scale")
     with process.modules.launches() as launches:
-        with process.call(call, *before, process.given(LIVE.begin + 256, -1, LIVE.begin + 4, 3), text="scale"):
+        with process.call(
+            call, *before, process.given(LIVE.begin + 256, -1, LIVE.begin + 4, 3), text="scale"
+        ):
             process.loaded("scale=a")
         with process.call(call, *before, 0, text="scale"):
             pass
@@ -207,13 +255,19 @@ def test_arguments_in_one_buffer(process: Process) -> None:
     block = struct.pack("<Qi4sQi4x", LIVE.begin, 7, b"junk", 2**40, 9)
     buffer, size = ctypes.create_string_buffer(block, len(block)), ctypes.c_uint64(len(block))
     extra = (ctypes.c_uint64 * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
-    with process.modules.launches() as launches, process.call("cuLaunchKernel", 11, *[0] * 6, ctypes.addressof(extra), text="scale"):
+    with (
+        process.modules.launches() as launches,
+        process.call("cuLaunchKernel", 11, *[0] * 6, ctypes.addressof(extra), text="scale"),
+    ):
         pass
     with process.modules.launches() as short:
         size.value = 16
         with process.call("cuLaunchKernel", 11, *[0] * 6, ctypes.addressof(extra), text="scale"):
             pass
-    assert [one.arguments for one in (*launches.kernels, *short.kernels)] == [("p256", "7", f"{2**40:x} 9"), None]
+    assert [one.arguments for one in (*launches.kernels, *short.kernels)] == [
+        ("p256", "7", f"{2**40:x} 9"),
+        None,
+    ]
 
 
 class Graph:
@@ -248,7 +302,9 @@ def launched(process: Process, executable: int) -> Any:
     return None if found is None else [(kernel.arguments or ("",))[-2] for kernel in found]
 
 
-def test_the_nodes_of_a_graph_as_it_was_made_executable(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_of_a_graph_as_it_was_made_executable(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process.module(10, "scale=a")
     process.function(11, 10, "scale")
     graph = Graph(process, 70, 5, 6)
@@ -279,9 +335,13 @@ def test_the_nodes_of_a_graph_as_it_was_made_executable(process: Process, monkey
     assert launched(process, 81) is None
 
 
-def test_a_driver_that_does_not_tell_the_nodes(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_tell_the_nodes(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = Graph(process, 70, 5)
-    monkeypatch.setattr(graph_nodes, "known", lambda answer: (_ for _ in ()).throw(RuntimeError("too old")))
+    monkeypatch.setattr(
+        graph_nodes, "known", lambda answer: (_ for _ in ()).throw(RuntimeError("too old"))
+    )
     monkeypatch.setattr(graph_nodes, "D", graph)
     with process.call("cuGraphInstantiateWithFlags", 70, 0, out=80):
         pass
@@ -341,7 +401,9 @@ def test_a_callback_that_fails_leaves_no_code_known(process: Process) -> None:
         process.modules.code("scale", None)
 
 
-def test_a_first_launch_is_followed_only_where_modules_are(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_launch_is_followed_only_where_modules_are(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with modules.loading():
         pass
     monkeypatch.setattr(modules, "_followed", process.modules)

@@ -26,10 +26,15 @@ def system(tmp_path: Path) -> Path:
 
 def test_cpus_are_read_from_lists(system: Path) -> None:
     found = host.nodes(system)
-    assert found == {0: frozenset(os.sched_getaffinity(0)), 1: frozenset([100000, 100001, 100002, 100003, 100008])}
+    assert found == {
+        0: frozenset(os.sched_getaffinity(0)),
+        1: frozenset([100000, 100001, 100002, 100003, 100008]),
+    }
 
 
-def test_the_thread_runs_on_the_node_and_goes_back_also_after_an_error(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_runs_on_the_node_and_goes_back_also_after_an_error(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_to: list[set[int]] = []
     monkeypatch.setattr(host.os, "sched_setaffinity", lambda pid, cpus: set_to.append(set(cpus)))
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
@@ -60,7 +65,13 @@ def test_the_nearest_node_is_taken_unasked(system: Path) -> None:
 
 
 def test_a_node_that_was_asked_for_must_be_there(system: Path) -> None:
-    with pytest.raises(Unsupported, match=r"numa=5: the host has no such NUMA node; it has: 0, 1$"), host.on_node(5, 0, system):
+    with (
+        pytest.raises(Unsupported, match=r"numa=5: the host has no such NUMA node; it has: 0, 1$"),
+        host.on_node(5, 0, system),
+    ):
         pass
-    with pytest.raises(Unsupported, match="numa=1: none of the CPUs of that NUMA node"), host.on_node(1, 0, system):
+    with (
+        pytest.raises(Unsupported, match="numa=1: none of the CPUs of that NUMA node"),
+        host.on_node(1, 0, system),
+    ):
         pass

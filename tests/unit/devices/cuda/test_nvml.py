@@ -11,7 +11,13 @@ import pytest
 pynvml = pytest.importorskip("pynvml")
 
 from pytest_gpumem.devices import opening  # noqa: E402
-from pytest_gpumem.devices.cuda.nvml import LISTED, ConditionReader, other_processes, read_card, reason_names  # noqa: E402
+from pytest_gpumem.devices.cuda.nvml import (
+    LISTED,
+    ConditionReader,
+    other_processes,
+    read_card,
+    reason_names,
+)
 from pytest_gpumem.records.device import Card, CardProcess  # noqa: E402
 from pytest_gpumem.records.measurement import Conditions  # noqa: E402
 
@@ -39,7 +45,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetComputeMode": lambda gpu: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
         "nvmlDeviceGetMigMode": lambda gpu: [1, 0],
         "nvmlDeviceGetEccMode": lambda gpu: [1, 0],
-        "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {(0, 1): 9, (1, 1): 4}[kind, counter],
+        "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: {(0, 1): 9, (1, 1): 4}[
+            kind, counter
+        ],
         "nvmlDeviceGetRemappedRows": lambda gpu: (5, 6, 1, 0),
         "nvmlDeviceGetClockInfo": lambda gpu, clock: clocks[clock][0],
         "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: clocks[clock][1],
@@ -48,7 +56,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: 500_000,
         "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: 700_000,
         "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: (
-            pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
+            pynvml.nvmlClocksEventReasonSwPowerCap
+            | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
         ),
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: 1,
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: 4,
@@ -60,7 +69,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
             SimpleNamespace(pid=7, usedGpuMemory=1 << 30),
             SimpleNamespace(pid=8, usedGpuMemory=None),
         ],
-        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=80 << 30, free=78 << 30, used=2 << 30),
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(
+            total=80 << 30, free=78 << 30, used=2 << 30
+        ),
         "nvmlSystemGetProcessName": lambda pid: {7: "python"}.get(pid, ""),
     }
 
@@ -116,7 +127,9 @@ def test_what_it_refuses_is_none(nvml: None, monkeypatch: pytest.MonkeyPatch) ->
     assert read_card(None) == Card(cards=2)
 
 
-def test_a_driver_that_does_not_answer_is_one_line(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_one_line(
+    nvml: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mismatch() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
@@ -140,9 +153,17 @@ def test_a_reading_in_si_units(nvml: None) -> None:
 
 
 def test_what_the_driver_refuses_is_none(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetCurrentClocksEventReasons"):
+    for name in (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+    ):
         monkeypatch.setattr(pynvml, name, refuse)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda gpu: pynvml.nvmlClocksThrottleReasonHwThermalSlowdown)
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        lambda gpu: pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+    )
     now = ConditionReader(FACTS).read()
     assert (now.power_w, now.other_processes) == (None, None)
     assert now.throttle_reasons == ("hw_thermal_slowdown",)
@@ -154,7 +175,9 @@ def test_what_the_driver_refuses_is_none(nvml: None, monkeypatch: pytest.MonkeyP
 def test_processes_are_listed_now_and_then(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     now, listed = [0.0], list[float]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: listed.append(now[0]) or [])
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: listed.append(now[0]) or []
+    )
     reader = ConditionReader(FACTS)
     for seconds in (0.0, 0.5 * LISTED, 1.1 * LISTED, 1.5 * LISTED, 2.3 * LISTED):
         now[0] = seconds
@@ -162,10 +185,16 @@ def test_processes_are_listed_now_and_then(nvml: None, monkeypatch: pytest.Monke
     assert listed == [0.0, 1.1 * LISTED, 2.3 * LISTED]
 
 
-def test_processes_are_those_of_the_mig_instance(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_those_of_the_mig_instance(
+    nvml: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: asked.append(handle) or [])
-    ConditionReader(SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile="1g.10gb", uuid="MIG-7")).read()  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: asked.append(handle) or []
+    )
+    ConditionReader(
+        SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile="1g.10gb", uuid="MIG-7")
+    ).read()  # type: ignore[arg-type]
     assert asked == ["instance MIG-7"]
 
 
@@ -202,15 +231,24 @@ def test_a_list_without_us_says_nothing() -> None:
     assert other_processes([], own=17) is None
 
 
-@pytest.mark.parametrize(("variable", "expected"), [(None, 3), ("PYTEST_XDIST_TESTRUNUID", 1), ("_GPUMEM_FURTHER_PROCESS", 1)])
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [(None, 3), ("PYTEST_XDIST_TESTRUNUID", 1), ("_GPUMEM_FURTHER_PROCESS", 1)],
+)
 def test_processes_that_wait_for_this_one_do_not_count(
     nvml: None, monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
 ) -> None:
     """The parent, and another child of it: a worker of xdist that waits for its turn on the same GPU."""
     sibling = 4_000_000
     pids = [os.getpid(), os.getppid(), sibling, 1]
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: [SimpleNamespace(pid=pid) for pid in pids])
-    monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml._parent", lambda pid: os.getppid() if pid == sibling else 0)
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetComputeRunningProcesses",
+        lambda gpu: [SimpleNamespace(pid=pid) for pid in pids],
+    )
+    monkeypatch.setattr(
+        "pytest_gpumem.devices.cuda.nvml._parent", lambda pid: os.getppid() if pid == sibling else 0
+    )
     for name in ("PYTEST_XDIST_TESTRUNUID", "_GPUMEM_FURTHER_PROCESS"):
         monkeypatch.delenv(name, raising=False)
     if variable is not None:

@@ -31,7 +31,9 @@ class Driver:
         self.kind, self.size, self.tells = kind, size, tells
 
     def attributes(self, address: int) -> SimpleNamespace:
-        return SimpleNamespace(type=self.kind if START <= address < START + self.size else 0, device=0)
+        return SimpleNamespace(
+            type=self.kind if START <= address < START + self.size else 0, device=0
+        )
 
     def range(self, address: int) -> tuple[int, int, int]:
         return (0, START, self.size) if self.tells else (1, 0, 0)
@@ -64,9 +66,13 @@ def test_the_byte_past_the_end_is_not_the_buffers(
     monkeypatch.setattr(links, "is_of_a_driver", lambda address: True)
     monkeypatch.setattr(links, "is_mapped", lambda address: START <= address < START + 4096)
     for name in ("malloc", "mallocManaged", "hostAlloc"):
-        monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: START)
+        monkeypatch.setattr(
+            f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: START
+        )
     for name in ("free", "freeHost"):
-        monkeypatch.setattr(f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: None)
+        monkeypatch.setattr(
+            f"pytest_gpumem.devices.cuda.allocations.runtime.{name}", lambda *_: None
+        )
     made = owned.allocate(ASKED, kind, mapped=False, write_combined=False)
     assert owned.kind_at(START) is kind
     assert owned.kind_at(START + ASKED - 1) is kind

@@ -19,7 +19,9 @@ class FakeDriver:
     def __getattr__(self, name: str) -> object:
         def call(*_: object) -> tuple[int, ...]:
             self.called.append(name)
-            return (1 if name == self.refuses else 0, 7)[: 1 if name in ("cuInit", "cuDevicePrimaryCtxRelease") else 2]
+            return (1 if name == self.refuses else 0, 7)[
+                : 1 if name in ("cuInit", "cuDevicePrimaryCtxRelease") else 2
+            ]
 
         return call
 
@@ -28,9 +30,16 @@ MADE = ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
 
 
 @pytest.mark.parametrize(
-    ("refuses", "called"), [("", [*MADE, "cuDevicePrimaryCtxRelease"]), ("cuInit", MADE[:1]), ("cuDevicePrimaryCtxRetain", MADE)]
+    ("refuses", "called"),
+    [
+        ("", [*MADE, "cuDevicePrimaryCtxRelease"]),
+        ("cuInit", MADE[:1]),
+        ("cuDevicePrimaryCtxRetain", MADE),
+    ],
 )
-def test_what_was_made_is_let_go_after_the_block(monkeypatch: pytest.MonkeyPatch, refuses: str, called: list[str]) -> None:
+def test_what_was_made_is_let_go_after_the_block(
+    monkeypatch: pytest.MonkeyPatch, refuses: str, called: list[str]
+) -> None:
     driver = FakeDriver(refuses)
     monkeypatch.setattr(primary, "D", driver)
     with primary.made_meanwhile(0):

@@ -31,7 +31,9 @@ PAGE = 2 * MiB
     spare=st.integers(0, 10 * GiB),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_blocks_are_aligned_and_apart_and_inside_the_region(sizes: list[int], spare: int, seed: int) -> None:
+def test_blocks_are_aligned_and_apart_and_inside_the_region(
+    sizes: list[int], spare: int, seed: int
+) -> None:
     region = needed_bytes(sizes) + spare
     offsets = scattered(sizes, region, seed)
     assert len(offsets) == len(sizes)
@@ -106,7 +108,9 @@ def memory(driver: Driver, h100: Any) -> CudaMemory:
     return CudaMemory(0, h100)
 
 
-def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(memory: CudaMemory, driver: Driver) -> None:
+def test_a_region_is_one_allocation_that_each_part_leaves_by_itself(
+    memory: CudaMemory, driver: Driver
+) -> None:
     parts = memory.scatter([32 * MiB, 1000, 2 * MiB], seed=1)
     assert len(driver.held) == 1
     ((address, nbytes),) = driver.held.items()
@@ -132,7 +136,9 @@ def test_a_freed_region_stays_while_memory_is_free(memory: CudaMemory, driver: D
 
 
 @pytest.mark.parametrize("gib", [24, 40, 79, 140])
-def test_a_freed_region_of_small_buffers_stays_beside_code_of_other_libraries(gib: int, driver: Driver, h100: DeviceFacts) -> None:
+def test_a_freed_region_of_small_buffers_stays_beside_code_of_other_libraries(
+    gib: int, driver: Driver, h100: DeviceFacts
+) -> None:
     driver.memory = gib * GiB
     memory = CudaMemory(0, replace(h100, memory_bytes=driver.memory))
     driver.malloc(GiB)  # the context, and buffers of the test
@@ -170,13 +176,17 @@ def test_two_sets_at_once_lie_in_two_regions(memory: CudaMemory, driver: Driver)
     assert {p.address for p in first}.isdisjoint(p.address for p in second)
 
 
-def test_less_memory_than_needed_is_said_before_the_driver_is_asked(memory: CudaMemory, driver: Driver) -> None:
+def test_less_memory_than_needed_is_said_before_the_driver_is_asked(
+    memory: CudaMemory, driver: Driver
+) -> None:
     with pytest.raises(OutOfMemory, match="GiB are free"):
         memory.scatter([GiB] * 64, seed=1)
     assert driver.held == {}
 
 
-def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(memory: CudaMemory, driver: Driver) -> None:
+def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(
+    memory: CudaMemory, driver: Driver
+) -> None:
     for part in memory.scatter([32 * MiB] * 3, seed=1):
         memory.free(part)
     assert len(driver.held) == 1
@@ -186,7 +196,9 @@ def test_a_region_that_is_kept_gives_way_to_whoever_needs_its_memory(memory: Cud
     assert list(driver.held.values()) == [free]
 
 
-def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: CudaMemory, driver: Driver) -> None:
+def test_a_region_that_is_kept_stays_where_there_is_other_memory(
+    memory: CudaMemory, driver: Driver
+) -> None:
     for part in memory.scatter([32 * MiB] * 3, seed=1):
         memory.free(part)
     (kept,) = driver.held
@@ -195,13 +207,21 @@ def test_a_region_that_is_kept_stays_where_there_is_other_memory(memory: CudaMem
     assert len(driver.held) == 2
 
 
-def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(
+    memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pool keeps memory for the stream that it was used on, and the stream of a test that has ended is nobody's."""
     slept = list[float]()
-    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
+    monkeypatch.setattr(
+        allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append)
+    )
     cached = driver.malloc(60 * GiB)
     torch: Any = ModuleType("torch")
-    torch.cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, empty_cache=lambda: driver.free(cached))
+    torch.cuda = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: False,
+        empty_cache=lambda: driver.free(cached),
+    )
     monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(OutOfMemory):
         memory.allocate(10 * GiB, MemoryKind.DEVICE, mapped=True, write_combined=False)
@@ -217,20 +237,35 @@ def test_memory_is_scrubbed_at_a_share_of_its_bandwidth_at_most(
     driver: Driver, h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch, times: float
 ) -> None:
     slept = list[float]()
-    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
+    monkeypatch.setattr(
+        allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append)
+    )
     memory = CudaMemory(0, replace(h100, dram_peak=times * h100.dram_peak))
     memory.free(memory.allocate(GiB, MemoryKind.DEVICE))
     memory.settle()
-    assert slept == [pytest.approx(GiB / min(allocations.SCRUB_RATE, allocations.SCRUB_SHARE * times * h100.dram_peak))]
+    assert slept == [
+        pytest.approx(
+            GiB / min(allocations.SCRUB_RATE, allocations.SCRUB_SHARE * times * h100.dram_peak)
+        )
+    ]
 
 
 @pytest.mark.parametrize("page", [4096, 65536])
-def test_registered_memory_has_pages_of_its_own(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+def test_registered_memory_has_pages_of_its_own(
+    memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
     """Hosts differ in their pages, and two registrations must not share one."""
     monkeypatch.setattr(allocations, "_PAGE", page)
     registered: list[tuple[int, int]] = []
-    monkeypatch.setattr(driver, "hostRegister", lambda at, nbytes, flags: registered.append((at % page, nbytes % page)), raising=False)
-    monkeypatch.setattr(driver, "pointerGetAttributes", lambda at: SimpleNamespace(devicePointer=at), raising=False)
+    monkeypatch.setattr(
+        driver,
+        "hostRegister",
+        lambda at, nbytes, flags: registered.append((at % page, nbytes % page)),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        driver, "pointerGetAttributes", lambda at: SimpleNamespace(devicePointer=at), raising=False
+    )
     held = [memory.allocate(100, MemoryKind.REGISTERED) for _ in range(3)]
     assert registered == [(0, 0)] * len(held)
 
@@ -241,12 +276,18 @@ def test_a_large_region_is_given_back_at_once(memory: CudaMemory, driver: Driver
     assert driver.held == {}
 
 
-def test_what_was_freed_is_waited_for(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_freed_is_waited_for(
+    memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, slept = [100.0], list[float]()
-    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append))
+    monkeypatch.setattr(
+        allocations, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
+    )
     memory.settle()
     assert slept == []
-    held = [memory.allocate(GiB, MemoryKind.DEVICE, mapped=True, write_combined=False) for _ in range(2)]
+    held = [
+        memory.allocate(GiB, MemoryKind.DEVICE, mapped=True, write_combined=False) for _ in range(2)
+    ]
     for allocation in held:
         memory.free(allocation)
     clock[0] += 0.001

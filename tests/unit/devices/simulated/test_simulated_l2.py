@@ -19,7 +19,12 @@ def test_the_state_and_the_sums_follow_every_change() -> None:
 
     def touch(one: Allocation) -> None:
         share = chance.choice([0.0, chance.random()])
-        l2.touch(one, normal=chance.random() * one.nbytes, persisting=share * one.nbytes, dirty=chance.random() * one.nbytes)
+        l2.touch(
+            one,
+            normal=chance.random() * one.nbytes,
+            persisting=share * one.nbytes,
+            dirty=chance.random() * one.nbytes,
+        )
 
     changes: dict[str, Callable[[Allocation], object]] = {
         "touch": touch,

@@ -7,7 +7,13 @@ import pytest
 from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import ALLOCATORS, CannotCapture, HoldExpired, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import (
+    ALLOCATORS,
+    CannotCapture,
+    HoldExpired,
+    OutOfMemory,
+    Unsupported,
+)
 from pytest_gpumem.units import MiB
 
 SIZE = 64 * MiB
@@ -28,7 +34,9 @@ def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None
 def test_one_stream_is_captured(bench: Workbench) -> None:
     device = bench.device
     with pytest.raises(CannotCapture, match="another stream"):
-        device.graphs.capture(bench.stream, lambda: device.streams.join(device.streams.create(), bench.stream))
+        device.graphs.capture(
+            bench.stream, lambda: device.streams.join(device.streams.create(), bench.stream)
+        )
 
 
 def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
@@ -47,19 +55,29 @@ def test_a_launch_works_on_a_part(bench: Workbench) -> None:
     whole = bench.memory(4096)
     launch = bench.bind(OVERWRITE, x=bench.device.memory.part(whole, 1024, 1024))
     bench.run(launch)
-    assert [bool(one) for one in bench.device.content.to_host(whole, "f4", 1024)[[255, 256, 511, 512]]] == [False, True, True, False]
+    assert [
+        bool(one) for one in bench.device.content.to_host(whole, "f4", 1024)[[255, 256, 511, 512]]
+    ] == [False, True, True, False]
 
 
 def test_a_part_beyond_what_is_backed_is_copied_in_time_alone(bench: Workbench) -> None:
     device = bench.device
     here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    device.content.copy(device.memory.part(here, 32 * MiB, MiB), device.memory.part(there, 32 * MiB, MiB), MiB, bench.stream)
+    device.content.copy(
+        device.memory.part(here, 32 * MiB, MiB),
+        device.memory.part(there, 32 * MiB, MiB),
+        MiB,
+        bench.stream,
+    )
     device.streams.synchronize(bench.stream)
 
 
 def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None:
     device = bench.device
-    pinned, registered = bench.memory(MiB, MemoryKind.PINNED), device.memory.adopt(np.zeros(MiB, "u1"), register=True)
+    pinned, registered = (
+        bench.memory(MiB, MemoryKind.PINNED),
+        device.memory.adopt(np.zeros(MiB, "u1"), register=True),
+    )
     memory = device.memory.host()
     assert (memory.locked, memory.total - memory.available) == (2 * MiB, 2 * MiB)
     device.memory.free(pinned)
@@ -89,8 +107,12 @@ def cycle(bench: Workbench, name: str, nbytes: int = SIZE) -> float:
 
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_an_allocator_leaves_nothing_and_knows_its_limits(bench: Workbench, name: str) -> None:
-    before = [bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)]
+    before = [
+        bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
+    ]
     cycle(bench, name)
-    assert [bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)] == before
+    assert [
+        bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
+    ] == before
     with pytest.raises(OutOfMemory):
         cycle(bench, name, 2**50)

@@ -61,7 +61,9 @@ def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
     bench.device.memory.free(y)
     again = [bench.memory(2 * MiB), bench.memory(2 * MiB)]
     assert tuple(a.address for a in again) == where
-    assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(first, abs=2 * DATASHEETS["h100"].tick)
+    assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(
+        first, abs=2 * DATASHEETS["h100"].tick
+    )
 
 
 def test_reading_twice_l2_evicts_normal_lines(bench: Workbench) -> None:
@@ -84,7 +86,9 @@ def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
     assert 5e-6 < statistics.median(dirty) - clean < 12e-6
 
 
-def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, hit_ratio: float | None) -> float:
+def persisting(
+    bench: Workbench, table_mib: int, blocks: int, set_aside: float, hit_ratio: float | None
+) -> float:
     bench.device.l2.request_set_aside(round(set_aside * MiB))
     table, out = bench.memory(table_mib * MiB), bench.memory(GiB)
     if hit_ratio is not None:
@@ -97,7 +101,9 @@ def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, 
     return seconds
 
 
-def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(bench: Workbench) -> None:
+def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(
+    bench: Workbench,
+) -> None:
     assert persisting(bench, 1, 264, 31.25, None) > 1.8 * persisting(bench, 1, 264, 0, None)
     assert persisting(bench, 1, 32, 31.25, None) < 1.08 * persisting(bench, 1, 32, 0, None)
     slowed = {}
@@ -124,7 +130,10 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
     def seconds(written: bool) -> float:
         def accesses(call: Call) -> tuple[Access, ...]:
             nbytes = call.arrays["x"].nbytes
-            read, write = Access("x", "read", nbytes, 32 * nbytes, wrapping=True), Access("x", "write", nbytes, nbytes)
+            read, write = (
+                Access("x", "read", nbytes, 32 * nbytes, wrapping=True),
+                Access("x", "write", nbytes, nbytes),
+            )
             return (read, write) if written else (read,)
 
         return bench.cold(bench.bind(replace(kernel, accesses=accesses), x=x))
@@ -138,13 +147,23 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
 
     def scattered(nearby: bool, sectors: float = 32.0) -> Kernel:
         kernel = scale()
-        write: dict[str, Any] = {"footprint": x.nbytes, "requested": x.nbytes, "sectors_per_request": sectors, "nearby": nearby}
+        write: dict[str, Any] = {
+            "footprint": x.nbytes,
+            "requested": x.nbytes,
+            "sectors_per_request": sectors,
+            "nearby": nearby,
+        }
         return replace(
             kernel,
-            accesses=lambda call: tuple(replace(a, **write) if a.direction == "write" else a for a in kernel.accesses(call)),
+            accesses=lambda call: tuple(
+                replace(a, **write) if a.direction == "write" else a for a in kernel.accesses(call)
+            ),
         )
 
-    straight, near, far = (bench.cold(bench.bind(k, x=x, y=y)) for k in (scattered(True, 4.0), scattered(True), scattered(False)))
+    straight, near, far = (
+        bench.cold(bench.bind(k, x=x, y=y))
+        for k in (scattered(True, 4.0), scattered(True), scattered(False))
+    )
     # Eight times the words between the SMs and L2, of which seven eighths hit; or the same out of DRAM.
     sheet = DATASHEETS["h100"]
     least = 7 * 512 * MiB * sheet.fit.merging / sheet.l2_bandwidth
@@ -155,7 +174,9 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
 def test_the_model_knows_no_kernel_by_name() -> None:
     folder = Path(pytest_gpumem.devices.simulated.__file__).parent
     # Names that are also words of the trade (read, write, copy, add) cannot tell anything.
-    names = {n for n in CATALOGUE if n not in ("read", "write", "copy", "mul", "add", "init", "dot")}
+    names = {
+        n for n in CATALOGUE if n not in ("read", "write", "copy", "mul", "add", "init", "dot")
+    }
     assert len(names) >= 10
     naming = re.compile(rf"\b({'|'.join(sorted(names))})\b")
     for file in folder.rglob("*.py"):

@@ -70,12 +70,20 @@ def counted(device: SimulatedDevice) -> list[PageCounts]:
         device.content.poison(memory, stream)
         device.streams.synchronize()
 
-    return [device.counters.pages(work) for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)]
+    return [
+        device.counters.pages(work)
+        for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)
+    ]
 
 
 def test_a_profile_of_16_mib_is_what_a_gpu_showed(device: SimulatedDevice) -> None:
     back, faulting, read = counted(device)
-    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (16 * MiB, {"prefetch": 16 * MiB}, 0, 0)
+    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (
+        16 * MiB,
+        {"prefetch": 16 * MiB},
+        0,
+        0,
+    )
     assert 150 <= faulting.gpu_faults <= 165
     assert 26 <= faulting.gpu_groups <= 27
     assert faulting.to_device == 16 * MiB == sum(faulting.causes.values())
@@ -96,7 +104,9 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
         device.memory.allocate(free + GiB // 2, MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory, match="evicted"):
         device.managed.oversubscribe(10 * free)
-    device.memory.allocate(free - 16 * GiB, MemoryKind.DEVICE)  # the host holds 64 GiB of evicted pages
+    device.memory.allocate(
+        free - 16 * GiB, MemoryKind.DEVICE
+    )  # the host holds 64 GiB of evicted pages
     arena = Arena(device, seed=1)
     memory = device.managed.oversubscribe(32 * GiB)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
@@ -119,8 +129,12 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
     [("advise", "advised about"), ("discard", "discarded"), ("prefetch", "prefetched")],
     ids=["advise", "discard", "prefetch"],
 )
-def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(device: SimulatedDevice, verb: str, done: str) -> None:
-    plain, managed = (device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED))
+def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(
+    device: SimulatedDevice, verb: str, done: str
+) -> None:
+    plain, managed = (
+        device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
+    )
 
     def steer(memory: Allocation) -> None:
         if verb == "advise":
@@ -134,5 +148,7 @@ def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(device: 
     with pytest.raises(DeviceError, match=f"only managed memory can be {done}, not device memory"):
         steer(plain)
     device.machine.facts = replace(device.facts, concurrent_managed_access=False)
-    with pytest.raises(Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"):
+    with pytest.raises(
+        Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"
+    ):
         steer(managed)

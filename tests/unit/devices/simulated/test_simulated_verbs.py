@@ -33,8 +33,14 @@ KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 """Of memory that one GPU has."""
 
 
-@pytest.mark.parametrize(("name", "terabytes_per_second"), [("rtx3090", 0.936), ("a100", 2.039), ("h100", 3.352), ("h200", 4.8)], ids=str)
-def test_facts_say_simulated_and_follow_from_the_datasheet(name: str, terabytes_per_second: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "terabytes_per_second"),
+    [("rtx3090", 0.936), ("a100", 2.039), ("h100", 3.352), ("h200", 4.8)],
+    ids=str,
+)
+def test_facts_say_simulated_and_follow_from_the_datasheet(
+    name: str, terabytes_per_second: float
+) -> None:
     facts = Workbench(name).device.facts
     assert facts.simulated
     assert facts.key.startswith("simulated-")
@@ -77,7 +83,9 @@ def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
     bench.device.memory.free(taken)
     bench.device.memory.free(taken)
     assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before
-    assert bench.device.memory.free_bytes(MemoryKind.PINNED) < bench.device.memory.free_bytes(MemoryKind.PAGEABLE)
+    assert bench.device.memory.free_bytes(MemoryKind.PINNED) < bench.device.memory.free_bytes(
+        MemoryKind.PAGEABLE
+    )
     with pytest.raises(OutOfMemory, match="pinned memory"):
         bench.memory(bench.device.memory.free_bytes(MemoryKind.PINNED) + 1, MemoryKind.PINNED)
 
@@ -98,7 +106,9 @@ def test_from_host_keeps_the_prefix_of_a_full_array(bench: Workbench) -> None:
     memory = bench.memory(content.nbytes)
     bench.device.content.from_host(memory, content)
     kept = bench.device.content.to_host(memory, "i4", content.size)
-    assert kept.nbytes == bench.device.memory.view(memory, "i4", content.size).nbytes == PREFIX_BYTES
+    assert (
+        kept.nbytes == bench.device.memory.view(memory, "i4", content.size).nbytes == PREFIX_BYTES
+    )
     assert np.array_equal(kept, content[: kept.size])
 
 
@@ -171,19 +181,37 @@ def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> No
     bench.device.content.fill_random(wide, "f8", 2, bench.stream)
     widen = replace(
         ACCUMULATE,
-        parameters=(Parameter("narrow", Role.READ), Parameter("wide", Role.READ), Parameter("out", Role.WRITE)),
+        parameters=(
+            Parameter("narrow", Role.READ),
+            Parameter("wide", Role.READ),
+            Parameter("out", Role.WRITE),
+        ),
         accesses=lambda call: (),
         reference=lambda arrays, scalars: {"out": arrays["narrow"] + arrays["wide"]},
     )
-    call = Call({"narrow": ArrayFacts(n, "f4", 4), "wide": ArrayFacts(n, "f8", 8), "out": ArrayFacts(n, "f8", 8)})
+    call = Call(
+        {
+            "narrow": ArrayFacts(n, "f4", 4),
+            "wide": ArrayFacts(n, "f8", 8),
+            "out": ArrayFacts(n, "f8", 8),
+        }
+    )
     bench.run(Launch(widen, call, LaunchShape(1, 1), {"narrow": narrow, "wide": wide, "out": out}))
-    result, other = bench.device.content.to_host(out, "f8", n), bench.device.content.to_host(wide, "f8", n)
-    assert np.array_equal(result, bench.device.content.to_host(narrow, "f4", n)[: result.size] + other)
+    result, other = (
+        bench.device.content.to_host(out, "f8", n),
+        bench.device.content.to_host(wide, "f8", n),
+    )
+    assert np.array_equal(
+        result, bench.device.content.to_host(narrow, "f4", n)[: result.size] + other
+    )
 
 
 def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
     def places(seed: int) -> list[int]:
-        return [a.address for a in Workbench().device.memory.scatter([MiB, 3 * MiB, 2 * MiB, 5 * MiB], seed)]
+        return [
+            a.address
+            for a in Workbench().device.memory.scatter([MiB, 3 * MiB, 2 * MiB, 5 * MiB], seed)
+        ]
 
     device = Workbench().device
     before = device.memory.free_bytes(MemoryKind.DEVICE)
@@ -208,12 +236,18 @@ def test_scattering_more_than_there_is_allocates_nothing() -> None:
 
 def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
     x = bench.memory(512 * MiB)
-    narrow, wide = (bench.cold(bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))
+    narrow, wide = (
+        bench.cold(bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), x=x))
+        for b in (None, 16)
+    )
     assert narrow > 1.3 * wide
     doubled = bench.bind(replace(SCAN, loads_in_flight=1), x=x)
     assert narrow > 1.3 * bench.cold(replace(doubled, shape=replace(doubled.shape, vectors=4)))
     # a double is half as many loads' worth
-    pairs = [bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), dtype="f8", x=x) for b in (8, None)]
+    pairs = [
+        bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), dtype="f8", x=x)
+        for b in (8, None)
+    ]
     assert bench.cold(pairs[0]) == pytest.approx(bench.cold(pairs[1]), rel=0.02)
 
 
@@ -227,7 +261,9 @@ def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
     def function() -> None:
         raise AssertionError("the simulated device runs the reference")
 
-    foreign = Foreign(function, reference, (Access("x", "read", memory.nbytes, memory.nbytes),), (memory,))
+    foreign = Foreign(
+        function, reference, (Access("x", "read", memory.nbytes, memory.nbytes),), (memory,)
+    )
     seconds = bench.interval(lambda: bench.device.kernels.call(foreign, bench.stream))
     assert (bench.device.content.to_host(memory, "f4", 8) == 1).all()
     assert memory.nbytes / seconds == pytest.approx(0.9 * 3.352e12, rel=0.1)
@@ -261,7 +297,9 @@ def test_empty_interval_is_the_floor(bench: Workbench) -> None:
 def test_hold_hides_the_launch_gap(bench: Workbench) -> None:
     launch = bench.bind(SCAN, x=bench.memory(4096))
     bench.hot(launch)
-    gap = bench.interval(lambda: bench.device.kernels.launch(launch, bench.stream), hold=False) - bench.hot(launch)
+    gap = bench.interval(
+        lambda: bench.device.kernels.launch(launch, bench.stream), hold=False
+    ) - bench.hot(launch)
     assert 1e-6 < gap < 10e-6
 
 
@@ -400,17 +438,61 @@ def test_every_kind_of_kernel_runs_on_every_device() -> None:
         (lambda b: b.memory(0), DeviceError, "an allocation of 0 bytes: at least 1 is needed"),
         (lambda b: b.memory(4096, MemoryKind.PEER), Unsupported, "one GPU is simulated"),
         (lambda b: b.device.peer_access(True), Unsupported, "one GPU is simulated"),
-        (lambda b: b.device.memory.allocator("malloc"), DeviceError, "no allocator 'malloc'; there are: cudaMalloc, "),
-        (lambda b: b.device.memory.adopt(np.zeros((4, 4))[:, 1], register=True), DeviceError, "C-contiguous"),
-        (lambda b: b.device.memory.adopt([1, 2], register=False), DeviceError, "only a writable, C-contiguous NumPy array"),
-        (lambda b: b.device.memory.guest(b.memory(4096, MemoryKind.PINNED), "f4", (1024,), math), Unsupported, "not of math"),
-        (lambda b: b.device.memory.guest(b.memory(4096), "f4", (1024,), np), Unsupported, "NumPy cannot see device memory"),
-        (lambda b: b.device.content.copy(b.memory(4096), b.memory(4096), 8192, b.stream), DeviceError, "a copy of 8192 bytes from 4096"),
-        (lambda b: b.run(b.bind(replace(SCAN, reference=None), x=b.memory(4096))), Unsupported, "scan has no reference to run on"),
-        (lambda b: b.run(b.bind(SCAN, x=b.memory(4096, MemoryKind.PAGEABLE))), DeviceError, "pageable memory, which kernels cannot see"),
-        (lambda b: b.device.kernels.call(Foreign(lambda: None), b.stream), Unsupported, "a function without reference="),
-        (lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, 4096, 1.5)), DeviceError, r"a hit ratio of 1\.5: 0 to 1 is possible"),
-        (lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, GiB, 1.0)), DeviceError, "a window of 1073741824 bytes: 1 to"),
+        (
+            lambda b: b.device.memory.allocator("malloc"),
+            DeviceError,
+            "no allocator 'malloc'; there are: cudaMalloc, ",
+        ),
+        (
+            lambda b: b.device.memory.adopt(np.zeros((4, 4))[:, 1], register=True),
+            DeviceError,
+            "C-contiguous",
+        ),
+        (
+            lambda b: b.device.memory.adopt([1, 2], register=False),
+            DeviceError,
+            "only a writable, C-contiguous NumPy array",
+        ),
+        (
+            lambda b: b.device.memory.guest(b.memory(4096, MemoryKind.PINNED), "f4", (1024,), math),
+            Unsupported,
+            "not of math",
+        ),
+        (
+            lambda b: b.device.memory.guest(b.memory(4096), "f4", (1024,), np),
+            Unsupported,
+            "NumPy cannot see device memory",
+        ),
+        (
+            lambda b: b.device.content.copy(b.memory(4096), b.memory(4096), 8192, b.stream),
+            DeviceError,
+            "a copy of 8192 bytes from 4096",
+        ),
+        (
+            lambda b: b.run(b.bind(replace(SCAN, reference=None), x=b.memory(4096))),
+            Unsupported,
+            "scan has no reference to run on",
+        ),
+        (
+            lambda b: b.run(b.bind(SCAN, x=b.memory(4096, MemoryKind.PAGEABLE))),
+            DeviceError,
+            "pageable memory, which kernels cannot see",
+        ),
+        (
+            lambda b: b.device.kernels.call(Foreign(lambda: None), b.stream),
+            Unsupported,
+            "a function without reference=",
+        ),
+        (
+            lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, 4096, 1.5)),
+            DeviceError,
+            r"a hit ratio of 1\.5: 0 to 1 is possible",
+        ),
+        (
+            lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, GiB, 1.0)),
+            DeviceError,
+            "a window of 1073741824 bytes: 1 to",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from workbench import LOOKUP, OVERWRITE, SCAN, Workbench
 
-from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    AccessProperty,
+    CannotCapture,
+    DeviceError,
+    Launch,
+    WindowSpec,
+)
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -22,7 +28,9 @@ class Table:
         device = self.device = self.bench.device
         device.l2.request_set_aside(25 * MiB)
         self.memory = self.bench.memory(24 * MiB)
-        self.launch: Launch = self.bench.bind(LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB))
+        self.launch: Launch = self.bench.bind(
+            LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB)
+        )
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
 
     def time(self, queue: Any) -> float:
@@ -49,7 +57,10 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
         device.kernels.launch(table.launch, stream, window=own)
 
     assert device.graphs.windows(device.graphs.capture(stream, body)) == (None, own)
-    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (window, window)
+    assert device.graphs.windows(device.graphs.capture(stream, body, window=window)) == (
+        window,
+        window,
+    )
     device.l2.set_window(stream, streams)
     assert device.graphs.windows(device.graphs.capture(stream, body)) == (streams, own)
 
@@ -74,7 +85,9 @@ def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
 def test_only_the_persisting_property_persists(table: Table, hit: AccessProperty) -> None:
     device, stream = table.device, table.bench.stream
     without = table.time(table.plain)
-    other = table.time(lambda: device.kernels.launch(table.launch, stream, window=replace(table.window, hit=hit)))
+    other = table.time(
+        lambda: device.kernels.launch(table.launch, stream, window=replace(table.window, hit=hit))
+    )
     assert other > 0.97 * without
 
 

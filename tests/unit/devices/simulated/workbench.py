@@ -12,21 +12,47 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Graph, Launch
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
-from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    Access,
+    ArrayFacts,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Role,
+)
 
 
 def full_grid(facts: Any, call: Call) -> LaunchShape:
     return LaunchShape(call.blocks or facts.sm_count * 8, 256)
 
 
-def touch(call: Call, name: str, direction: Any, *, requested: int | None = None, **more: Any) -> Access:
+def touch(
+    call: Call, name: str, direction: Any, *, requested: int | None = None, **more: Any
+) -> Access:
     nbytes = call.arrays[name].nbytes
     return Access(name, direction, nbytes, nbytes if requested is None else requested, **more)
 
 
-def kernel(name: str, roles: dict[str, Role], accesses: Any, reference: Any, *, shape: Any = full_grid, **more: Any) -> Kernel:
+def kernel(
+    name: str,
+    roles: dict[str, Role],
+    accesses: Any,
+    reference: Any,
+    *,
+    shape: Any = full_grid,
+    **more: Any,
+) -> Kernel:
     parameters = tuple(Parameter(array, role) for array, role in roles.items())
-    return Kernel(name=name, parameters=parameters, shape=shape, accesses=accesses, source="tests.cu", reference=reference, **more)
+    return Kernel(
+        name=name,
+        parameters=parameters,
+        shape=shape,
+        accesses=accesses,
+        source="tests.cu",
+        reference=reference,
+        **more,
+    )
 
 
 def scale(sectors: float = 4.0) -> Kernel:
@@ -34,7 +60,10 @@ def scale(sectors: float = 4.0) -> Kernel:
     return kernel(
         "scale",
         {"y": Role.WRITE, "x": Role.READ},
-        lambda call: tuple(touch(call, *access, sectors_per_request=sectors) for access in (("x", "read"), ("y", "write"))),
+        lambda call: tuple(
+            touch(call, *access, sectors_per_request=sectors)
+            for access in (("x", "read"), ("y", "write"))
+        ),
         lambda arrays, _: {"y": arrays["x"] * arrays["x"].dtype.type(3)},
         loads_in_flight=8,
     )
@@ -51,22 +80,41 @@ ACCUMULATE = kernel(
 LOOKUP = kernel(
     "lookup",
     {"out": Role.WRITE, "table": Role.READ},
-    lambda call: (touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True), touch(call, "out", "write")),
+    lambda call: (
+        touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True),
+        touch(call, "out", "write"),
+    ),
     lambda arrays, _: {"out": np.resize(arrays["table"], arrays["out"].size)},
     shape=lambda facts, call: LaunchShape(call.blocks or 2 * facts.sm_count, 1024),
 )
 """out[i] = table[i % len(table)]."""
-SCAN = kernel("scan", {"x": Role.READ}, lambda call: (touch(call, "x", "read"),), lambda arrays, _: {}, loads_in_flight=8)
+SCAN = kernel(
+    "scan",
+    {"x": Role.READ},
+    lambda call: (touch(call, "x", "read"),),
+    lambda arrays, _: {},
+    loads_in_flight=8,
+)
 """Reads all of x."""
 OVERWRITE = kernel(
-    "overwrite", {"x": Role.WRITE}, lambda call: (touch(call, "x", "write"),), lambda arrays, _: {"x": np.ones_like(arrays["x"])}
+    "overwrite",
+    {"x": Role.WRITE},
+    lambda call: (touch(call, "x", "write"),),
+    lambda arrays, _: {"x": np.ones_like(arrays["x"])},
 )
 """Writes all of x."""
 WALK = kernel(
     "walk",
     {"nodes": Role.READ},
     lambda call: (
-        Access("nodes", "read", *(call.arrays["nodes"].nbytes // 16,) * 2, sectors_per_request=32.0, dependent=True, random=True),
+        Access(
+            "nodes",
+            "read",
+            *(call.arrays["nodes"].nbytes // 16,) * 2,
+            sectors_per_request=32.0,
+            dependent=True,
+            random=True,
+        ),
     ),
     lambda arrays, _: {},
     shape=lambda facts, call: LaunchShape(1, 1),
@@ -85,9 +133,13 @@ class Workbench:
     def memory(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Allocation:
         return self.device.memory.allocate(nbytes, kind)
 
-    def bind(self, kernel: Kernel, blocks: int | None = None, dtype: str = "f4", **arrays: Allocation) -> Launch:
+    def bind(
+        self, kernel: Kernel, blocks: int | None = None, dtype: str = "f4", **arrays: Allocation
+    ) -> Launch:
         size = np.dtype(dtype).itemsize
-        facts = {n: ArrayFacts(a.nbytes // size, dtype, size, a.kind.on_host) for n, a in arrays.items()}
+        facts = {
+            n: ArrayFacts(a.nbytes // size, dtype, size, a.kind.on_host) for n, a in arrays.items()
+        }
         call = Call(facts, {}, blocks)
         return Launch(kernel, call, kernel.shape(self.device.facts, call), arrays)
 
@@ -107,7 +159,11 @@ class Workbench:
 
     def interval(self, work: Callable[[], object], *, hold: bool = True) -> float:
         """Seconds between an event before and one after work on the stream, which is held until all of it is queued."""
-        streams, start, end = self.device.streams, self.device.streams.event(), self.device.streams.event()
+        streams, start, end = (
+            self.device.streams,
+            self.device.streams.event(),
+            self.device.streams.event(),
+        )
         held = streams.hold(self.stream, 10.0) if hold else None
         streams.record(start, self.stream)
         work()
@@ -119,7 +175,11 @@ class Workbench:
 
     def captured(self, launch: Launch) -> tuple[Graph, Callable[[], float]]:
         """A graph of one launch between two events, and what gives the seconds between these after a replay."""
-        streams, start, end = self.device.streams, self.device.streams.event(), self.device.streams.event()
+        streams, start, end = (
+            self.device.streams,
+            self.device.streams.event(),
+            self.device.streams.event(),
+        )
 
         def body() -> None:
             streams.record(start, self.stream)
