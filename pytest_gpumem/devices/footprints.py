@@ -108,23 +108,20 @@ class SourceFootprints:
     """Watches over sources.
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
-    `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
-    `gone`: why the context with all handles of the sources is gone; None while it lives.
+    `context`: gives the number of the context; None while there is none.
     """
 
     def __init__(
         self,
         driver: Source | None,
         libraries: Sequence[Source],
-        free_bytes: Callable[[], int | None],
-        gone: Callable[[], str | None] = lambda: None,
+        context: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._driver, self._libraries, self._free_bytes, self._gone = (
-            driver,
-            libraries,
-            free_bytes,
-            gone,
-        )
+        self._driver, self._libraries, self._number = driver, libraries, context
+        self.free_bytes: Callable[[], int | None] = lambda: None
+        """Memory of the device that would be free without that of fixtures and of the harness; None where it means nothing."""
+        self._context: int | None = None  # number of the context with all handles of the sources
+        self._left: dict[Series, Figures] = {}  # what libraries counted at the last stop
         self._log = MemoryLog()
         self._wanted: tuple[Source, ...] | None = None
         """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
@@ -149,6 +146,10 @@ class SourceFootprints:
 
     def start(self, *, driver: bool, lines: bool = False) -> None:
         self.stop()
+        number = self._number()
+        if self._context not in (None, number):  # what it held went with it
+            self._log, self._left, self._drift = MemoryLog(), {}, {}
+        self._context = number
         also = (self._driver,) if driver and self._driver is not None else ()
         self._wanted, self._lines = (*also, *self._libraries), lines
         self._reasons.clear()
@@ -157,8 +158,31 @@ class SourceFootprints:
                 "allocations of the driver are watched with --gpumem-footprint"
             )
         self.look()
+        self._forget_freed()
+        for series, figures in self._figures().items():
+            if (
+                series in self._left and figures.used != self._left[series].used
+            ):  # which are freed is not known
+                self._log.lose(series[0])
+
+    def _forget_freed(self) -> None:
+        """Book what was freed of the driver's while nobody reported."""
+        if self._driver is not None:
+            live = (*self._log.of_driver(), *self._log.cached.values())
+            self._log.forget(
+                [one for one in live if not self._driver.alive(one)], time.perf_counter()
+            )
+
+    def _gone(self) -> bool:
+        """True if the context is gone: a handle of it, such as that of a pool, is a segmentation fault."""
+        number = self._number()
+        if self._context is None:
+            self._context = number
+        return number != self._context
 
     def stop(self) -> None:
+        if self._running and not self._gone():
+            self._left = self._figures()
         for source in self._running.values():
             source.stop()
         self._running.clear()
@@ -188,9 +212,10 @@ class SourceFootprints:
             source.note_gap(why or had or "")
 
     def _settle(self, *, ours: bool = False) -> None:
-        reason = self._gone()
-        if reason is not None:
-            raise DeviceError(f"{reason}: what its memory held went with it")
+        if self._gone():
+            raise DeviceError(
+                "the device was reset (cudaDeviceReset): what its memory held went with it"
+            )
         self.look()
         if not self._paused:
             for source in self._running.values():
@@ -282,12 +307,7 @@ class SourceFootprints:
         for series, after in self._figures().items():
             if (less := (self._before.get(series, NOTHING).used or 0) - (after.used or 0)) > 0:
                 self._log.shrink(series, less, time.perf_counter())
-        freed = [
-            one
-            for one in (*self._log.of_driver(), *self._log.cached.values())
-            if self._driver and not self._driver.alive(one)
-        ]
-        self._log.forget(freed, time.perf_counter())
+        self._forget_freed()
 
     def _begin_ours(self) -> None:
         self._settle()
@@ -354,7 +374,7 @@ class _Watch:
         self._begin = time.perf_counter()
         self._figures = of._figures()
         self._drift = dict(of._drift)
-        self._free = None if of.driver_is_watched or not of._wanted else of._free_bytes()
+        self._free = None if of.driver_is_watched or not of._wanted else of.free_bytes()
         self._cached = self._cached_now()
         self._accounts = account((), {}, self._begin)
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
@@ -514,7 +534,7 @@ class _Watch:
 
     def _bound(self, uses: Mapping[Series, MemoryUse]) -> int | None:
         """What the free memory of the device tells beyond what is known."""
-        now = self._of._free_bytes() if self._free is not None else None
+        now = self._of.free_bytes() if self._free is not None else None
         if self._free is None or now is None:
             return None
         nobodys = [self._nobodys(series) for series in self._of._drift if series[1] == "device"]

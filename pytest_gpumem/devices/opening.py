@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, WaitCounter
+from pytest_gpumem.devices.protocol import Device, DeviceError, Footprints, NotCounted, WaitCounter
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
@@ -49,6 +49,8 @@ class DeviceChoice:
     unfinished: Callable[[], bool | None] = lambda: None
     """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
     nothing."""
+    footprints: Callable[[], Footprints | None] = lambda: None
+    """Gives the memory of this process on the device, without a context; None where the open device has it."""
     waits: Callable[[], WaitCounter | None] = lambda: None
     """Gives what counts the waits of a test; None on the simulated device."""
 
@@ -112,6 +114,7 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
         alike=found.alike,
         follow=_follow_modules,
         unfinished=_cuda_unfinished,
+        footprints=lambda: _cuda_footprints(index),
         waits=_cuda_waits,
     )
 
@@ -141,10 +144,16 @@ def _cuda_unfinished() -> bool | None:
     return unfinished()
 
 
-def _cuda_waits() -> WaitCounter:
-    from pytest_gpumem.devices.cuda.waits import CudaWaits
+def _cuda_footprints(index: int) -> Footprints:
+    from pytest_gpumem.devices.cuda.footprints import footprints
 
-    return CudaWaits()
+    return footprints(index)
+
+
+def _cuda_waits() -> WaitCounter:
+    from pytest_gpumem.devices.cuda.waits import WAITS
+
+    return WAITS
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:

@@ -13,13 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.verdicts import memory_findings
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, WaitCounter
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.limits import MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.plugin.forks import FORKED
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -77,6 +78,7 @@ class WatchedTest:
     ) -> None:
         self.item, self.session, self.limits = item, session, limits
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
+        self.forks = session.forks.count
         self.watch: MemoryWatch | None = None
         # why its memory cannot be read; None while it can
         self.trouble: BaseException | None = None
@@ -130,7 +132,7 @@ class WatchedTest:
         """Calls of its function before the one that counts. What they leave, such as plans and workspaces, belongs to no test."""
         self.warms_up = True
         try:
-            with self.session.device.footprints.ours():
+            with self.session.footprints.ours():
                 yield
                 gc.collect()  # cycles that the call to come would free, so that they made up for what it keeps
         finally:
@@ -141,10 +143,10 @@ class WatchedTest:
 
     def part(self) -> MemoryWatch:
         """Begin to watch a part of the test."""
-        return self.session.device.footprints.watch()
+        return self.session.footprints.watch()
 
     def _look(self) -> None:
-        self.session.device.footprints.look()
+        self.session.footprints.look()
 
     def end(self) -> None:
         """Watch no longer."""
@@ -182,6 +184,8 @@ class WatchedTest:
         return 0.0 if self.watch is None else self.tried(self.watch.seconds) or 0.0
 
     def _read(self, *, ended: bool) -> Footprint:
+        if self.session.forks.count != self.forks:
+            raise NotCounted(FORKED)
         found = replace(
             self._watch.read(),
             ended=ended,
@@ -234,7 +238,12 @@ def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
 
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
     """The footprint of a test, or of a part of it, that could not be read."""
-    return Footprint(0, not_watched=(f"the memory could not be read: {trouble}",), ended=ended)
+    why = (
+        str(trouble)
+        if isinstance(trouble, NotCounted)
+        else f"the memory could not be read: {trouble}"
+    )
+    return Footprint(0, not_watched=(why,), ended=ended)
 
 
 def _reads_waits(item: pytest.Item, session: GpuSession) -> bool:
@@ -299,8 +308,7 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        # what is watched now beside libraries: the driver, and lines
-        self._level: tuple[bool, bool] | None = None
+        self._watching = False
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
@@ -317,7 +325,7 @@ class FootprintFeature(Feature):
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
-        """Open the device before the first test where every test is watched, so that the first one does not take longer."""
+        """Import what is needed where every test is watched, so that the first one does not take longer."""
         gpu, config = self._session, session.config
         if (
             gpu.settings.footprint in ("on", "trace")
@@ -325,15 +333,22 @@ class FootprintFeature(Feature):
             and gpu.measures
         ):
             with suppress(*TROUBLE):  # the first test finds it
-                self._start(gpu.settings, driver=True)
+                _ = gpu.footprints
         yield
 
-    def _start(self, settings: Settings, *, driver: bool) -> None:
+    def _start(self, item: pytest.Item, settings: Settings, *, driver: bool) -> None:
+        if uses(item, TEST_FIXTURE):
+            # is opened now; for another test nobody but itself makes a context
+            _ = self._session.device
         lines = settings.footprint == "trace" or bool(settings.allow_kept)
-        level = driver, lines
-        if level != self._level:
-            self._session.device.footprints.start(driver=driver, lines=lines)
-            self._level = level
+        self._session.footprints.start(driver=driver, lines=lines)
+        self._watching = True
+
+    def _stop(self) -> None:
+        if self._watching:
+            self._watching = False
+            with suppress(*TROUBLE):
+                self._session.footprints.stop()
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
@@ -379,13 +394,13 @@ class FootprintFeature(Feature):
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         """Memory of a fixture of a wider scope than one test belongs to no test."""
         if (
-            self._level is None
+            not self._watching
             or fixturedef.scope == "function"
             or self._session.lost_in is not None
         ):
             yield
             return
-        footprints = self._session.device.footprints
+        footprints = self._session.footprints
         with footprints.ours() as growth:
             yield
         if growth:
@@ -414,7 +429,7 @@ class FootprintFeature(Feature):
             item, session, limits, asked=asked and memory, limited=limited, reads_waits=reads_waits
         )
         if memory:
-            watched.begin(functools.partial(self._start, watched.settings, driver=asked))
+            watched.begin(functools.partial(self._start, item, watched.settings, driver=asked))
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         return watched
@@ -435,6 +450,7 @@ class FootprintFeature(Feature):
             footprint = watched.after()
         finally:
             watched.end()
+            self._stop()
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
         elif watched.asked and footprint.driver_peak is None:

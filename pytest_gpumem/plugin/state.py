@@ -27,6 +27,7 @@ from pytest_gpumem.devices.protocol import (
     ContextLost,
     Device,
     DeviceError,
+    Footprints,
     HoldExpired,
 )
 from pytest_gpumem.files import unwritable
@@ -279,6 +280,12 @@ class GpuSession:
             device = self.chosen.open()
             self._device, self.watch = device, L2Watch(device)
         return self._device
+
+    @property
+    def footprints(self) -> Footprints:
+        """The memory of this process on the device, which need not be open. Raises `DeviceError` if it has to be, and cannot be opened."""
+        early = self.chosen.footprints() if self._device is None else None
+        return self.device.footprints if early is None else early
 
     def make_room(self, *, unless_free: float = 1.0) -> None:
         """Give back the device memory that is kept for the next measurement of a kernel of the catalogue.

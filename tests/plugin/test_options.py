@@ -203,7 +203,7 @@ def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(
 ) -> None:
     """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")
-    value = {"SIZE": "4 GiB", "WORDS": "adopt"}.get(str(option.metavar), "out.svg")
+    value = {"SIZE": "4 GiB", "WORD": "adopt"}.get(str(option.metavar), "out.svg")
     argument = option.flag if option.is_flag else f"{option.flag}={value}"
     line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", argument))
     assert f"{option.flag} without --gpumem: nothing would be measured" in line

@@ -24,6 +24,23 @@ RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
 
 
+def context_number(index: int) -> int | None:
+    """Return the number of a GPU's primary context; None while there is none, and makes none. A new
+    context may have the handle of an old one, but never its number."""
+    error, device = D.cuDeviceGet(index)
+    if int(error) != 0:  # as before cuInit
+        return None
+    error, _, active = D.cuDevicePrimaryCtxGetState(device)
+    if int(error) != 0 or not active:
+        return None
+    error, context = D.cuDevicePrimaryCtxRetain(device)
+    if int(error) != 0:
+        return None
+    error, number = D.cuCtxGetId(context)
+    D.cuDevicePrimaryCtxRelease(device)
+    return int(number) if int(error) == 0 else None
+
+
 class Context:
     """The primary context of a GPU."""
 
@@ -39,18 +56,13 @@ class Context:
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
-        """Why no handle of this context may be used or freed any more; None while it lives. A context that a kernel's error has taken is
-        gone too: the driver says so at each call, by `errors.ContextLost`."""
-        error, _, active = D.cuDevicePrimaryCtxGetState(self._device)
-        if int(error) != 0 or not active:
+        """Why no handle of this context may be used or freed any more; None while it lives. A
+        context that a kernel's error has taken is gone too: the driver says so at each call, by
+        `errors.ContextLost`."""
+        number = context_number(self.index)
+        if number is None:
             return DESTROYED
-        # The context is active, so this makes none. A new context may have the handle of the old one, but never its number.
-        error, handle = D.cuDevicePrimaryCtxRetain(self._device)
-        if int(error) != 0:
-            return DESTROYED
-        error, number = D.cuCtxGetId(handle)
-        D.cuDevicePrimaryCtxRelease(self._device)
-        return None if int(error) == 0 and int(number) == self._number else RESET
+        return None if number == self._number else RESET
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -15,20 +15,16 @@ from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.context import Context
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
+from pytest_gpumem.devices.cuda.footprints import footprints, forget
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
-from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
-from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
-from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.nvrtc import KernelCompiler
 from pytest_gpumem.devices.cuda.streams import CudaStreams
-from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -53,15 +49,8 @@ class CudaDevice:
             self.managed = CudaManaged(index, facts)
             self._beacon = Beacon(index)
             self.counters = CudaCounters(index, self._beacon)
-            libraries = (
-                CupyMemory(index),
-                TorchMemory(index),
-                NumbaMemory(),
-                RmmMemory(index),
-                JaxMemory(index),
-            )
-            free = self.memory.free_without_ours
-            self.footprints = SourceFootprints(DriverMemory(index), libraries, free, self.gone)
+            self.footprints = footprints(index)
+            self.footprints.free_bytes = self.memory.free_without_ours
             self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:
@@ -80,6 +69,7 @@ class CudaDevice:
         return links.peer_access(self._index, allowed)
 
     def close(self) -> None:
+        forget(self._index)
         self.footprints.stop()
         if self.gone() is None:
             with self.current():

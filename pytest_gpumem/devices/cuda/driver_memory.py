@@ -23,6 +23,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.allocators import has_pools
+from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.footprints import Source
@@ -161,6 +162,7 @@ class DriverMemory(Source):
 
     def start(self, log: MemoryLog, lines: bool) -> str | None:
         self._log, self._lines = log, lines
+        self._default = self._trimmed = None  # they may be of a context that is gone
         try:
             if not self._names:
                 self._number_calls(imported())
@@ -339,6 +341,8 @@ class DriverMemory(Source):
             self._missed(f"a call of the driver could not be read: {failed}")
 
     def figures(self) -> Mapping[Series, Figures]:
+        if context_number(self._index) is None:
+            return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if self._nothing is None or self._end is None:
             found = self._asked()
             self._nothing = (

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_gpumem.devices.allocation_sites import is_named, line_of, shown_path
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
@@ -36,6 +37,7 @@ class CudaWaits:
     """Counts the waits of this process by line, while it is started."""
 
     def __init__(self) -> None:
+        self._names: list[str] = []  # of the calls that are watched
         self._calls: dict[int, str] = {}  # by CUPTI's number
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
@@ -43,15 +45,19 @@ class CudaWaits:
         self._end: Callable[[], None] | None = None
 
     def start(self) -> None:
-        names = []
-        for name, number in imported().driver_api_trace_cbid.__members__.items():
-            call = call_that_waits(name)
-            if call is not None:
-                names.append(name)
-                self._calls[int(number)] = call
+        if not self._names:
+            self._number_calls(imported())
         self._counts.clear()
         self._missed = None
-        self._end = CALLBACKS.add("DRIVER_API", names, self._waited, self._miss, begins=False)
+        self._end = CALLBACKS.add("DRIVER_API", self._names, self._waited, self._miss, begins=False)
+
+    def _number_calls(self, cupti: Any) -> None:
+        """Find the calls in the installed version of CUPTI."""
+        for name, number in cupti.driver_api_trace_cbid.__members__.items():
+            call = call_that_waits(name)
+            if call is not None:
+                self._names.append(name)
+                self._calls[int(number)] = call
 
     def stop(self) -> None:
         end, self._end = self._end, None
@@ -79,3 +85,6 @@ class CudaWaits:
         line = line_of(sys._getframe(1))
         with self._lock:
             self._counts[line, name] += 1
+
+
+WAITS = CudaWaits()  # those of this process

@@ -162,7 +162,7 @@ class SimulatedDevice:
         self.l2 = SimulatedL2(timeline, roofline)
         self.managed = SimulatedManaged(timeline, roofline, self.memory)
         self.counters = SimulatedCounters(timeline, roofline)
-        self.footprints = SourceFootprints(None, (), lambda: None)
+        self.footprints = SourceFootprints(None, ())
 
     @property
     def facts(self) -> DeviceFacts:

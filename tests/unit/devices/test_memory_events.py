@@ -189,8 +189,6 @@ class Library(Source):
         self.log = None
 
     def drain(self) -> None: ...
-    def arrays(self) -> list[tuple[int, object]]:
-        return []
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         self.asked_to_free.append(len(kept))
@@ -244,7 +242,7 @@ def library() -> Library:
 
 @pytest.fixture
 def footprints(library: Library) -> SourceFootprints:
-    made = SourceFootprints(None, (library,), lambda: None)
+    made = SourceFootprints(None, (library,))
     made.start(driver=False)
     return made
 
@@ -316,7 +314,7 @@ class Lent(Source):
 @pytest.mark.parametrize("measures", [False, True])
 def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: bool) -> None:
     driver = Lent()
-    footprints = SourceFootprints(driver, [], lambda: None)
+    footprints = SourceFootprints(driver, [])
     footprints.start(driver=True)
     before = footprints.watch()
     assert before.read().driver_peak == 0
@@ -380,7 +378,8 @@ def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_
     library: Library,
 ) -> None:
     free = 1024 * MIB  # as it would be without memory of fixtures
-    footprints = SourceFootprints(Driver(), (library,), lambda: free)
+    footprints = SourceFootprints(Driver(), (library,))
+    footprints.free_bytes = lambda: free
     footprints.start(driver=False)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, 64 * MIB)
@@ -392,7 +391,7 @@ def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_
 
 def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
     library.single, library.high = False, 0
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -438,7 +437,7 @@ def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown
     *, watches_driver: bool
 ) -> None:
     pool = Pool(driver := Driver())
-    footprints = SourceFootprints(driver if watches_driver else None, (pool,), lambda: None)
+    footprints = SourceFootprints(driver if watches_driver else None, (pool,))
     footprints.start(driver=watches_driver)
     pool.grow(1, 8 * MIB, hooked=True)
     watch = footprints.watch()
@@ -464,7 +463,7 @@ def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown
 
 def test_segments_that_a_pool_gives_back_hide_none_that_nobody_reported() -> None:
     pool = Pool(driver := Driver())
-    footprints = SourceFootprints(driver, (pool,), lambda: None)
+    footprints = SourceFootprints(driver, (pool,))
     footprints.start(driver=True)
     watch = footprints.watch()
     pool.grow(1, 64 * MIB, hooked=True)
@@ -495,7 +494,7 @@ def test_events_that_come_while_the_log_is_settled_are_booked_next() -> None:
 def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:
     """Such as that of CUDA graphs, which the driver gives back only when it is asked to."""
     library.single = False
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -509,7 +508,7 @@ def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use
     library: Library,
 ) -> None:
     library.single, library.high, library.count = False, 0, 0
-    footprints = SourceFootprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,))
     footprints.start(driver=False)
     watch = footprints.watch()
     with footprints.paused():  # a fixture of the module
@@ -535,7 +534,7 @@ def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(
     blocks: int, kept: int
 ) -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     watch = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -551,7 +550,7 @@ def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(
 
 def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     watch = footprints.watch()
     driver.emit(1, MIB)
@@ -565,7 +564,7 @@ def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> 
 
 def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
     library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     first = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -634,11 +633,11 @@ def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootp
 
 def test_nothing_is_watched_before_the_start() -> None:
     with pytest.raises(DeviceError):
-        SourceFootprints(None, (), lambda: None).watch()
+        SourceFootprints(None, ()).watch()
 
 
 def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
-    footprints = SourceFootprints(None, [Library()], lambda: None)
+    footprints = SourceFootprints(None, [Library()])
     footprints.start(driver=True, lines=True)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, MIB)
@@ -651,13 +650,13 @@ def test_nothing_is_read_once_the_context_is_gone(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handles of the sources are dangling then."""
-    gone: str | None = None
-    footprints = SourceFootprints(None, (library,), lambda: None, gone=lambda: gone)
+    number = 7
+    footprints = SourceFootprints(None, (library,), lambda: number)
     footprints.start(driver=True)
     watch = footprints.watch()
     library.take(1, MIB)
     with footprints.paused():
-        gone = "the device was reset (cudaDeviceReset)"
+        number = 8
         monkeypatch.setattr(library, "figures", lambda: pytest.fail("a handle was touched"))
     for read in (watch.read, footprints.watch):
         with pytest.raises(DeviceError, match="the device was reset"):
@@ -666,6 +665,24 @@ def test_nothing_is_read_once_the_context_is_gone(
         assert growth == {}
     watch.close()
     footprints.stop()
+    monkeypatch.undo()
+    footprints.start(driver=True)  # of the next test, in the new context
+    assert footprints.watch().read().kept == 0
+
+
+def test_what_is_freed_between_two_tests_is_no_test_s(library: Library) -> None:
+    footprints = SourceFootprints(None, (library,))
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    library.take(1, 4 * MIB)
+    assert watch.read().kept == 4 * MIB
+    watch.close()
+    footprints.stop()
+    del library.used[1]
+    footprints.start(driver=True)
+    later = footprints.watch()
+    library.take(1, 3 * MIB)  # at the same address
+    assert (later.read().peak, later.read().kept) == (3 * MIB, 3 * MIB)
 
 
 def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(
@@ -673,7 +690,7 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(
 ) -> None:
     """As while PyTorch's profiler has CUPTI. What begins afterwards is read."""
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     outer = footprints.watch()
     inner = footprints.watch()
@@ -691,7 +708,7 @@ def test_a_watch_while_the_driver_does_not_report_is_not_read(
 ) -> None:
     """It begins inside of a profile: its limits on memory would hold."""
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     monkeypatch.setattr(
         driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI"))
@@ -705,9 +722,9 @@ def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver()
-    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,))
     footprints.start(driver=True)
     with footprints.paused():
-        monkeypatch.setattr(driver, "start", lambda log, stacks: "another tool has CUPTI")
+        monkeypatch.setattr(driver, "start", lambda log, lines: "another tool has CUPTI")
     assert not footprints.driver_is_watched
     assert any("another tool has CUPTI" in why for why in footprints.watch().read().not_watched)

@@ -17,6 +17,7 @@ from typing import Any
 import cupy
 
 from pytest_gpumem.devices.allocation_sites import line_of
+from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Figures, MemoryLog, Series
 
@@ -119,6 +120,8 @@ class CupyMemory(Source):
 
     def figures(self) -> Mapping[Series, Figures]:
         used = total = 0
+        if context_number(self._index) is None:
+            return {_SERIES: Figures(0, 0, segments=0)}
         with cupy.cuda.Device(self._index):
             for pool in self._pools():
                 used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
@@ -131,6 +134,8 @@ class CupyMemory(Source):
         return locked
 
     def cached(self) -> int:
+        if context_number(self._index) is None:
+            return 0
         with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
             cupy.cuda.alloc_pinned_memory(
                 0

@@ -48,6 +48,7 @@ class TorchMemory(Source):
         self._index = index
         self._log: MemoryLog | None = None
         self._lines = False
+        self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
         self._wrapped: dict[
@@ -59,11 +60,11 @@ class TorchMemory(Source):
 
     @property
     def _torch(self) -> Any:
-        """PyTorch, if it is imported and uses CUDA."""
+        """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise the driver."""
         torch = sys.modules.get("torch")
         return (
             torch
-            if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available()
+            if torch is not None and getattr(getattr(torch, "version", None), "cuda", None)
             else None
         )
 
@@ -78,7 +79,9 @@ class TorchMemory(Source):
         if torch.cuda.is_initialized():
             return self._record()
         # Before that there is no allocator that could record.
-        torch.cuda._lazy_call(self._record_if_wanted)
+        if not self._queued:
+            torch.cuda._lazy_call(self._record_if_wanted)
+            self._queued = True
         return None
 
     def _record_if_wanted(self) -> None:

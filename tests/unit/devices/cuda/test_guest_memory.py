@@ -69,8 +69,8 @@ class Torch(ModuleType):
             ),
             _snapshot=lambda: {"device_traces": [self.entries]},
         )
+        self.version = SimpleNamespace(cuda="13.0")
         self.cuda = SimpleNamespace(
-            is_available=lambda: True,
             is_initialized=lambda: True,
             get_allocator_backend=lambda: "native",
             memory=memory,
@@ -132,7 +132,7 @@ def test_a_history_that_the_test_records_is_left_alone(torch: Torch) -> None:
 def test_a_history_that_the_test_begins_meanwhile_is_its_own(torch: Torch) -> None:
     source = TorchMemory(0)
     recorder = torch._C._cuda_record_memory_history
-    footprints = SourceFootprints(None, (source,), lambda: None)
+    footprints = SourceFootprints(None, (source,))
     footprints.start(driver=False)
     watch = footprints.watch()
     torch.cuda.memory._record_memory_history(
@@ -160,7 +160,7 @@ def test_a_history_that_the_test_begins_meanwhile_is_its_own(torch: Torch) -> No
 
 
 def test_a_history_that_the_test_ends_leaves_the_peak_unknown(torch: Torch) -> None:
-    footprints = SourceFootprints(None, (TorchMemory(0),), lambda: None)
+    footprints = SourceFootprints(None, (TorchMemory(0),))
     footprints.start(driver=False)
     watch = footprints.watch()
     torch.cuda.memory._record_memory_history(None)
