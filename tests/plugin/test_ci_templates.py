@@ -347,7 +347,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(
     assert "gpumem gate: green (simulated): 1 row" in green.stdout
     assert "::error" not in green.stdout
 
-    project.change("72 << 20")
+    project.change("76 << 20")
     summary = tmp_path / "summary"
     actions = {
         "GITHUB_ACTIONS": "true",
@@ -372,7 +372,7 @@ def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
 ) -> None:
     assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
     make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
-    project.change("72 << 20")
+    project.change("76 << 20")
     gates = [
         functools.partial(project.run, *step("gate", "Gate")),
         functools.partial(project.run, *gitlab("gpumem:gate")),
