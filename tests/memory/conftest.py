@@ -9,6 +9,41 @@ import pytest
 
 from pytest_gpumem import GiB, MiB, Result
 
+NEEDS_GPU = (
+    "test_a_fitted_hit_ratio_avoids_thrashing",
+    "test_a_pool_that_keeps_its_memory_beats_cudamalloc",
+    "test_a_reset_gives_the_next_kernel_all_of_l2",
+    "test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel",
+    "test_a_table_in_shared_memory",
+    "test_a_tile_in_shared_memory_beats_strided_writes",
+    "test_a_window_on_a_graph_or_on_a_launch_gains_too",
+    "test_an_array_over_a_buffer_is_of_the_buffers_kind",
+    "test_case_in_place",
+    "test_cupy_callable",
+    "test_cupys_pool_beats_cudamalloc",
+    "test_locking_pages_costs_more_than_a_copy_saves",
+    "test_lookup_table_stays_in_l2",
+    "test_lookup_table_stays_in_l2_of_a_busy_gpu",
+    "test_page_locking_is_a_heavyweight_operation_and_grows_with_the_size",
+    "test_persisting_data_serves_two_kernels",
+    "test_reset_data_at_shares_of_l2",
+    "test_reset_data_at_the_texts_sizes",
+    "test_sliding_window",
+    "test_sliding_window_at_shares_of_l2",
+    "test_sliding_window_at_the_texts_sizes",
+    "test_torch_callable",
+    "test_two_windows_at_once",
+    "test_without_a_release_threshold_every_synchronisation_empties_the_pool",
+)
+"""Tests of effects of hardware that a roofline does not have, and of code that it cannot run."""
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu(request: pytest.FixtureRequest) -> None:
+    needs_gpu = request.node.originalname in NEEDS_GPU
+    if needs_gpu and request.getfixturevalue("gpu_device").facts.simulated:
+        pytest.skip("needs a GPU")
+
 
 @pytest.fixture
 def of_l2(gpu_device) -> Callable[..., int]:
@@ -33,10 +68,10 @@ def swept_bytes(gpu_device) -> int:
 
 
 @pytest.fixture
-def needs_gpu(gpu_device) -> None:
-    """For effects of hardware that a roofline does not have, and for code that it cannot run."""
+def real_gpu(gpu_device) -> None:
+    """For code that a model cannot run, before its library is even imported."""
     if gpu_device.facts.simulated:
-        pytest.skip("needs a GPU")
+        pytest.skip("the simulated device runs no foreign kernels")
 
 
 @pytest.fixture

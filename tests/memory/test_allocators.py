@@ -6,10 +6,7 @@ import pytest
 
 from pytest_gpumem import MiB
 
-pytestmark = [
-    pytest.mark.gpumem(budget="0.2 s"),  # rows that differ by factors
-    pytest.mark.usefixtures("needs_gpu"),  # on the simulated device all ways take as long
-]
+pytestmark = pytest.mark.gpumem(budget="0.2 s")  # rows that differ by factors
 
 SIZE = 16 * MiB
 

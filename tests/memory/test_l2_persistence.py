@@ -15,8 +15,6 @@ from pytest_gpumem.devices.protocol import AccessProperty, WindowSpec
 from pytest_gpumem.memory.l2 import Thrashing
 
 pytestmark = pytest.mark.gpumem(budget="0.5 s")
-needs_gpu = pytest.mark.usefixtures("needs_gpu")
-"""No time depends on a window on the simulated device."""
 LEAN_GRID = 32
 """Blocks of the seed's launch: too few to saturate memory, so the table's latency shows."""
 
@@ -39,7 +37,6 @@ def large_l2(gpu_device) -> None:
         )
 
 
-@needs_gpu
 def test_lookup_table_stays_in_l2(
     gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes
 ):
@@ -58,7 +55,6 @@ def test_lookup_table_stays_in_l2(
     )
 
 
-@needs_gpu
 def test_lookup_table_stays_in_l2_of_a_busy_gpu(
     large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes
 ):
@@ -69,7 +65,6 @@ def test_lookup_table_stays_in_l2_of_a_busy_gpu(
     )
 
 
-@needs_gpu
 @pytest.mark.parametrize("where", ["graph", "launch"])
 def test_a_window_on_a_graph_or_on_a_launch_gains_too(
     large_l2,
@@ -146,7 +141,6 @@ def test_a_window_beyond_its_set_aside_is_said_to_thrash(
     assert "evict each other" in str(recwarn.pop(Thrashing).message)
 
 
-@needs_gpu
 def test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel(
     large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, streamed_bytes
 ):
@@ -189,7 +183,6 @@ def test_a_fitted_window_is_never_slower_than_none(
     assert fitted.latency - fitted.half_width <= 1.005 * (off.latency + off.half_width)
 
 
-@needs_gpu
 def test_a_fitted_hit_ratio_avoids_thrashing(
     gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes
 ):
@@ -226,7 +219,6 @@ def test_a_fitted_hit_ratio_costs_nothing_where_the_table_stays(
     assert found["fitted"] < 1.05 * found["off"]
 
 
-@needs_gpu
 def test_sliding_window(
     large_l2, gpu_benchmark, gpu_kernels, device_buffer, persisting_stream, of_l2, swept_bytes
 ):

@@ -31,9 +31,6 @@ SAME = 1.05
 SAME_BUT_PLACED = 1.35
 """The same on a small table, whose placements differ: 3 MiB on an H200 takes 1.80 ms at some addresses and 2.30 ms at others."""
 
-pytestmark = pytest.mark.usefixtures("needs_gpu")
-"""No time depends on a window on the simulated device."""
-
 few_samples = pytest.mark.gpumem(placements=4, budget="50 ms")
 """Many rows, of which each must tell tens of per cent apart."""
 

@@ -27,7 +27,7 @@ def test_an_array_and_its_slices_are_of_the_memory_behind_them(memory_kind, regi
     ] * 3
 
 
-def test_an_array_over_a_buffer_is_of_the_buffers_kind(needs_gpu, memory_kind, pinned_buffer):
+def test_an_array_over_a_buffer_is_of_the_buffers_kind(real_gpu, memory_kind, pinned_buffer):
     """The simulated device backs a buffer with ordinary memory, whose address an array there has."""
     assert memory_kind(pinned_buffer(MiB, like=np)[7:]) == "pinned"
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpumem import Case, MiB
 
 
-def test_cupy_callable(needs_gpu, gpu_benchmark, device_buffer):
+def test_cupy_callable(real_gpu, gpu_benchmark, device_buffer):
     """The short form: a function and its arguments; `moved` is what the bandwidth counts."""
     cupy = pytest.importorskip("cupy")
     x = device_buffer(64 * MiB, "f4", like=cupy)
@@ -18,14 +18,14 @@ def test_cupy_callable(needs_gpu, gpu_benchmark, device_buffer):
     assert result.bandwidth < result.device.peak_bandwidth
 
 
-def test_torch_callable(needs_gpu, gpu_benchmark, device_buffer):
+def test_torch_callable(real_gpu, gpu_benchmark, device_buffer):
     torch = pytest.importorskip("torch")
     x = device_buffer(64 * MiB, "f4", like=torch)
     result = gpu_benchmark(torch.cumsum, x, 0, moved=2 * x.nbytes)
     assert result.bandwidth < result.device.peak_bandwidth
 
 
-def test_case_in_place(needs_gpu, gpu_benchmark):
+def test_case_in_place(real_gpu, gpu_benchmark):
     """An operation that changes its input: restored before every sample, checked after one launch, built anew for each placement."""
     cupy = pytest.importorskip("cupy")
 

@@ -19,7 +19,6 @@ def matrices(device_buffer, streamed_bytes):
     )
 
 
-@pytest.mark.usefixtures("needs_gpu")  # what a sector costs that is written in parts
 def test_a_tile_in_shared_memory_beats_strided_writes(gpu_benchmark, gpu_kernels, matrices):
     """Each word of a strided write is a sector of its own on its way to L2; bank conflicts stay on the chip."""
     naive = gpu_benchmark(gpu_kernels.transpose, *matrices, label="strided writes")
