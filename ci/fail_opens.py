@@ -39,7 +39,11 @@ FAIL_OPENS = [
         "if ran:",
     ),
     (CORE, 'if ended.how == "failed" or any(one.what in judged(row) for row in rows):', "if ran:"),
-    (CORE, "names &= {*OF_FOOTPRINT, *(OF_CALLS if counts else ())}", "names &= set(LIMITS)"),
+    (
+        CORE,
+        "names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}",
+        "names &= set(LIMITS)",
+    ),
     (CORE, "elif not row.footprint.ended:", "elif False:"),
     (
         SESSION,

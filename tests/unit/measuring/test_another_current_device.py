@@ -66,7 +66,7 @@ def outside(made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[str]
         return lambda *_, **__: None if depth or verb in ANYWHERE else found.append(verb)
 
     monkeypatch.setattr(made.device, "current", current)
-    monkeypatch.setattr(made.device, "elsewhere", lambda: None if depth else 1)
+    monkeypatch.setattr(made.device, "elsewhere", lambda: None if depth else "GPU 1")
     for facet in FACETS:
         owner = getattr(made.device, facet)
         for name in dir(owner):

@@ -730,7 +730,7 @@ def test_a_row_says_that_the_test_had_made_another_gpu_current(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not any("current" in note for note in triad(bench, nbytes=2 * MiB).notes)
-    monkeypatch.setattr(bench.device, "elsewhere", lambda: 1)
+    monkeypatch.setattr(bench.device, "elsewhere", lambda: "GPU 1")
     assert any("made GPU 1 current" in note for note in triad(bench, nbytes=2 * MiB).notes)
 
 
