@@ -196,6 +196,7 @@ class SourceFootprints:
         )
 
     def look(self) -> None:
+        self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
         for source in self._wanted or ():

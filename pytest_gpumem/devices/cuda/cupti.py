@@ -215,7 +215,7 @@ class Callbacks:
         self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}
         self._lost: dict[Receive, Callable[[str], None]] = {}
         atexit.register(self._forget)  # a callback after Python's end would crash
-        os.register_at_fork(after_in_child=self._forget_receivers)
+        os.register_at_fork(before=self._before_fork, after_in_child=self._forget_receivers)
 
     def add(
         self,
@@ -293,6 +293,12 @@ class Callbacks:
             with suppress(self._cupti.cuptiError):
                 subscription.end()
             _RaisedAgain.remove()
+
+    def _before_fork(self) -> None:
+        """Let CUPTI go: a child that starts CUDA under the parent's subscription crashes."""
+        if self._subscription is not None:
+            self._unsubscribe()
+            self._miss("the process forked")
 
     def _forget_receivers(self) -> None:
         self._receivers.clear()

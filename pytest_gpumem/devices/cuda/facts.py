@@ -111,12 +111,9 @@ def answer(index: int) -> None:
 
 
 def _elsewhere(index: int, process: FactsProcess | None = None) -> DriverFacts:
-    """`query(index)` by another process; while it runs, this one imports CUPTI, which tests need later."""
+    """`query(index)` by another process."""
     process = process or FactsProcess(index)
     try:
-        if process.running:
-            with suppress(Exception):  # `Callbacks.add` reports it
-                from cupti import cupti  # noqa: F401
         found = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
     finally:
         process.close()
@@ -333,11 +330,6 @@ class FactsProcess:
             raise CudaUnavailable(
                 f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
             ) from None
-
-    @property
-    def running(self) -> bool:
-        """True if it has not ended."""
-        return self._process.poll() is None
 
     def answer(self) -> bytes:
         """The line that it printed. Raises `CudaUnavailable`: it took longer than `SECONDS`, or ended without a line."""
