@@ -251,7 +251,7 @@ class SourceFootprints:
     @contextmanager
     def ours(self) -> Iterator[Growth]:
         growth: Growth = {}
-        if self._wanted is None or self._before is not None or self._gone() is not None:
+        if self._wanted is None or self._before is not None or self._gone():
             yield growth
             return
         self._begin_ours()
@@ -301,7 +301,7 @@ class SourceFootprints:
     def _resume(self) -> None:
         """Watch again, and book what was freed unseen."""
         self._paused = False
-        if self._gone() is not None:
+        if self._gone():
             return
         for source in self._running.values():
             self._start(source)
@@ -318,7 +318,7 @@ class SourceFootprints:
     def _end_ours(self) -> None:
         """Book by how much libraries grew in the block. What was freed there of the test's memory is no part of it."""
         assert self._before is not None
-        if self._gone() is not None:
+        if self._gone():
             self._before = None
             return
         self._settle(ours=True)
