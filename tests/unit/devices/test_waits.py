@@ -44,7 +44,7 @@ def test_the_innermost_line_of_the_user() -> None:
 
     users()
     ((file, line, function),) = found
-    assert (file, line, function) == (__file__, users.__code__.co_firstlineno + 2, "users")
+    assert (file, line, function) == (__file__, users.__code__.co_firstlineno + 4, "users")
 
 
 def test_a_thread_of_c_code_has_its_name() -> None:
