@@ -181,12 +181,14 @@ class SourceFootprints:
         return number != self._context
 
     def stop(self) -> None:
-        if self._running and not self._gone():
-            self._left = self._figures()
-        for source in self._running.values():
-            source.stop()
-        self._running.clear()
-        self._wanted = None
+        try:
+            if self._running and not self._gone():
+                self._left = self._figures()
+        finally:
+            for source in self._running.values():
+                source.stop()
+            self._running.clear()
+            self._wanted = None
 
     @property
     def driver_is_watched(self) -> bool:

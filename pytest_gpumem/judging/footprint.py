@@ -70,9 +70,10 @@ def _kept(count: int, footprint: Footprint) -> str:
 
 def _max_peak_regression(one: _FootprintCheck) -> Finding:
     limit, now = one.limit, one.footprint
-    alike = [past for past in one.past if comparable(now, past.footprint)]
+    read = [past for past in one.past if past.footprint.watched]  # others have waits alone
+    alike = [past for past in read if comparable(now, past.footprint)]
     if not alike:
-        if one.past:
+        if read:
             changed = "the driver's allocations are watched on one side only"
             return find(
                 Outcome.UNDECIDED,

@@ -341,8 +341,8 @@ class FootprintFeature(Feature):
             # is opened now; for another test nobody but itself makes a context
             _ = self._session.device
         lines = settings.footprint == "trace" or bool(settings.allow_kept)
-        self._session.footprints.start(driver=driver, lines=lines)
         self._watching = True
+        self._session.footprints.start(driver=driver, lines=lines)
 
     def _stop(self) -> None:
         if self._watching:

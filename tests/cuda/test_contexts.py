@@ -157,7 +157,7 @@ def test_pedantic(benchmark, own):
     checked(driver.cuCtxSynchronize())
     checked(driver.cuModuleUnload(module))
 """
-READING = ((), ("--gpumem-footprint=on",))
+READING = ((), ("--gpumem-footprint=on",), ("--gpumem-waits",))
 
 
 def needs_torch() -> None:

@@ -316,3 +316,8 @@ def test_waits_against_the_base() -> None:
         is Outcome.PASS
     )
     assert judged(waiting(3), [unread], max_waits="base")[0][0] is Outcome.NEW
+
+
+def test_a_saved_run_that_read_waits_alone_says_nothing_of_memory() -> None:
+    saved = PastFootprint(waiting(1), "a")
+    assert judged(footprint(5 * MiB), [saved], max_peak_regression="0 B")[0][0] is Outcome.NEW
