@@ -1,17 +1,18 @@
 """Adoption: a call of pytest-benchmark's `benchmark` is measured on the GPU too.
 
-pytest-benchmark times the call as always. Then this plugin measures the same call on the device, in a pass of its own. The pass gives a row,
-and an entry `NAME[gpu]` beside the host's in pytest-benchmark's session. It never fails a test and never changes its result: what cannot be
-measured is named in a line of the summary.
+pytest-benchmark times the call as always. Then the GPU pass measures the same call on the device.
+It gives a row, and an entry `NAME[gpu]` beside the host's in pytest-benchmark's session. The pass
+never fails a test and never changes its result: what cannot be measured is named in the summary.
 
-The methods of pytest-benchmark's class are wrapped once for all tests. So other names of the fixture, fixtures that return the same object,
-`pedantic` and `weave` work alike.
+The methods of pytest-benchmark's class are wrapped once for all tests. So other names of the
+fixture, fixtures that return the same object, `pedantic` and `weave` work alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
@@ -60,14 +61,18 @@ class NoGpu(Exception):
 
 
 def adopts(item: pytest.Item, settings: Settings) -> bool:
-    """True if the GPU is measured where the test calls `benchmark`. Raises `SettingsError`: its marker cannot be used."""
+    """True if the GPU is measured where the test calls `benchmark`.
+    Raises `SettingsError`: its marker cannot be used.
+    """
     if not uses_benchmark(item) or uses(item, BENCHMARK_FIXTURE):
         return False
     return of_test(settings, marker_keywords(marks_of(item))).adopt
 
 
 def rows_of_table(session: GpuSession) -> list[Row]:
-    """Return the rows of this plugin's table: an adopted row needs a limit or a reference there if pytest-benchmark shows it."""
+    """Return the rows of this plugin's table.
+    An adopted row whose entry pytest-benchmark shows needs a limit or a reference for it.
+    """
     rows = []
     for row in session.rows:
         if row.nodeid not in session.adopted or _has_limit(row) or session.past(row):
@@ -110,9 +115,9 @@ class AdoptionFeature(Feature):
     def tests(self, session: pytest.Session) -> Iterator[None]:
         try:
             with pytest.MonkeyPatch.context() as patch:
-                for method, describe in (("__call__", _plain_call), ("pedantic", _pedantic_call)):
-                    original = getattr(BenchmarkFixture, method)
-                    patch.setattr(BenchmarkFixture, method, self._wrapped(original, describe))
+                for name in ("__call__", "pedantic"):
+                    method = getattr(BenchmarkFixture, name)
+                    patch.setattr(BenchmarkFixture, name, self._wrapped(method))
                 yield
         finally:
             self._session.remark(*self._lines())
@@ -134,20 +139,21 @@ class AdoptionFeature(Feature):
         if adopts(item, self._session.settings):
             self._name(item, "another plugin, such as CodSpeed, has the fixture")
 
-    def _wrapped(
-        self, original: Callable[..., Any], describe: Callable[..., BenchmarkCall]
-    ) -> Callable[..., Any]:
+    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of pytest-benchmark that is followed by the pass on the GPU."""
 
-        @functools.wraps(original)
+        @functools.wraps(method)
         def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            result = original(fixture, *args, **kwargs)
+            result = method(fixture, *args, **kwargs)
             item = self._item
+            if item is None:
+                return result
+            config: Any = item.config
             # A test of a plugin may run a session of its own inside of this process.
-            if item is not None and fixture._logger is item.config._benchmarksession.logger:  # type: ignore[attr-defined]
+            if fixture._logger is config._benchmarksession.logger:
                 self._called = True
-                self._follow(item, fixture, functools.partial(describe, *args, **kwargs))
+                self._follow(item, fixture, lambda: _call_of(method, fixture, args, kwargs))
             return result
 
         return call
@@ -167,12 +173,11 @@ class AdoptionFeature(Feature):
             session.without_gpu.add(item.nodeid)
         except pytest.exit.Exception:
             raise
+        except CannotAdopt as reason:
+            self._name(item, str(reason))
         except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
             first_line = str(error).partition("\n")[0]
-            reason = first_line
-            if not isinstance(error, CannotAdopt):
-                reason = f"{type(error).__name__}: {first_line}"
-            self._name(item, reason)
+            self._name(item, f"{type(error).__name__}: {first_line}")
 
     def _name(self, item: pytest.Item, reason: str) -> None:
         """Name a benchmark in the summary."""
@@ -201,9 +206,11 @@ class AdoptionFeature(Feature):
     # The pass
 
     def _measure(self, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
-        """Add a measurement of the call to the test. Raises `CannotAdopt`, `NoGpu`, or what the call raises."""
-        session, config = self._session, item.config
-        if benchmarks_are_off(config):
+        """Add a measurement of the call to the test.
+        Raises `CannotAdopt`, `NoGpu`, or what the call raises.
+        """
+        session = self._session
+        if benchmarks_are_off(item.config):
             raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
         if call.runs_once and not of_marker(marker_keywords(marks_of(item)), "adopt"):
             raise CannotAdopt(
@@ -221,8 +228,10 @@ class AdoptionFeature(Feature):
                     busy = _busy_seconds(session, call)
             except NotCounted as why:
                 notes.append(f"not known whether calls run the same work: {why}")
-        test: GpuTest = item._request.getfixturevalue("_gpumem_test")  # type: ignore[attr-defined]
-        before = len(test.measurements)
+        request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
+        test: GpuTest = request.getfixturevalue("_gpumem_test")
+        if test.entries is not None:
+            raise CannotAdopt("its test measures with gpu_benchmark")
         try:
             with closing(call):
                 entries = _measured(test, fixture, call)
@@ -230,13 +239,14 @@ class AdoptionFeature(Feature):
                     raise NoGpu
                 peak = _peak_of(session, item, call)
         except BaseException:
-            del test.measurements[before:]
+            test.measurements.clear()
             test.entries, test.wrong = None, None
             raise
         measurement, limits = test.measurements[-1]
         if measurement.sampler == "host" and busy is not None:
             notes.append(
-                f"wall time of a call until the GPU is done; its kernels and copies take {format_time(busy)}"
+                "wall time of a call until the GPU is done; its kernels and copies take "
+                f"{format_time(busy)}"
             )
         measurement = replace(measurement, notes=(*measurement.notes, *notes))
         test.measurements[-1] = (measurement, limits)
@@ -256,7 +266,8 @@ def _has_context(session: GpuSession) -> bool:
 
 def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
     """Call until two calls in a row run the same work, and return the seconds of that work.
-    Raises `NoGpu`: they run none. Raises `CannotAdopt`: they differ. Raises `NotCounted`: it cannot be seen.
+    Raises `NoGpu`: they run none. Raises `CannotAdopt`: they differ.
+    Raises `NotCounted`: the device's work cannot be seen.
     """
     device = session.device
 
@@ -285,7 +296,7 @@ def _work(spans: list[Span]) -> list[tuple[str, int]]:
 
 
 def _measured(test: GpuTest, fixture: Any, call: BenchmarkCall) -> Entries:
-    """Measure the call, hot unless the marker says otherwise, and return the entries of its test."""
+    """Measure the call, hot unless the marker says otherwise; return the entries of its test."""
     if test.settings.origins.get("budget") == "default":
         test.settings = test.settings._replace(budget=BUDGET)
     benchmark = GpuBenchmark(test, fixture, adopted=True)
@@ -308,7 +319,7 @@ def _measured(test: GpuTest, fixture: Any, call: BenchmarkCall) -> Entries:
 
 
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
-    """Return the bytes that one more call takes, where the memory of the whole test is not watched."""
+    """Return the bytes that one more call takes, if the memory of the test is not watched."""
     if item.stash.get(WATCHED, None) is not None or session.settings.footprint == "off":
         return None
     footprints = session.footprints
@@ -379,21 +390,21 @@ class BenchmarkCall:
         self._is_ready = self._needs_teardown = False
 
 
-def _plain_call(
-    function_to_benchmark: Callable[..., object], *args: Any, **kwargs: Any
+def _call_of(
+    method: Callable[..., Any], fixture: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> BenchmarkCall:
-    return BenchmarkCall(function_to_benchmark, args, kwargs)
-
-
-def _pedantic_call(
-    target: Callable[..., object],
-    args: Any = (),
-    kwargs: Any = None,
-    setup: Any = None,
-    teardown: Any = None,
-    rounds: int = 1,
-    warmup_rounds: int = 0,
-    iterations: int = 1,
-) -> BenchmarkCall:
-    once = setup is None and rounds + warmup_rounds + iterations == 2
-    return BenchmarkCall(target, tuple(args), dict(kwargs or {}), setup, teardown, runs_once=once)
+    """Return what a method of pytest-benchmark is given to call."""
+    bound = inspect.signature(method).bind(fixture, *args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    if "function_to_benchmark" in given:
+        return BenchmarkCall(given["function_to_benchmark"], given["args"], given["kwargs"])
+    once = given["setup"] is None and given["rounds"] == given["iterations"] == 1
+    return BenchmarkCall(
+        given["target"],
+        tuple(given["args"]),
+        given["kwargs"] or {},
+        given["setup"],
+        given.get("teardown"),  # from pytest-benchmark 5 on
+        runs_once=once and given["warmup_rounds"] == 0,
+    )

@@ -1,7 +1,8 @@
-"""The measurements of this plugin in pytest-benchmark's session: entries, table, JSON and saved runs.
+"""The measurements of this plugin in pytest-benchmark's session: entries, table, JSON, saves.
 
-A measurement becomes one entry with the device's samples, beside whatever `benchmark` itself measures. So pytest-benchmark's storage, JSON,
-histogram and comparison work on it unchanged. Seen to hold for pytest-benchmark 4.0.0 and 5.3.1.
+A measurement becomes an entry with the device's samples, beside whatever `benchmark` measures. So
+storage, JSON, histogram and comparison work on it unchanged. Seen with pytest-benchmark 4.0.0 and
+5.3.1.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `-
 
 
 def gpumem_device_time() -> float:
-    """The clock of the entries by name, as pytest-benchmark writes it into `options`. Nothing calls it."""
+    """Name the clock of the entries in their `options`. Nothing calls it."""
     raise NotImplementedError
 
 
 def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
-    """True for pytest-benchmark's own fixture. CodSpeed's claims its class, which deceives `isinstance`."""
+    """True for pytest-benchmark's fixture. CodSpeed's claims its class, as `isinstance` sees it."""
     return issubclass(type(benchmark), BenchmarkFixture)
 
 
@@ -38,7 +39,7 @@ class Entries:
     """The entries of one test."""
 
     def __init__(self, benchmark: object, *, adopted: bool = False) -> None:
-        """`benchmark`: the test's fixture. `adopted`: the fixture itself has measured the same call."""
+        """`benchmark`: the test's fixture. `adopted`: it has measured the same call itself."""
         # Another plugin's fixture of that name (CodSpeed's) is left alone.
         self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
         self._adopted = adopted
@@ -84,7 +85,7 @@ class Entries:
         self._added.append(entry)
 
     def excuse(self) -> None:
-        """Have pytest-benchmark store nothing of a test that did not pass, or whose every call raised."""
+        """Have pytest-benchmark store nothing of a test that did not pass, or that only raised."""
         for entry in self._added:
             entry.has_error = True
         self._use_up()
@@ -104,8 +105,8 @@ def storage_folder(config: pytest.Config) -> Path:
 
 
 def leave_out(compared: dict[str, Any], key: str) -> list[str]:
-    """Take the entries of another GPU out of a saved run that pytest-benchmark compares with. Benchmarks of the host stay.
-    `compared`: the saved run. Its GPU leaves `machine_info`, so that pytest-benchmark compares the hosts alone.
+    """Take the entries of another GPU out of a saved run that pytest-benchmark compares with.
+    `compared`: the saved run. Its GPU leaves `machine_info`, which is compared with this host's.
     `key`: of this session's device.
     Returns the full names of the entries.
     """
@@ -139,8 +140,8 @@ TABLE_OPTIONS = (
 
 @contextmanager
 def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
-    """Leave what `gpu_benchmark` measured out of pytest-benchmark's table, unless one of its options asks for the table.
-    `always`: leave it out even so.
+    """Leave what `gpu_benchmark` measured out of pytest-benchmark's table.
+    `always`: also if one of pytest-benchmark's options asks for the table.
     """
     session: Any = getattr(config, "_benchmarksession", None)
     groups = getattr(session, "groups", None)
@@ -169,8 +170,10 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
 
 
 def write_json(config: pytest.Config) -> Path | None:
-    """Write the `--benchmark-json` file where pytest-benchmark does not: with workers, or if no measurement passed. Goes through the same
-    hooks, with an empty list of benchmarks. Gives the path, or None if there was nothing to do."""
+    """Write the `--benchmark-json` file where pytest-benchmark does not: with workers, or if no
+    measurement passed. Goes through the same hooks, with an empty list of benchmarks.
+    Returns the path, or None if there was nothing to do.
+    """
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:
         return None

@@ -303,10 +303,11 @@ def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
-    """The limits that somebody relies on for a test: those of its marker, and those of the session that its fixtures are about. None for a
-    test without limits that does not measure."""
+    """The limits that somebody relies on for a test: those of its marker, and those of the session
+    that its fixtures are about. None for a test without limits that does not measure."""
     try:
         marker = marker_limits(marker_keywords(marks_of(item)))
+        adopted = adopts(item, settings)
     except SettingsError:  # reported where the marker is read
         return None
     limits = merge_limits(None, marker, settings, LIMITS)
@@ -315,7 +316,7 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
         for name in LIMITS
         if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)
     }
-    if adopts(item, settings):
+    if adopted:
         about.update(OF_MEASUREMENT)
     if settings.footprint == "off":
         about.difference_update(OF_FOOTPRINT)

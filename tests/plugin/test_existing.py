@@ -1,4 +1,4 @@
-"""Suites that exist: benchmarks of pytest-benchmark that are measured on the GPU too, and the waits of every test."""
+"""Suites that exist: benchmarks that are measured on the GPU too, and waits of every test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPU = '''
 import pytest
 
 class Gpu:
-    """Work as a suite's own library would queue it: `launch` on the current stream, `elsewhere` on a stream of its own."""
+    """Work as a library queues it: `launch` on the current stream, `elsewhere` on another."""
 
     def __init__(self, test):
         kernels, device = test.kernels, test.device
