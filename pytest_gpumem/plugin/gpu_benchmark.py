@@ -64,6 +64,8 @@ class GpuBenchmark:
     def __init__(self, test: GpuTest, benchmark: object, *, adopted: bool = False) -> None:
         """`benchmark` is pytest-benchmark's fixture. `adopted`: it has measured the same call."""
         self._entries = test.entries = Entries(benchmark, adopted=adopted)
+        if not adopted:
+            test.session.adopted.discard(test.item.nodeid)
         self._test = test
 
     @property
