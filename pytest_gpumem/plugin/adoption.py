@@ -75,7 +75,7 @@ def rows_of_table(session: GpuSession) -> list[Row]:
     """
     rows = []
     for row in session.rows:
-        if row.nodeid not in session.adopted or _has_limit(row) or session.past(row):
+        if row.nodeid not in session.adopted or _has_limit(row) or session.baseline.past(row):
             rows.append(row)
     return rows
 
