@@ -269,4 +269,30 @@ def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:
     shapes |= {"graph", "large_result"}
     assert len({f"test_{name}" for name in shapes} & set(found)) >= 10
     assert "test_host" not in found
+    document = json.loads((pytester.path / "out.json").read_text())
+    stored = {entry["name"] for entry in document["benchmarks"]}
+    assert {f"{name}[gpu]" for name in found} <= stored
     assert "ValueError: too often" in result.stdout.str()
+
+
+def test_a_context_of_the_tests_own_is_named(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("cuda.bindings")
+    pytester.makepyfile(
+        """
+        from cuda.bindings import driver
+
+        def test_launch(benchmark):
+            driver.cuInit(0)
+            _, context = driver.cuCtxCreate(None, 0, 0)
+            _, address = driver.cuMemAlloc(1 << 20)
+            benchmark(driver.cuMemsetD8, address, 1, 1 << 20)
+            driver.cuCtxSynchronize()
+            driver.cuCtxDestroy(context)
+        """
+    )
+    result = run(pytester, "--benchmark-max-time=0.05", "--benchmark-min-rounds=3")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["1 benchmark not measured on the GPU: it runs in a context of the test's own: *"]
+    )
+    assert "Traceback" not in result.stderr.str()
