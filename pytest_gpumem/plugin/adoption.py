@@ -153,7 +153,8 @@ class AdoptionFeature(Feature):
             # A test of a plugin may run a session of its own inside of this process.
             if fixture._logger is config._benchmarksession.logger:
                 self._called = True
-                self._follow(item, fixture, lambda: _call_of(method, fixture, args, kwargs))
+                describe = functools.partial(_call_of, method, fixture, args, kwargs)
+                self._follow(item, fixture, describe)
             return result
 
         return call

@@ -148,7 +148,7 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
     words = [
         *config.getini("addopts"),
         *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *map(str, config.invocation_params.args),
+        *[str(argument) for argument in config.invocation_params.args],
     ]
     wanted = any(word.partition("=")[0] in TABLE_OPTIONS for word in words)
     if not groups or (wanted and not always):
