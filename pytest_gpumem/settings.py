@@ -53,8 +53,6 @@ WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
-ADOPT = "adopt"  # what the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU
-
 _NO = ("0", "false", "no", "off")
 
 
@@ -211,10 +209,10 @@ class Option(NamedTuple):
     @property
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
-        return (
-            self.name in LIMITS
-            or self.name == "existing"
-            or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        return self.name in LIMITS or self.role in (
+            OptionRole.STRICTNESS,
+            OptionRole.SAVING,
+            OptionRole.OUTPUT,
         )
 
     @property
@@ -332,12 +330,12 @@ OPTIONS: tuple[Option, ...] = (
         bare="on",
     ),
     Option(
-        "existing",
+        "adopt",
         OptionRole.MEASURING,
-        _choice((ADOPT,)),
-        "adopt: measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
-        "WORD",
+        _flag,
+        "Measure the GPU too where a test calls pytest-benchmark's benchmark. Default: true.",
         on_marker=True,
+        ini_only=True,
     ),
     Option(
         "waits",
@@ -418,11 +416,10 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"gpus": _count, "oversubscribe": _flag, "warmups": _count, "adopt": _flag}
+    {"gpus": _count, "oversubscribe": _flag, "warmups": _count}
 )
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
-memory than its GPU has free, how often its function is called before its memory counts, and whether its use of pytest-benchmark may be
-measured on the GPU."""
+memory than its GPU has free, and how often its function is called before its memory counts."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(
     dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS))
@@ -461,7 +458,7 @@ class Settings(NamedTuple):
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     count_pages: bool = False
     footprint: str = "auto"
-    existing: str | None = None  # `ADOPT`
+    adopt: bool = True
     waits: bool = False
     allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
