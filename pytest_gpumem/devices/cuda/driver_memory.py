@@ -1,11 +1,13 @@
-"""The driver's allocations: CUPTI's callback of each call that allocates or frees, and the driver's own counts of its stream-ordered pool
-and of CUDA graphs.
+"""The driver's allocations: CUPTI's callback of each call that allocates or frees, and the driver's
+own counts of its stream-ordered pool and of CUDA graphs.
 
-A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's records (kind MEMORY2) tell the same and
-cost more: each takes cupti-python 40 us, and loading a kernel makes one for each static variable of its module.
+A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's
+records (kind MEMORY2) tell the same and cost
+more: each takes cupti-python 40 us, and loading a kernel makes one for each static variable of
+its module.
 
-Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API, Memory Management; CUDA Runtime API,
-cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
+Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
-from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     NOTHING,
@@ -36,6 +37,7 @@ from pytest_gpumem.devices.memory_events import (
     Series,
 )
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.sources import Source
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
@@ -85,8 +87,9 @@ _VIRTUAL = {
     "cuMemRetainAllocationHandle": 2,
     **dict.fromkeys(("cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"), 0),
 }
-"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API, Virtual Memory Management). Memory lives
-from its creation until its last handle is released and its last mapping ends."""
+"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API,
+Virtual Memory Management). Memory lives from its creation until its last handle is released and its
+last mapping ends."""
 _ARRAYS = {
     "cuArrayCreate_v2": 2,
     "cuArray3DCreate_v2": 2,
@@ -94,8 +97,9 @@ _ARRAYS = {
     "cuMipmappedArrayCreate": 3,
     "cuMipmappedArrayDestroy": 1,
 }
-"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver does not tell the bytes of an array: they
-are those of its elements, without what its layout adds."""
+"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver
+does not tell the bytes of an array: they are those of its elements, without what its layout
+adds."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
 _ARRAY3D = struct.Struct(
     "<QQQIII"
@@ -120,7 +124,8 @@ _LOCATION = struct.Struct(
     "<8xii"
 )  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
 _POOLS = re.compile(
-    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
+    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
+    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
 """Calls after which pools and graphs may hold other amounts."""
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -178,7 +183,8 @@ class DriverMemory(Source):
         self.note_gap(why)
 
     def _number_calls(self, cupti: Any) -> None:
-        """Find the calls in the installed version: once, for memory is watched again after each measurement."""
+        """Find the calls in the installed version: once, for memory is watched again after each
+        measurement."""
         numbers = {
             name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()
         }
@@ -196,18 +202,18 @@ class DriverMemory(Source):
         if cbid in self._pools:
             self._nothing = None
         try:
-            if (call := self._calls.get(cbid)) is not None and not ended.failed:
-                self._take(call, ended.parameters, ended.correlation)
-            elif (name := self._virtual.get(cbid)) is not None and not ended.failed:
-                read = {**_VIRTUAL, **_ARRAYS, **_OWN_POOLS}[name]
-                take = (
-                    self._take_array
-                    if name in _ARRAYS
-                    else self._take_pool
-                    if name in _OWN_POOLS
-                    else self._take_virtual
-                )
-                take(name, words(ended.parameters, read))
+            if ended.failed:
+                return
+            if cbid in self._calls:
+                self._take(self._calls[cbid], ended.parameters, ended.correlation)
+                return
+            name = self._virtual.get(cbid, "")
+            if name in _ARRAYS:
+                self._take_array(name, words(ended.parameters, _ARRAYS[name]))
+            elif name in _OWN_POOLS:
+                self._take_pool(name, words(ended.parameters, _OWN_POOLS[name]))
+            elif name:
+                self._take_virtual(name, words(ended.parameters, _VIRTUAL[name]))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
@@ -238,8 +244,9 @@ class DriverMemory(Source):
         self._emit(call.kind, address, nbytes)
 
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
-        """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes, and
-        those that map memory of several devices, count nothing. Once memory from before the watch is mapped, the test's is not read."""
+        """Count the handles and mappings of virtual memory, whose handle stands for its address.
+        Handles of other processes, and those that map memory of several devices, count nothing.
+        Once memory from before the watch is mapped, the test's is not read."""
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
@@ -388,7 +395,8 @@ class DriverMemory(Source):
         }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
+        """Have the driver give back memory that no graph uses any more: it counts as used by graphs
+        until then."""
         before = self.figures()[GRAPHS, "device"]
         if before in (NOTHING, self._trimmed):
             return False
@@ -408,7 +416,8 @@ class DriverMemory(Source):
         self._others.clear()  # handles may be released unseen, and their numbers given out again
         if self._own_pools:
             self._missed(
-                "a stream-ordered pool of the test's own lived during a measurement: what it keeps since then is not known"
+                "a stream-ordered pool of the test's own lived during a measurement: what it keeps "
+                "since then is not known"
             )
         end, self._end = self._end, None
         if end is not None:
