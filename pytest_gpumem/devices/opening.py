@@ -1,4 +1,5 @@
-"""The only way to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes a device that can be opened."""
+"""The only way to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes a device that
+can be opened."""
 
 from __future__ import annotations
 
@@ -36,27 +37,32 @@ class DeviceChoice:
     conditions: Callable[[], Conditions] = Conditions
     """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
-    """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
+    """Imports the modules that `open` needs, without a context: a process that waits for its turn
+    does so beforehand."""
     gpus: tuple[
         str, ...
-    ] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
+        # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the
+        # simulated device
+    ] = ()
     alike: tuple[
         str, ...
     ] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Follows the modules that this process loads inside the block, for `Counters.what_ran`; without
-    a context."""
+    """Follows the modules that this process loads inside the block, for `Counters.what_ran`;
+    without a context."""
     unfinished: Callable[[], bool | None] = lambda: None
-    """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
-    nothing."""
+    """True if work waits on the default streams or the current stream of a library; None if this
+    process has no context. Waits for nothing."""
     footprints: Callable[[], Footprints | None] = lambda: None
-    """Gives the memory of this process on the device, without a context; None where the open device has it."""
+    """Gives the memory of this process on the device, without a context; None where the open device
+    has it."""
     waits: Callable[[], WaitCounter | None] = lambda: None
     """Gives what counts the waits of a test; None on the simulated device."""
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
-    """Have another process ask the driver about a device, for `choose`. The block imports meanwhile."""
+    """Have another process ask the driver about a device, for `choose`. The block imports
+    meanwhile."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return nullcontext()
@@ -84,7 +90,8 @@ def choose(choice: str, *, seed: int = 0, asked: DriverAnswer = None) -> DeviceC
 
 
 def look(pci_bus_id: str | None) -> Card:
-    """The state of the card at a PCI bus id, or of the first one, from the driver; without a context, and without CuPy.
+    """The state of the card at a PCI bus id, or of the first one, from the driver; without a
+    context, and without CuPy.
     Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed.
     """
     try:

@@ -1,6 +1,7 @@
 """Ways of allocating whose time is measured, behind the protocol's `Allocator`.
 
-Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA Runtime API, page-locked memory.
+Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA
+Runtime API, page-locked memory.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class _Pool:
 
 
 class _CupyPool:
-    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises `Unsupported`: CuPy is not installed."""
+    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises
+    `Unsupported`: CuPy is not installed."""
 
     def __init__(self) -> None:
         try:

@@ -1,4 +1,5 @@
-"""CUDA's errors as `DeviceError`: one line with the error's name, and whether the context survives it."""
+"""CUDA's errors as `DeviceError`: one line with the error's name, and whether the context survives
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, OutOfMemory
 
-# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further CUDA work will return the same
-# error." Driver and runtime number these alike.
+# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further
+# CUDA work will return the same error." Driver and runtime number these alike.
 _STICKY_NAMES = (
     "cudaErrorECCUncorrectable",
     "cudaErrorNvlinkUncorrectable",
@@ -41,7 +42,8 @@ def failure(code: int, text: str, doing: str) -> DeviceError:
     """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
     if code in STICKY:
         return ContextLost(
-            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails."
+            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process "
+            "fails."
         )
     return (
         OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
@@ -49,7 +51,8 @@ def failure(code: int, text: str, doing: str) -> DeviceError:
 
 
 def check(result: Any, doing: str) -> Any:
-    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value, ...) and never raises.
+    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value,
+    ...) and never raises.
     Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
     error, *values = result

@@ -97,7 +97,8 @@ def _kernels(graph: int) -> Iterator[Kernel]:
 
 
 def nodes(graph: Any) -> Iterator[tuple[Any, Any]]:
-    """Each node of a graph and of its child graphs, with its CUgraphNodeType. Raises `RuntimeError`, as `known`."""
+    """Each node of a graph and of its child graphs, with its CUgraphNodeType. Raises
+    `RuntimeError`, as `known`."""
     _, count = known(D.cuGraphGetNodes(graph))
     found, _ = known(D.cuGraphGetNodes(graph, count))
     for node in (found or ())[:count]:

@@ -1,4 +1,5 @@
-"""The host's side: NumPy arrays over raw memory, how much memory the host has, and on which NUMA node new memory comes to lie."""
+"""The host's side: NumPy arrays over raw memory, how much memory the host has, and on which NUMA
+node new memory comes to lie."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
 
 def array(allocation: Allocation, dtype: str, size: int) -> Any:
-    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is freed.
+    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is
+    freed.
     Raises `Unsupported`: device memory.
     """
     if not allocation.host_address:
@@ -25,12 +27,14 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
 
 
 def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that it is in if that is less."""
+    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that
+    it is in if that is less."""
     return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroup))])
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that new allocations of the host can take without swapping: of the machine, and of the control groups if these are tighter."""
+    """Bytes that new allocations of the host can take without swapping: of the machine, and of the
+    control groups if these are tighter."""
     return max(
         0, min([_meminfo(proc, "MemAvailable"), *(left for _, left in _limits(proc, cgroup))])
     )
@@ -42,8 +46,8 @@ def _meminfo(proc: Path, name: str) -> int:
 
 
 def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """The limit in bytes of each control group (version 2) that this process is in, and what is left of it: of its job, such as one of
-    Slurm, and of the groups around it."""
+    """The limit in bytes of each control group (version 2) that this process is in, and what is
+    left of it: of its job, such as one of Slurm, and of the groups around it."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -91,9 +95,11 @@ def _cpus(listed: str) -> frozenset[int]:
 
 @contextmanager
 def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
-    """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after it.
+    """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after
+    it.
 
-    The kernel gives a page from the node of the CPU that touches it first, and page-locking touches (Linux, numa(7), "local allocation").
+    The kernel gives a page from the node of the CPU that touches it first, and page-locking touches
+    (Linux, numa(7), "local allocation").
     `node`: asked for; None: `nearest`, if this thread may run there at all.
     `nearest`: the node that the device is attached to; None where it is not known.
     `system`: where the host describes its nodes.
