@@ -41,10 +41,11 @@ class MemoryKind(str, Enum):
     """Device memory of a pool: the driver's stream-ordered one, or a library's."""
     MANAGED = "managed", Traits("managed")
     PINNED = "pinned", Traits("host", locked=True, fixed=_BEHIND_LINK)
+    # pageable host memory, page-locked afterwards
     REGISTERED = (
         "registered",
         Traits("host", locked=True, adopted=True, fixed=_BEHIND_LINK),
-    )  # pageable host memory, page-locked afterwards
+    )
     PAGEABLE = "pageable", Traits("host", adopted=True, fixed=_BEHIND_LINK)
     PEER = "peer", Traits("peer", fixed=_BEHIND_LINK)  # device memory of another GPU
 

@@ -95,9 +95,8 @@ class CudaMemory:
         next measurement."""
         # when the driver will be done with what was freed, on the clock of `time.monotonic`
         self._scrubbed = 0.0
-        self._locked: dict[
-            int, Allocation
-        ] = {}  # page-locked memory that lives, by its address on the host
+        # page-locked memory that lives, by its address on the host
+        self._locked: dict[int, Allocation] = {}
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some
         sizes up and answers for the whole."""
@@ -153,9 +152,8 @@ class CudaMemory:
         if kind is MemoryKind.POOLED:
             check_pools(self._index)
             address = int(check(R.cudaMallocAsync(nbytes, LEGACY_DEFAULT), doing))
-            check(
-                R.cudaStreamSynchronize(LEGACY_DEFAULT), doing
-            )  # other streams may use it from now on
+            # other streams may use it from now on
+            check(R.cudaStreamSynchronize(LEGACY_DEFAULT), doing)
             return Allocation(kind, nbytes, address, 0)
         if kind is MemoryKind.PEER:
             with on_gpu(self.peer):
@@ -265,9 +263,8 @@ class CudaMemory:
                 "a pool gives an object with the address of its memory as ptr, not "
                 f"{type(owner).__name__}"
             )
-        check(
-            R.cudaDeviceSynchronize(), "waiting for a pool"
-        )  # it may have given it in the order of a stream of its own
+        # it may have given it in the order of a stream of its own
+        check(R.cudaDeviceSynchronize(), "waiting for a pool")
         return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:

@@ -122,9 +122,8 @@ class _HostRegister:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         if self._array.nbytes < nbytes + _PAGE:
-            self._array = np.full(
-                nbytes + _PAGE, 1, dtype=np.uint8
-            )  # written, so that its pages exist
+            # written, so that its pages exist
+            self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
         doing = f"registering {nbytes} bytes of host memory"

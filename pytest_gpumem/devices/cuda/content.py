@@ -235,9 +235,8 @@ class CudaContent:
             )
         import cupy
 
-        check(
-            R.cudaDeviceSynchronize(), "comparing results"
-        )  # what wrote the arrays ran on other streams
+        # what wrote the arrays ran on other streams
+        check(R.cudaDeviceSynchronize(), "comparing results")
         first, second = _flat(cupy, actual, actual.dtype), _flat(cupy, expected, actual.dtype)
         return self._mismatch(first, second, relative_tolerance)
 

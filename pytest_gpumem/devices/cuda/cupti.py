@@ -143,9 +143,8 @@ Receive = Callable[[int, int], None]
 """A receiver. It is called with the id of a callback and the address of its data, in the calling
 thread, before the call returns. `Callbacks` catches its errors and passes them to `lost`.
 """
-_CALLED = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t
-)  # CUpti_CallbackFunc
+# CUpti_CallbackFunc
+_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
 _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _ENABLE = ctypes.CFUNCTYPE(

@@ -101,28 +101,28 @@ _ARRAYS = {
 does not tell the bytes of an array: they are those of its elements, without what its layout
 adds."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
-_ARRAY3D = struct.Struct(
-    "<QQQIII"
-)  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_ARRAY3D = struct.Struct("<QQQIII")
 _LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
 _EMPTY = 0x40 | 0x80
 """CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array
 later."""
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
+# calls that make and destroy pools, with the parameters that are read
 _OWN_POOLS = {
     "cuMemPoolCreate": 2,
     "cuMemPoolDestroy": 1,
-}  # calls that make and destroy pools, with the parameters that are read
+}
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+# CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
 _ON_HOST = (
     2,
     3,
     4,
-)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
-_LOCATION = struct.Struct(
-    "<8xii"
-)  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+)
+# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+_LOCATION = struct.Struct("<8xii")
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
     r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
@@ -149,15 +149,13 @@ class DriverMemory(Source):
         self._trimmed: Figures | None = None
         self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
-        self._virtual: dict[
-            int, str
-        ] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        self._virtual: dict[int, str] = {}
         self._own_pools: list[int] = []  # pools of the device that the process has made
         self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
         self._others: set[int] = set()  # handles of other devices and of other processes
-        self._mapped: dict[
-            int, tuple[int, int]
-        ] = {}  # by address: bytes of a mapping, and its handle
+        # by address: bytes of a mapping, and its handle
+        self._mapped: dict[int, tuple[int, int]] = {}
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._failed: Exception | None = None
         self._end: Callable[[], None] | None = None

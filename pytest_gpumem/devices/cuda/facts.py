@@ -94,9 +94,8 @@ class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     gpus: tuple[str, ...] = ()
     """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
     others. The second one is its peer (`links.peer_of`)."""
-    alike: tuple[
-        str, ...
-    ] = ()  # those of them whose results are of the same device: equal `DeviceFacts.key`
+    # those of them whose results are of the same device: equal `DeviceFacts.key`
+    alike: tuple[str, ...] = ()
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -198,9 +197,10 @@ def _linked_version() -> int:
     """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library,
     read without cuInit."""
     try:
+        # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
         from cupy_backends.cuda.api import (
             runtime,
-        )  # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
+        )
     except ImportError:  # where CuPy itself has to find the libraries first
         from cupy.cuda import runtime
 

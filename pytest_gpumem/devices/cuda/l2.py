@@ -81,9 +81,8 @@ def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
     """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of
     no bytes is off."""
     value = kind()
-    _fill(
-        value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty
-    )  # writes through to `value`
+    # writes through to `value`
+    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
     return value
 
 

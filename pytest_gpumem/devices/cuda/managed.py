@@ -15,9 +15,8 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, NotCounted, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
-BINDINGS_MAJOR = int(
-    cuda.bindings.__version__.split(".", 1)[0]
-)  # of cuda-bindings, which names places as its own CUDA does
+# of cuda-bindings, which names places as its own CUDA does
+BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {
     Advice.READ_MOSTLY: "ReadMostly",
@@ -53,9 +52,8 @@ class CudaManaged:
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         check_managed(allocation, "advised about", self._facts)
-        where = location(
-            R, BINDINGS_MAJOR, self._index, to_host
-        )  # the driver ignores the place of ReadMostly
+        # the driver ignores the place of ReadMostly
+        where = location(R, BINDINGS_MAJOR, self._index, to_host)
         number = advice_number(advice, on=on)
         doing = "setting" if on else "unsetting"
         check(

@@ -52,14 +52,14 @@ _WAITS = {
 }
 """CUpti_ActivitySynchronizationType in our words."""
 _WAITING = (StepKind.SYNCHRONISATION, StepKind.JOIN)
-_WINDOW = struct.Struct(
-    "<QQfii"
-)  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+# CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+_WINDOW = struct.Struct("<QQfii")
+# CUaccessProperty
 _PROPERTIES = {
     0: AccessProperty.NORMAL,
     1: AccessProperty.STREAMING,
     2: AccessProperty.PERSISTING,
-}  # CUaccessProperty
+}
 
 
 class _PlacedStep(NamedTuple):

@@ -53,9 +53,8 @@ class TorchMemory(Source):
         self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
-        self._wrapped: dict[
-            str, Any
-        ] = {}  # by name: functions of `_RECORDERS`, while the history is ours
+        # by name: functions of `_RECORDERS`, while the history is ours
+        self._wrapped: dict[str, Any] = {}
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last
