@@ -86,8 +86,8 @@ def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | 
             x, y = a.astype(np.float64), e.astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
                 differs = ~((x == y) | (np.abs(x - y) <= tolerance * np.maximum(np.abs(y), _LEAST)))
-        found = int(np.count_nonzero(differs))
-        if found and first < 0:
+        differing = int(np.count_nonzero(differs))
+        if differing and first < 0:
             first = start + int(np.argmax(differs))
-        count += found
+        count += differing
     return (count, first // parts) if count else None

@@ -95,14 +95,14 @@ class Compiler:
         """
         assert kernel.source is not None, "a copy has nothing to compile"
         entry = entry_for(kernel, dtype, shape)
-        found = self._functions.get((kernel.source, entry))
-        if found is None:
+        loaded = self._functions.get((kernel.source, entry))
+        if loaded is None:
             what = f"kernel {kernel.name!r} ({kernel.source})"
-            found = self._functions[kernel.source, entry] = self._load(
+            loaded = self._functions[kernel.source, entry] = self._load(
                 sources.read(kernel.source), entry, what
             )
-        self._allow_shared(found, (kernel.source, entry), shape.shared_bytes)
-        return found
+        self._allow_shared(loaded, (kernel.source, entry), shape.shared_bytes)
+        return loaded
 
     def private(self, source: str, entry: str) -> Any:
         """A function of the device's own, from a source string."""

@@ -107,10 +107,10 @@ class CudaContent:
         )
 
     def _function(self, entry: str) -> Any:
-        found = self._functions.get(entry)
-        if found is None:
-            found = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
-        return found
+        loaded = self._functions.get(entry)
+        if loaded is None:
+            loaded = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
+        return loaded
 
     def _blocks(self, per_sm: int, size: int) -> int:
         return min(per_sm * self._sm_count, -(-size // _THREADS))

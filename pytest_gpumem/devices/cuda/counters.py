@@ -110,7 +110,12 @@ class CudaCounters:
             self._awake = True
             self._refuse_losses(cupti)
         return page_counts(
-            [one for one in self._events if not self._beacon.holds(one.address)], maps=maps
+            [
+                page_event
+                for page_event in self._events
+                if not self._beacon.holds(page_event.address)
+            ],
+            maps=maps,
         )
 
     def activity(self, work: Callable[[], None]) -> Activity:
@@ -137,7 +142,7 @@ class CudaCounters:
     def spans(self, work: Callable[[], None]) -> list[Span]:
         """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as
         `watch`."""
-        found: list[tuple[str, int, int, int]] = []
+        records: list[tuple[str, int, int, int]] = []
 
         def receive(cupti: Any, record: Any) -> None:
             use = use_of(cupti, record)
@@ -145,14 +150,14 @@ class CudaCounters:
                 (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
             )
             if name != HOLD:
-                found.append((name, blocks, int(record.start), int(record.end)))
+                records.append((name, blocks, int(record.start), int(record.end)))
 
         self.watch(USE_KINDS, receive, work)
         # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
-        first = min((start for _, _, start, _ in found), default=0)
+        first = min((start for _, _, start, _ in records), default=0)
         return [
             Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9)
-            for name, blocks, start, end in found
+            for name, blocks, start, end in records
         ]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
@@ -247,9 +252,9 @@ class CudaCounters:
     def _seen(self) -> int:
         """Moves of the beacon to the device and back that were recorded whole."""
         moved = {TO_DEVICE: 0, TO_HOST: 0}
-        for one in self._events:
-            if one.kind in moved and self._beacon.holds(one.address):
-                moved[one.kind] += one.value
+        for page_event in self._events:
+            if page_event.kind in moved and self._beacon.holds(page_event.address):
+                moved[page_event.kind] += page_event.value
         return min(moved.values()) // self._beacon.nbytes
 
     @contextmanager

@@ -61,11 +61,11 @@ def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
 
 def together(seen: Sequence[KernelUse | CopyUse]) -> Activity:
     """Single records added up: kernels of one name and shape, copies of one kind."""
-    copies = copies_together(one for one in seen if isinstance(one, CopyUse))
+    copies = copies_together(use for use in seen if isinstance(use, CopyUse))
     return Activity(
-        kernels=kernels_together(one for one in seen if isinstance(one, KernelUse)),
-        copies=tuple(one for one in copies if one.kind != "memset"),
-        memsets=tuple(one for one in copies if one.kind == "memset"),
+        kernels=kernels_together(use for use in seen if isinstance(use, KernelUse)),
+        copies=tuple(use for use in copies if use.kind != "memset"),
+        memsets=tuple(use for use in copies if use.kind == "memset"),
     )
 
 
@@ -320,7 +320,7 @@ class Callbacks:
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
             for receivers in (self._receivers, self._at_begin):
-                left = tuple(one for one in receivers.pop(key, ()) if one is not receive)
+                left = tuple(other for other in receivers.pop(key, ()) if other is not receive)
                 if left:
                     receivers[key] = left
             if key not in self._receivers and self._subscription is not None:

@@ -276,9 +276,9 @@ class DriverMemory(Source):
         else:
             begin, end = values[0], values[0] + values[1]
             for address in [
-                one
-                for one, (nbytes, _) in self._mapped.items()
-                if begin <= one and one + nbytes <= end
+                start
+                for start, (nbytes, _) in self._mapped.items()
+                if begin <= start and start + nbytes <= end
             ]:
                 self._hold(self._mapped.pop(address)[1], -1)
 
@@ -312,7 +312,7 @@ class DriverMemory(Source):
     def _take_pool(self, name: str, values: Sequence[int]) -> None:
         """Note a stream-ordered pool, whose unused memory counts as reserved."""
         if name == "cuMemPoolDestroy":
-            self._own_pools = [one for one in self._own_pools if one != values[0]]
+            self._own_pools = [handle for handle in self._own_pools if handle != values[0]]
             return
         (pool,) = words(values[0], 1)
         if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (
@@ -349,13 +349,13 @@ class DriverMemory(Source):
         if context_number(self._index) is None:
             return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if self._nothing is None or self._end is None:
-            found = self._asked()
+            counts = self._asked()
             self._nothing = (
-                found
-                if all((one.used or 0, one.unused) == (0, 0) for one in found.values())
+                counts
+                if all((each.used or 0, each.unused) == (0, 0) for each in counts.values())
                 else None
             )
-            return found
+            return counts
         return self._nothing
 
     def _asked(self) -> Mapping[Series, Figures]:
@@ -365,16 +365,20 @@ class DriverMemory(Source):
                 return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
         current = _known(R.cudaDeviceGetMemPool(self._index))
-        pools = list({int(one): one for one in (self._default, current, *self._own_pools)}.values())
+        pools = list(
+            {int(handle): handle for handle in (self._default, current, *self._own_pools)}.values()
+        )
 
         def of_pools(attribute: Any) -> int:
-            return sum(int(_known(R.cudaMemPoolGetAttribute(one, attribute))) for one in pools)
+            return sum(
+                int(_known(R.cudaMemPoolGetAttribute(handle, attribute))) for handle in pools
+            )
 
         used, reserved = (
             of_pools(pool.cudaMemPoolAttrUsedMemCurrent),
             of_pools(pool.cudaMemPoolAttrReservedMemCurrent),
         )
-        in_graphs, held = (
+        in_graphs, graphs_reserved = (
             int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, attribute)))
             for attribute in (
                 graphs.cudaGraphMemAttrUsedMemCurrent,
@@ -389,7 +393,7 @@ class DriverMemory(Source):
             )
         return {
             (DRIVER, "device"): ordered,
-            (GRAPHS, "device"): Figures(in_graphs, held - in_graphs),
+            (GRAPHS, "device"): Figures(in_graphs, graphs_reserved - in_graphs),
         }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:

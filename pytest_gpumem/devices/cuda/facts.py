@@ -73,16 +73,16 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
             from pytest_gpumem.devices.cuda import nvml
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
-    found = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
+    result = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
     linked = _linked_version()
-    if found.supported // 1000 < linked // 1000:
+    if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
-            f"the driver supports CUDA {_dotted(found.supported)}, the installed CuPy needs CUDA "
+            f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
             f"{linked // 1000}: "
-            f"update the driver or pip install 'pytest-gpumem[cuda{found.supported // 1000}]'"
+            f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
         )
     return msgspec.structs.replace(
-        found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked))
+        result, facts=msgspec.structs.replace(result.facts, cuda=_dotted(linked))
     )
 
 
@@ -106,24 +106,24 @@ class Unavailable(msgspec.Struct, frozen=True, tag=True):
 
 def answer(index: int) -> None:
     """Print `query(index)` as one line of JSON; `FactsProcess` runs it."""
-    found: DriverFacts | Unavailable
+    result: DriverFacts | Unavailable
     try:
-        found = query(index)
+        result = query(index)
     except CudaUnavailable as unavailable:
-        found = Unavailable(str(unavailable))
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+        result = Unavailable(str(unavailable))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
 
 
 def _elsewhere(index: int, process: FactsProcess | None = None) -> DriverFacts:
     """`query(index)` by another process."""
     process = process or FactsProcess(index)
     try:
-        found = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
+        result = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
     finally:
         process.close()
-    if isinstance(found, Unavailable):
-        raise CudaUnavailable(found.reason)
-    return found
+    if isinstance(result, Unavailable):
+        raise CudaUnavailable(result.reason)
+    return result
 
 
 def query(index: int) -> DriverFacts:
@@ -148,8 +148,8 @@ def query(index: int) -> DriverFacts:
     ordered = [*direct, *(other for other in others if other not in direct)]
     every = [facts, *(_read(driver, other) for other in ordered)]
     gpus, alike = (
-        tuple(one.uuid for one in some if one.uuid)
-        for some in (every, [one for one in every if one.key == facts.key])
+        tuple(each.uuid for each in some if each.uuid)
+        for some in (every, [each for each in every if each.key == facts.key])
     )
     return DriverFacts(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
@@ -257,7 +257,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
-        driver=nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
+        driver=nvml.answer(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
         link=link,
         link_bandwidth=link_bandwidth,
         sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
@@ -268,8 +268,8 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
 def split_mig(name: str) -> tuple[str, str | None]:
     """Name of the GPU and profile of the MIG instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb" holds
     both."""
-    found = re.fullmatch(r"(.+?) MIG (\S+)", name)
-    return (found[1], found[2]) if found else (name, None)
+    match = re.fullmatch(r"(.+?) MIG (\S+)", name)
+    return (match[1], match[2]) if match else (name, None)
 
 
 def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
@@ -279,8 +279,8 @@ def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
 
     # The largest that GPU and slot can do together: the current generation drops while the GPU
     # idles.
-    generation = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    width = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
     known = any(shared.values()) or (generation and width)
     return host_link(generation or 0, width or 0, **shared) if known else (None, None)
 

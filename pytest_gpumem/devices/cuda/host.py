@@ -52,10 +52,10 @@ def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    own = cgroup / next(
+    job = cgroup / next(
         (line.removeprefix("0::/") for line in lines if line.startswith("0::/")), ""
     )
-    for group in (own, *own.parents):
+    for group in (job, *job.parents):
         with suppress(OSError):  # no memory controller, or another mount than this process's
             limit = (group / "memory.max").read_text().strip()
             used = int((group / "memory.current").read_text())
@@ -74,23 +74,23 @@ _NODES = Path("/sys/devices/system/node")
 
 def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
     """The CPUs of each NUMA node of the host, by its number; empty where the host does not say."""
-    found = {}
+    cpus = {}
     for folder in sorted(system.glob("node[0-9]*")):
         try:
-            found[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
+            cpus[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
-    return found
+    return cpus
 
 
 def _cpus(listed: str) -> frozenset[int]:
     """CPUs of a list such as "0-3,8,10-11"."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for piece in listed.strip().split(","):
         if piece:
             first, _, last = piece.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 @contextmanager

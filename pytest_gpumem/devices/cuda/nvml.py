@@ -22,7 +22,7 @@ times as long as all else."""
 T = TypeVar("T")
 
 
-def asked(query: Callable[..., T], *arguments: Any) -> T | None:
+def answer(query: Callable[..., T], *arguments: Any) -> T | None:
     """Result of an NVML query, or None where NVML, the driver or the device does not offer it."""
     try:
         return query(*arguments)
@@ -45,7 +45,7 @@ def handle(pci_bus_id: str | None) -> Any | None:
     and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
     """
     return (
-        asked(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
+        answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
         if pci_bus_id is not None and present()
         else None
     )
@@ -54,8 +54,8 @@ def handle(pci_bus_id: str | None) -> Any | None:
 def _running(gpu: Any, facts: DeviceFacts) -> list[Any] | None:
     """The processes with a context on a GPU, or on the MIG instance that is measured."""
     if gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
-        gpu = asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
-    return None if gpu is None else asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+        gpu = answer(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+    return None if gpu is None else answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
 
 
 # Left out, because they do not say that a running kernel is slowed below what was asked for:
@@ -119,9 +119,9 @@ def _parent(pid: int) -> int | None:
 
 def clock_reasons(gpu: Any) -> int | None:
     """NVML's mask of why the clocks are what they are; None where the driver does not say."""
-    mask: int | None = asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+    mask: int | None = answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     if mask is None:  # drivers before 535 know the call by its older name
-        mask = asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+        mask = answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     return mask
 
 
@@ -132,11 +132,11 @@ def reason_names(mask: int | None) -> tuple[str, ...] | None:
     return tuple(name for bit, name in _SLOWING.items() if mask & bit)
 
 
-def other_processes(pids: Any, own: int) -> int | None:
+def other_processes(pids: Any, this_process: int) -> int | None:
     """The number of other processes with a context; None if the list lacks `own`, which has one. In
     a container NVML lists the host's process numbers, or none."""
     listed = set(pids)
-    return len(listed) - 1 if own in listed else None
+    return len(listed) - 1 if this_process in listed else None
 
 
 _COMPUTE_MODES = {
@@ -160,7 +160,7 @@ def read_card(pci_bus_id: str | None) -> Card:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NvmlUnavailable(str(error)) from None
-    count = asked(pynvml.nvmlDeviceGetCount) or 0
+    count = answer(pynvml.nvmlDeviceGetCount) or 0
     try:
         if pci_bus_id is None:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -173,12 +173,12 @@ def read_card(pci_bus_id: str | None) -> Card:
 
 
 def _read(gpu: Any, count: int) -> Card:
-    supported = asked(pynvml.nvmlSystemGetCudaDriverVersion)
-    ecc, ecc_pending = asked(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
-    mig, _ = asked(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
-    remapped = asked(pynvml.nvmlDeviceGetRemappedRows, gpu)
+    supported = answer(pynvml.nvmlSystemGetCudaDriverVersion)
+    ecc, ecc_pending = answer(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
+    mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
+    remapped = answer(pynvml.nvmlDeviceGetRemappedRows, gpu)
     reasons = clock_reasons(gpu)
-    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    memory = answer(pynvml.nvmlDeviceGetMemoryInfo, gpu)
     known: dict[str, Any] = dict(_readings(gpu))
     if supported is not None:
         known["cuda"] = (supported // 1000, supported % 1000 // 10)
@@ -193,10 +193,10 @@ def _read(gpu: Any, count: int) -> Card:
         known["memory_bytes"], known["free_bytes"] = int(memory.total), int(memory.free)
     return Card(
         cards=count,
-        name=asked(pynvml.nvmlDeviceGetName, gpu),
-        driver=asked(pynvml.nvmlSystemGetDriverVersion),
-        persistence=_flag(asked(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
-        compute_mode=_COMPUTE_MODES.get(asked(pynvml.nvmlDeviceGetComputeMode, gpu)),
+        name=answer(pynvml.nvmlDeviceGetName, gpu),
+        driver=answer(pynvml.nvmlSystemGetDriverVersion),
+        persistence=_flag(answer(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
+        compute_mode=_COMPUTE_MODES.get(answer(pynvml.nvmlDeviceGetComputeMode, gpu)),
         mig=_flag(mig),
         ecc=_flag(ecc),
         ecc_pending=_flag(ecc_pending),
@@ -210,11 +210,11 @@ def _read(gpu: Any, count: int) -> Card:
         power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
         default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
         throttle_reasons=reason_names(reasons),
-        link_generation=asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
-        max_link_generation=asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
-        card_link_generation=asked(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
-        link_width=asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
-        max_link_width=asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        link_generation=answer(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+        max_link_generation=answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+        card_link_generation=answer(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
+        link_width=answer(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+        max_link_width=answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
         processes=_processes(gpu),
     )
 
@@ -233,7 +233,7 @@ def _readings(gpu: Any) -> dict[str, float | None]:
 
 def _errors(gpu: Any, kind: int) -> int | None:
     """Memory errors of a kind over the card's life."""
-    return asked(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
+    return answer(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
 
 
 def _flag(value: int | None) -> bool | None:
@@ -241,18 +241,20 @@ def _flag(value: int | None) -> bool | None:
 
 
 def _scaled(unit: float, query: Callable[..., int], *arguments: Any) -> float | None:
-    value = asked(query, *arguments)
+    value = answer(query, *arguments)
     return None if value is None else value * unit
 
 
 def _processes(gpu: Any) -> tuple[CardProcess, ...] | None:
-    running = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+    running = answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
     if running is None:
         return None
     return tuple(
         CardProcess(
-            one.pid, asked(pynvml.nvmlSystemGetProcessName, one.pid) or None, one.usedGpuMemory
+            process.pid,
+            answer(pynvml.nvmlSystemGetProcessName, process.pid) or None,
+            process.usedGpuMemory,
         )
-        for one in running
-        if one.pid != os.getpid()
+        for process in running
+        if process.pid != os.getpid()
     )

@@ -134,7 +134,7 @@ class CupyMemory(Source):
         return {_SERIES: Figures(used, total - used, segments=total)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        locked = any(one.kind == "pinned" for one in kept)
+        locked = any(event.kind == "pinned" for event in kept)
         if locked:
             with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
                 # Gives back the blocks of copies that are done, as each allocation does.

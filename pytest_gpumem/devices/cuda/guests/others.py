@@ -48,8 +48,8 @@ class RmmMemory(Source):
         return next(
             (
                 resources[: at + 1]
-                for at, one in enumerate(resources)
-                if isinstance(one, _mr().PoolMemoryResource)
+                for at, resource in enumerate(resources)
+                if isinstance(resource, _mr().PoolMemoryResource)
             ),
             [],
         )
@@ -66,7 +66,7 @@ class RmmMemory(Source):
         resources = self._to_pool()
         if (
             self._pool is not None
-            and any(one is self._adaptor for one in resources)
+            and any(resource is self._adaptor for resource in resources)
             and resources[-1] is self._pool
         ):
             return
@@ -75,7 +75,12 @@ class RmmMemory(Source):
         )
         if resources:
             self._adaptor = next(
-                (one for one in resources if isinstance(one, _mr().StatisticsResourceAdaptor)), None
+                (
+                    resource
+                    for resource in resources
+                    if isinstance(resource, _mr().StatisticsResourceAdaptor)
+                ),
+                None,
             )
             if self._adaptor is None:
                 self._adaptor = _mr().StatisticsResourceAdaptor(resources[0])
@@ -123,9 +128,9 @@ class JaxMemory(Source):
         devices = jax.local_devices() if jax is not None else ()
         return next(
             (
-                one
-                for one in devices
-                if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index
+                device
+                for device in devices
+                if device.platform in ("gpu", "cuda") and device.local_hardware_id == self._index
             ),
             None,
         )

@@ -143,8 +143,8 @@ class TorchMemory(Source):
             or torch.cuda.get_allocator_backend() != "native"
         ):
             return {}
-        found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
-        return found
+        statistics: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
+        return statistics
 
     def _count(self) -> int:
         counts = self._statistics().get("allocation", {}).get("all", {})
@@ -208,7 +208,7 @@ class TorchMemory(Source):
         else:
             self._held = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        locked = any(one.kind == "pinned" for one in kept)
+        locked = any(event.kind == "pinned" for event in kept)
         if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
         return True
