@@ -156,14 +156,18 @@ class OpenWatch:
         """Return the uses with their sources, by kind, the largest first."""
         methods = {FIXTURES: "fixtures"}
         for source in self._sources:
-            methods[DRIVER if source is self._driver else source.name] = source.method
+            methods[source.name] = source.method
+            if source is self._driver:
+                methods[DRIVER] = source.method
         named = [replace(use, source=methods.get(use.library, "")) for use in uses]
         return tuple(sorted(named, key=lambda use: (use.kind, -use.peak, use.library)))
 
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
         """Return what the free memory of the device tells beyond what is known."""
-        now = None if self._free is None else self._footprints.free_bytes()
-        if self._free is None or now is None:
+        if self._free is None:
+            return None
+        now = self._footprints.free_bytes()
+        if now is None:
             return None
         known = 0
         for series in self._footprints.drift:

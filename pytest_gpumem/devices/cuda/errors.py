@@ -45,9 +45,9 @@ def failure(code: int, text: str, doing: str) -> DeviceError:
             f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process "
             "fails."
         )
-    return (
-        OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
-    )
+    if code == _NO_MEMORY:
+        return OutOfMemory(f"{doing}: {text}.")
+    return DeviceError(f"{doing}: {text}.")
 
 
 def check(result: Any, doing: str) -> Any:
@@ -58,12 +58,9 @@ def check(result: Any, doing: str) -> Any:
     error, *values = result
     if int(error) != 0:
         R.cudaGetLastError()
-        of_driver = isinstance(error, D.CUresult)
-        name, text = (
-            (D.cuGetErrorName, D.cuGetErrorString)
-            if of_driver
-            else (R.cudaGetErrorName, R.cudaGetErrorString)
-        )
+        name, text = R.cudaGetErrorName, R.cudaGetErrorString
+        if isinstance(error, D.CUresult):
+            name, text = D.cuGetErrorName, D.cuGetErrorString
         raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None

@@ -120,8 +120,11 @@ class Timeline:
 
     def watch(self, step: Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
-        if self.steps is not None:
-            self.steps.append(step if stream is None else replace(step, stream=stream.handle))
+        if self.steps is None:
+            return
+        if stream is not None:
+            step = replace(step, stream=stream.handle)
+        self.steps.append(step)
 
     def queue(self, stream: Any, item: Item, cost: float) -> None:
         """Queue an item: now, or at every replay of the graph that is being captured."""
@@ -200,8 +203,8 @@ class Timeline:
             holds = [item for _, item, *_ in self._waiting if isinstance(item, SimulatedHold)]
             holds[0].released = math.inf
             self.run()
-        self.host = max(self.host, self.latest if stream is None else stream.ready)
-        self.host += _SYNCHRONIZE
+        end = self.latest if stream is None else stream.ready
+        self.host = max(self.host, end) + _SYNCHRONIZE
 
     def window_of_kernel(self, stream: Any, window: WindowSpec | None) -> WindowSpec | None:
         """Return the window of a kernel: its graph's, else its launch's, else its stream's."""
