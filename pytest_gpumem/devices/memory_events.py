@@ -11,6 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -217,28 +218,26 @@ class _Use:
 
     def __init__(self) -> None:
         self.at: list[float] = []
-        self.total: list[int] = []  # bytes in use from then on
-        self.sizes = Counter[int]()  # of its allocations
+        self.changes: list[int] = []
 
-    def add(self, change: Change) -> None:
-        before = self.total[-1] if self.total else 0
-        self.at.append(change.at)
-        self.total.append(before + change.nbytes)
-        if change.nbytes > 0:
-            self.sizes[change.nbytes] += 1
+    @property
+    def totals(self) -> list[int]:
+        """Bytes in use after each change."""
+        return list(accumulate(self.changes))
 
     def record(self, series: Series, at_peak: int) -> MemoryUse:
+        sizes = Counter(nbytes for nbytes in self.changes if nbytes > 0)
         by_power = Counter[int]()
-        for nbytes, count in self.sizes.items():
+        for nbytes, count in sizes.items():
             by_power[1 << (nbytes - 1).bit_length()] += count
         return MemoryUse(
             *series,
-            peak=max(0, *self.total),
+            peak=max(0, *self.totals),
             at_peak=max(0, at_peak),
-            kept=self.total[-1],
-            allocations=self.sizes.total(),
-            allocated=sum(nbytes * count for nbytes, count in self.sizes.items()),
-            largest=max(self.sizes, default=0),
+            kept=sum(self.changes),
+            allocations=sizes.total(),
+            allocated=sum(nbytes * count for nbytes, count in sizes.items()),
+            largest=max(sizes, default=0),
             sizes=tuple(SizeCount(size, count) for size, count in sorted(by_power.items())),
         )
 
@@ -268,6 +267,8 @@ class Accounts:
 def account(changes: Sequence[Change], begin: float) -> Accounts:
     """Add up an interval of a log. `begin`: when it began, on the clock of the events."""
     uses: dict[Series, _Use] = {}
+    last: Series = ("", "device")
+    use = _Use()
     device = peak = until_peak = 0
     pages = shared = driver_peak = 0
     for number, change in enumerate(changes, 1):
@@ -279,10 +280,14 @@ def account(changes: Sequence[Change], begin: float) -> Accounts:
             else:
                 shared += change.nbytes
             driver_peak = max(driver_peak, (pages + math.ceil(shared / _PAGE)) * _PAGE)
-        if change.owner is not None:
+        if of is not None and of.owner is not None:
             continue  # the arrays of its pool count
-        uses.setdefault(change.series, _Use()).add(change)
-        if change.series[1] == "device":
+        if change.series is not last:
+            last = change.series
+            use = uses.setdefault(last, _Use())
+        use.at.append(change.at)
+        use.changes.append(change.nbytes)
+        if last[1] == "device":
             device += change.nbytes
             if device > peak:
                 peak, until_peak = device, number
@@ -293,7 +298,7 @@ def account(changes: Sequence[Change], begin: float) -> Accounts:
     records, courses = {}, []
     for series, use in uses.items():
         records[series] = use.record(series, at_peak[series])
-        points = [(max(0.0, at - begin), total) for at, total in thinned(use.at, use.total)]
+        points = [(max(0.0, at - begin), total) for at, total in thinned(use.at, use.totals)]
         courses.append(Course(*series, tuple(points)))
     return Accounts(peak, driver_peak, records, tuple(courses), changes, until_peak)
 
