@@ -74,7 +74,7 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
     result = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
-    linked = _linked_version()
+    linked = result.linked or _linked_version()
     if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
             f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
@@ -96,6 +96,7 @@ class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     others. The second one is its peer (`links.peer_of`)."""
     # those of them whose results are of the same device: equal `DeviceFacts.key`
     alike: tuple[str, ...] = ()
+    linked: int = 0  # as `_linked_version`; 0 where it was not read
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -105,10 +106,15 @@ class Unavailable(msgspec.Struct, frozen=True, tag=True):
 
 
 def answer(index: int) -> None:
-    """Print `query(index)` as one line of JSON; `FactsProcess` runs it."""
+    """Print `query(index)` as one line of JSON; `FactsProcess` runs it.
+
+    It reads CuPy's version too, so that the process of the tests loads no library of CUDA.
+    """
     result: DriverFacts | Unavailable
     try:
         result = query(index)
+        with suppress(ImportError):  # the process of the tests says so
+            result = msgspec.structs.replace(result, linked=_linked_version())
     except CudaUnavailable as unavailable:
         result = Unavailable(str(unavailable))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
