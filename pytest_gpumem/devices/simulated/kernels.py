@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.protocol import Foreign, Launch, Stream, WindowSpec
-from pytest_gpumem.devices.simulated.memory import SimulatedContent, prefix
+from pytest_gpumem.devices.simulated.memory import SimulatedContent, memory_name, prefix
 from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import COMPUTE, LAUNCH, Facet, Timeline, Work
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
+from pytest_gpumem.records.arguments import text
 from pytest_gpumem.records.what_ran import Step, StepKind
 
 
@@ -68,8 +69,8 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             busy = min(shape.blocks, self._roofline.facts.sm_count)
             cycles = kernel.on_chip_cycles(call) / busy
         traffic = self._roofline.traffic(touched, chain, cycles)
-        code = f"{_source(kernel.source or '')} {kernel.entry} {shape.vectors} {call}"
-        step = _kernel_step(kernel.name, shape, code)
+        code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {shape.vectors}"
+        step = replace(_kernel_step(kernel.name, shape, code), arguments=_arguments(launch))
         return _Ready(_computation(launch), traffic, step)
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
@@ -148,6 +149,22 @@ def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
     )
 
 
+def _arguments(launch: Launch) -> tuple[str, ...]:
+    """Return the arguments that a GPU would get, as in `records.arguments`."""
+    call = launch.call
+    element = np.dtype(_element(launch)).type
+    scalars: dict[str, Any] = {p.name: p.default for p in launch.kernel.parameters}
+    scalars.update(call.scalars)
+    texts = []
+    for item in launch.kernel.arguments_of(call):
+        if item in launch.arrays:
+            texts.append(f"{memory_name(launch.arrays[str(item)])} -")
+            continue
+        number: Any = np.int64(item) if not isinstance(item, str) else element(scalars[item])
+        texts.append(text(number.tobytes(), 0, lambda _: None))
+    return tuple(texts)
+
+
 @lru_cache
 def _source(name: str) -> str:
     """Return the digest of a source's text, or the name of what is not the catalogue's."""
@@ -163,3 +180,7 @@ def _code_of(function: Callable[[], object]) -> str:
         return inspect.getsource(function)
     except (OSError, TypeError):
         return type(function).__name__
+
+
+def _element(launch: Launch) -> str:
+    return next(iter(launch.call.arrays.values())).dtype

@@ -211,6 +211,13 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
         return taken
 
     plain = ran(3.0)
+    assert plain.launch[0].arguments == (
+        "device -",
+        "device -",
+        "device -",
+        "40400000",
+        f"{N // 4:x} 0",
+    )
     assert plain.digest == ran(3.0).digest != ran(3.5).digest
     assert ran(3.0, N + N // 32).digest != plain.digest
 
