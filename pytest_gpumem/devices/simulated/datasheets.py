@@ -51,7 +51,6 @@ class Datasheet:
     record: float = 1.28e-6  # between two events that follow each other
     tick: float = 32e-9  # resolution of events
     host_memory_bytes: int = 128 * GiB
-    host_bandwidth: float = 13e9  # host code that reads or writes host memory
     context_bytes: int = 512 * MiB  # device memory that a context takes
 
     @property

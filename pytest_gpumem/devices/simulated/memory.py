@@ -253,7 +253,6 @@ class SimulatedContent(Facet, protocol.Content):
         if not allocation.address:
             self._timeline.forbid_capture("it writes memory on the host")
             self._timeline.wait(stream)
-            self._timeline.call(nbytes / self._roofline.sheet.host_bandwidth)
             effect()
             return
         traffic = self._roofline.traffic([(Access("", "write", nbytes, nbytes), allocation)])
@@ -289,7 +288,7 @@ class SimulatedContent(Facet, protocol.Content):
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         self._timeline.forbid_capture("it reads memory on the host")
         content = prefix(allocation, dtype, size)
-        self._touched_by_host(allocation, size * np.dtype(dtype).itemsize)
+        self._touched_by_host(allocation)
         return content.copy()
 
     def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
@@ -299,14 +298,13 @@ class SimulatedContent(Facet, protocol.Content):
         self._timeline.forbid_capture("it writes memory from the host")
         memory = _backed(allocation)
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-        self._touched_by_host(allocation, array.nbytes)
+        self._touched_by_host(allocation)
         memory[: array.nbytes] = array[: len(memory)]
 
-    def _touched_by_host(self, allocation: Allocation, nbytes: int) -> None:
-        """Wait, and let the time pass that the host needs."""
+    def _touched_by_host(self, allocation: Allocation) -> None:
+        """Wait, also for managed pages to come to the host."""
         self._timeline.wait(None)
         self._timeline.call(self._roofline.host_access(allocation))
-        self._timeline.call(nbytes / self._roofline.sheet.host_bandwidth)
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         left = np.ascontiguousarray(actual).reshape(-1)

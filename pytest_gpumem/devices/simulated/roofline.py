@@ -214,9 +214,7 @@ class Roofline:
                 self.pages[id(memory)].place = "device"
         self.l2.forget(destination)
         sheet, pageable = self.sheet, destination.kind.pageable or source.kind.pageable
-        if source.kind.on_host and destination.kind.on_host:
-            rate = sheet.host_bandwidth
-        elif not (source.kind.on_host or destination.kind.on_host):
+        if not (source.kind.on_host or destination.kind.on_host):
             rate = self._dram / 2  # read and written
         elif not pageable:
             rate = self._link
