@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
 
 from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import base_latency, compared
-from pytest_gpumem.judging.spread import days, difference, readings
+from pytest_gpumem.judging.latencies import base_latency, corrected_logs, readings
+from pytest_gpumem.judging.reference import PLAIN, Reference, gains_restart
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import ENOUGH, GROSS, Row
+from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.units import format_share, parse_margin
 
 USUAL_LIMIT = 0.01  # allowed slow-down of a row without max_regression, as a share
@@ -41,10 +44,8 @@ def refusal(row: Row, simulated: bool, *, again: bool = False, slower: float = 0
     if verdict.code is Code.MEASURED_DIFFERENTLY and not again:
         return f"it is measured in another way than its baseline: {verdict.reason}"
     comparison = verdict.comparison
-    if comparison is not None and slower_without_limit(row) and comparison.low > slower:
-        return (
-            f"it is slower than the baseline by {format_share(comparison.low)} or more with 99.9 %"
-        )
+    if comparison is not None and slower_without_limit(row) and comparison.delta > slower:
+        return f"it is slower than the baseline by {format_share(comparison.delta)}"
     return f"{verdict.outcome.value}: {verdict.reason}" if verdict.outcome is Outcome.FAIL else None
 
 
@@ -53,7 +54,7 @@ def slower_without_limit(row: Row) -> bool:
     comparison = row.verdict.comparison
     if comparison is None or row.limits.max_regression is not None:
         return False
-    return comparison.low > (USUAL_LIMIT if comparison.measured >= ENOUGH else USUAL_LIMIT + GROSS)
+    return comparison.delta > (1 + USUAL_LIMIT) * (1 + PLAIN) - 1
 
 
 def unfit(measurement: Measurement) -> str | None:
@@ -70,31 +71,41 @@ def unfit(measurement: Measurement) -> str | None:
 def improvement(row: Row, past: Sequence[Measurement]) -> str | None:
     """The gain that resets the baseline of a saved row; None where the row joins the baseline.
 
-    A gain resets if it lasts: this run and the two before it, of `ENOUGH` days, each exceed the allowed slow-down (99.5 %) against the runs
-    before them. Older runs would hide its later loss. Only runs of one card count: another one may be faster by itself.
+    A gain resets if it lasts: this run and the two before it, of three days, are each faster than
+    those before them by more than the limit.
     `past`: the runs of its baseline, oldest first.
     """
     comparison, now = row.verdict.comparison, row.measurement
     if comparison is None or now is None or not row.verdict.outcome.quiet:
         return None
-    alike = [one for one in past if comparable(now, one) and _card(one) == _card(now)]
-    older, newest = alike[: 1 - ENOUGH], [*alike[1 - ENOUGH :], now]
-    if not older or len(set(days([readings(one)[0] for one in newest])) - {None}) < ENOUGH:
+    runs = [*(run for run in past if comparable(now, run)), now]
+    days = [_date(run) for run in runs]
+    newest = set(days[-ENOUGH:])
+    if len(runs) <= ENOUGH or None in days or len(newest) < ENOUGH:
         return None
-    written = row.limits.max_regression
-    allowed = (
-        USUAL_LIMIT
-        if written is None
-        else parse_margin(written).over(base_latency(now, comparison))
-    )
-    gains = [compared(difference(one, older), 0.0) for one in newest]
-    if max(gain.high for gain in gains) >= -allowed:
+    logs = corrected_logs([readings(run) for run in runs])
+    before = []
+    for day, of_run in zip(days[:-ENOUGH], logs[:-ENOUGH], strict=True):
+        assert day is not None
+        before.append((day, [math.exp(log) for log in of_run]))
+    allowed = USUAL_LIMIT
+    if row.limits.max_regression is not None:
+        allowed = parse_margin(row.limits.max_regression).over(base_latency(now, comparison))
+    reference = Reference(before)
+    means = [statistics.fmean(of_run) for of_run in logs[-ENOUGH:]]
+    if not gains_restart(reference, means, math.log1p(allowed)):
         return None
-    return f"faster by {format_share(-gains[-1].delta)}, by {format_share(-gains[-1].high)} or more with 99.5 %, as the two runs before it"
+    gain = format_share(-math.expm1(means[-1] - reference.mean))
+    return f"faster by {gain}, as the two runs before it"
 
 
-def _card(measurement: Measurement) -> str | None:
-    return measurement.provenance.card if measurement.provenance is not None else None
+def _date(measurement: Measurement) -> date | None:
+    if measurement.provenance is None:
+        return None
+    try:
+        return datetime.fromisoformat(measurement.provenance.utc.replace("Z", "+00:00")).date()
+    except ValueError:
+        return None
 
 
 def rejects(row: Row) -> bool:

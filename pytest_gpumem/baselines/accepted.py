@@ -36,6 +36,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import COUNTS, relative
+from pytest_gpumem.judging.reference import PLAIN
 from pytest_gpumem.limits import LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
@@ -325,7 +326,7 @@ def _time_within(
     result: LimitResult, comparison: Comparison | None, shares: Sequence[float], low: float | None
 ) -> bool:
     if low is None and comparison is not None:
-        low = comparison.since_first_low if result.code is Code.CREPT else comparison.low
+        low = (1 + comparison.delta) / (1 + PLAIN) - 1
     return low is not None and low <= _slow_down(shares)
 
 
@@ -440,7 +441,7 @@ def _measured(row: Row, code: Code | None) -> float | None:
     comparison = row.verdict.comparison
     if comparison is None:
         return None
-    return comparison.since_first if code is Code.CREPT else comparison.delta
+    return comparison.delta
 
 
 # What a run asks for

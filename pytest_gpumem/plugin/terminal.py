@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.accepted import changes_of, command
-from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable, is_failure
-from pytest_gpumem.judging.screen import allowed, compared
-from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
@@ -41,22 +37,6 @@ EVERY = 60.0  # seconds between two lines where the output is no terminal
 # Index goes down one line, scrolls at the last one, and keeps the column: so there is a line below, and the cursor is where pytest left it.
 _ROOM = "\x1bD\x1b[A"
 _SAVE, _BELOW, _RESTORE = "\x1b7", "\x1b[B\r\x1b[2K", "\x1b8"
-
-
-def catches(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
-    """The smallest slow-down that is caught in any row of a baseline, as a share; None for an empty baseline.
-    `baseline`: its newest measurement of each row stands for this run's.
-    `max_regression`: the limit of rows without one of their own.
-    `processes`: of this run; the newest measurement may be of more.
-    """
-    shares = []
-    for key, rows in baseline.rows.items():
-        if rows:
-            newest = rows[-1].measurement
-            alike = baseline.history(key, partial(comparable, newest)).measurements
-            run = replace(newest, further=newest.further[: processes - 1])
-            shares.append(compared(difference(run, alike), allowed(max_regression, alike)).catches)
-    return min(shares, default=None)
 
 
 class TerminalFeature(Feature):
@@ -120,12 +100,7 @@ class TerminalFeature(Feature):
                 if place.devices()
                 else baseline_line(0, None, shown)
             )
-        least = catches(
-            baseline,
-            self._session.settings.limits.get("max_regression"),
-            self._session.settings.processes,
-        )
-        line = baseline_line(baseline.processes, least, shown)
+        line = baseline_line(baseline.processes, None, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
