@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.judging.finding import Finding, Judgement
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, judge_footprint
-from pytest_gpumem.judging.judge import comparable, judge
+from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.records.device import DeviceFacts
@@ -36,15 +35,14 @@ def judged(
     """
     measurement, found = row.measurement, Judgement([])
     if measurement is not None:
-        history = baseline.history(row.key, partial(comparable, measurement))
+        runs = baseline.reference_runs(row)
         found = judge(
             measurement,
             row.limits,
             facts,
-            history.measurements,
-            no_history=history.reason,
+            [run.measurement for run in runs],
+            no_history=baseline.why_new(row),
             siblings=siblings,
-            first=history.first_measurements,
             evidence=evidence,
             family=family,
         )
@@ -65,22 +63,16 @@ def memory_findings(
 ) -> list[Finding]:
     """The findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
-    past = _footprints(row, baseline)
-    why = baseline.accepted(row.key) or baseline.note
+    past = []
+    for run in baseline.reference_footprints(row):
+        past.append(PastFootprint(run.footprint, run.process.revision))
     return list(
         judge_footprint(
             row.footprint,
             row.limits,
             past,
             names,
-            None if past else why,
+            None if past else baseline.why_memory_is_new(row),
             fixtures_alone=simulated and not row.label,
         )
     )
-
-
-def _footprints(row: Row, baseline: Baseline) -> list[PastFootprint]:
-    return [
-        PastFootprint(one.footprint, one.process.revision)
-        for one in baseline.past_footprints(row.key)
-    ]
