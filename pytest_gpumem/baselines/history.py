@@ -19,8 +19,8 @@ from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import clocks_agree
+from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
-from pytest_gpumem.judging.spread import corrected_logs, readings
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.deadline import FOLDER
@@ -48,10 +49,11 @@ from pytest_gpumem.plugin.workers import (
     settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import ACCEPTS, Settings
+from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, Settings, switched_off
 from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
@@ -433,12 +435,21 @@ class Session(Feature):
             not session.config.option.collectonly and not gpu.ranges.tool_attached()
         ):  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
+        failed = self._undecided(gpu.screen()) or failed
         open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(
             session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written
         )
+
+    def _undecided(self, rows: Sequence[Row]) -> bool:
+        """True if rows that stay undecided fail the session: under strict, where no duet follows."""
+        duet_follows = ANNOUNCE in switched_off(os.environ)
+        if not rows or not self._session.settings.strict or duet_follows:
+            return False
+        self._session.remark(f"--gpumem-strict: {counted(len(rows), 'row')} undecided: this fails")
+        return True
 
     @property
     def _leaves(self) -> bool:

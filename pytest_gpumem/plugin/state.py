@@ -33,7 +33,6 @@ from pytest_gpumem.devices.protocol import (
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.limits import relative
-from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
@@ -44,6 +43,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
 from pytest_gpumem.plugin.forks import Forks
@@ -116,8 +116,6 @@ class GpuSession:
         self.rows = Rows()
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
-        self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
-        """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
         self.further: list[
             ProcessRecord
         ] = []  # the finished further processes of `--gpumem-processes`
@@ -177,20 +175,36 @@ class GpuSession:
         return not self.settings.no_what_ran and not self.ranges.tool_attached()
 
     def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
-        """The row with its verdict, counted in the family of compared rows.
+        """Return the row with its verdict at the test's end.
+
         `row`: with its measurement and limits.
         `siblings`: measurements of the same test, by label.
         """
-        row, self.family = verdicts.judged(
+        return verdicts.judged(
             self._with_accepted_counts(row),
             self.baseline,
             self.facts,
-            self.family,
             siblings=siblings,
             strict=self.settings.strict,
             evidence=self.evidence,
         )
-        return row
+
+    def screen(self) -> list[Row]:
+        """Judge the rows that wait for the session's end; return those that stay undecided."""
+        waiting = [row.key for row in self.rows if verdicts.waits(row)]
+        self.rows.replace(
+            verdicts.screened(
+                list(self.rows),
+                self.baseline,
+                evidence=self.evidence,
+                strict=self.settings.strict,
+            )
+        )
+        undecided = []
+        for row in self.rows:
+            if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
+                undecided.append(row)
+        return undecided
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""

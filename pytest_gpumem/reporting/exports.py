@@ -144,9 +144,9 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     if comparison is not None:
         found |= {
             "change": comparison.delta,
-            "change_low": comparison.low,
-            "change_high": comparison.high,
-            "catches": comparison.catches,
+            "reach": comparison.reach,
+            "saved_processes": comparison.processes,
+            "saved_days": comparison.days,
         }
     return found | {name: value for name, value in known.items() if value is not None}
 

@@ -25,7 +25,7 @@ from pytest_gpumem.judging.exact import against_base, held_to_base, open_results
 from pytest_gpumem.judging.expectations import LooserLimit, looser
 from pytest_gpumem.judging.finding import counted, worst
 from pytest_gpumem.judging.footprint import RULES, judge_footprint
-from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
+from pytest_gpumem.judging.judge import failing_in_themselves, is_failure, judge
 from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
@@ -48,7 +48,11 @@ from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
-_NOISE = (*SETTLED, Code.LOOKS_SLOWER)  # codes of a doubt that more processes may decide
+_NOISE = (
+    Code.NOISY,
+    Code.TOO_FEW_RUNS,
+    Code.LOOKS_SLOWER,
+)  # codes of a doubt that more processes may decide
 _TIME = (
     "max_regression",
     "",
