@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -14,7 +13,6 @@ from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.latencies import base_latency, mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
@@ -144,7 +142,7 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
     measurement, key = row.measurement, row.key
     past, footprints = tuple[SavedRow, ...](), baseline.footprints.get(key, ())
     if measurement is not None:
-        past = baseline.history(key, partial(comparable, measurement)).accepted
+        past = baseline.reference_runs(row)
         row = replace(row, changed=changes(measurement, facts, row.test_source, past))
     if (
         not past

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timezone
-from functools import partial
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.judging import regression
 from pytest_gpumem.judging.finding import Finding, Judgement, of_limit
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, judge_footprint
-from pytest_gpumem.judging.judge import comparable, how, judge
-from pytest_gpumem.judging.regression import NAME, Runs, changed_work, moves_more
+from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.judging.regression import NAME, Runs
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Comparison, LimitResult, Row
-
-WithoutAccepted = Callable[
-    [Row, Iterable[Finding | LimitResult], "Comparison | None"], Iterable[Finding | LimitResult]
-]
-"""Returns findings of a row without the changes that somebody accepted."""
-
-
-def _all(
-    row: Row, findings: Iterable[Finding | LimitResult], comparison: Comparison | None
-) -> Iterable[Finding | LimitResult]:
-    return findings
+from pytest_gpumem.records.row import Row
 
 
 def judged(
@@ -38,7 +26,6 @@ def judged(
     siblings: Mapping[str, Measurement],
     strict: bool,
     evidence: bool = True,
-    left: WithoutAccepted = _all,
 ) -> Row:
     """Return the row with the verdict at its test's end. `screened` judges what waits.
 
@@ -47,25 +34,24 @@ def judged(
     """
     measurement, judgement = row.measurement, Judgement([])
     if measurement is not None:
-        why_new, differently = _why_new(row, baseline)
         judgement = judge(
             measurement,
             row.limits,
             facts,
             reference_runs(row, baseline),
-            why_new=why_new,
-            measured_differently=differently,
+            why_new=baseline.why_new(row),
+            measured_differently=baseline.measured_differently(row),
             siblings=siblings,
             evidence=evidence,
         )
-    findings = list(judgement.findings)
+    findings: list[Finding] = list(judgement.findings)
     comparison = judgement.comparison
     if row.footprint is not None:
         names = [name for name in RULES if row.footprint.ended or name not in AT_THE_END]
         findings += memory_findings(row, baseline, names, simulated=facts.simulated)
     return with_verdict(
         row,
-        left(row, findings, comparison),
+        findings,
         comparison=comparison,
         simulated=facts.simulated,
         strict=strict,
@@ -78,7 +64,6 @@ def screened(
     *,
     evidence: bool = True,
     strict: bool = False,
-    left: WithoutAccepted = _all,
 ) -> list[Row]:
     """Return the rows of a whole session; those that wait have the screen's verdict.
 
@@ -99,8 +84,8 @@ def screened(
         change = regression.against_reference(row.measurement, runs, evidence=evidence)
         others = [other for key, other in changes if key != row.key]
         finding = regression.at_the_sessions_end(change, row.limits, others, row.nodeid)
-        findings = left(row, [*known(row), of_limit(NAME, finding)], change.comparison)
-        after.append(with_verdict(row, findings, strict=strict))
+        results = [*known(row), of_limit(NAME, finding).result]
+        after.append(with_verdict(row, results, strict=strict))
     return after
 
 
@@ -116,36 +101,10 @@ def waits(row: Row) -> bool:
 
 def reference_runs(row: Row, baseline: Baseline) -> Runs:
     """Return the saved runs of a measured row's reference with their UTC dates, oldest first."""
-    measurement = row.measurement
-    assert measurement is not None
     runs = []
-    for saved in baseline.history(row.key, partial(comparable, measurement)).accepted:
-        past = saved.measurement
-        if comparable(measurement, past) and not changed_work(past, measurement):
-            runs.append((saved.process.utc.astimezone(timezone.utc).date(), past))
+    for saved in baseline.reference_runs(row):
+        runs.append((saved.process.utc.astimezone(timezone.utc).date(), saved.measurement))
     return runs
-
-
-def _why_new(row: Row, baseline: Baseline) -> tuple[str | None, bool]:
-    """Return why a row has no reference, and whether it was measured in another way before."""
-    measurement = row.measurement
-    assert measurement is not None
-    history = baseline.history(row.key, partial(comparable, measurement))
-    past = history.measurements
-    same_mode = [run for run in past if run.mode == measurement.mode and not run.profiled]
-    if not past:
-        return history.reason, False
-    if not same_mode:
-        modes = " and ".join(sorted({run.mode for run in past}))
-        return f"its rows are {modes}; this one is {measurement.mode}", False
-    newest = same_mode[-1]
-    if how(newest) != how(measurement):
-        then, now = ", ".join(how(newest)), ", ".join(how(measurement))
-        return f"its rows are {then}; this one is {now}", True
-    changed = []
-    for what, was, now in changed_work(newest, measurement):
-        changed.append(f"its {what} from {was} to {now}")
-    return " and ".join(changed), not moves_more(newest, measurement)
 
 
 def memory_findings(
@@ -153,8 +112,8 @@ def memory_findings(
 ) -> list[Finding]:
     """Return the findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
-    past = [saved.footprint for saved in baseline.past_footprints(row.key)]
-    why = None if past else baseline.accepted(row.key) or baseline.note
+    past = [run.footprint for run in baseline.reference_footprints(row)]
+    why = None if past else baseline.why_memory_is_new(row)
     fixtures_alone = simulated and not row.label
     return list(
         judge_footprint(row.footprint, row.limits, past, names, why, fixtures_alone=fixtures_alone)
