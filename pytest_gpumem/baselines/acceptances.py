@@ -21,6 +21,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, get_args
@@ -90,16 +91,12 @@ class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{safe}-{_digest(msgspec.to_builtins(self))}.json"
 
 
+@dataclass(frozen=True)
 class Acceptances:
     """The acceptances of a project."""
 
-    def __init__(self, files: Mapping[str, Acceptance] | None = None, root: Path = Path()) -> None:
-        """`files`: by the name of the file. `root`: folder of the project."""
-        self.files: Mapping[str, Acceptance] = dict(files or {})
-        self._root = root
-        self._newest_first = sorted(
-            self.files.items(), key=lambda item: (item[1].utc, item[0]), reverse=True
-        )
+    files: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the file
+    root: Path = Path()  # folder of the project
 
     def of(self, row_key: str, figure: Figure, limit: str = "") -> AcceptedChange | None:
         """Return the newest accepted change of a row, or None.
@@ -128,7 +125,7 @@ class Acceptances:
         removal = self.file_of(row_key, "removed")
         if removal is not None:
             return removal
-        for _, acceptance in self._newest_first:
+        for acceptance in self._newest_first():
             for change in acceptance.changes:
                 if change.figure == "renamed" and covers(change.up_to or "", row_key):
                     return acceptance
@@ -150,18 +147,22 @@ class Acceptances:
         """
         if not self.files:
             return self
-        names = files_at(revision, FOLDER, self._root)
+        names = files_at(revision, FOLDER, self.root)
         added = {}
         for name, acceptance in self.files.items():
             if name not in names:
                 added[name] = acceptance
-        return Acceptances(added, self._root)
+        return Acceptances(added, self.root)
+
+    def _newest_first(self) -> list[Acceptance]:
+        names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
+        return [self.files[name] for name in names]
 
     def _changes(
         self, row_key: str, figure: Figure, limit: str
     ) -> Iterator[tuple[Acceptance, AcceptedChange]]:
         """Yield the changes of a figure of a row, the newest first."""
-        for _, acceptance in self._newest_first:
+        for acceptance in self._newest_first():
             for change in acceptance.changes:
                 named = change.figure == figure and limit in ("", change.limit)
                 if named and covers(change.row, row_key):
@@ -193,9 +194,9 @@ def read(written: bytes) -> Acceptance:
         acceptance = from_plain(parsed(written), Acceptance)
     except (SchemaError, RecursionError) as error:
         raise FileError(str(error) or "$: nested too deeply") from None
-    for field in ("test", "reason", "who"):
-        if not getattr(acceptance, field).strip():
-            raise FileError(f"$.{field}: empty")
+    for name in ("test", "reason", "who"):
+        if not getattr(acceptance, name).strip():
+            raise FileError(f"$.{name}: empty")
     if not acceptance.changes:
         raise FileError("$.changes: empty")
     if acceptance.utc:

@@ -278,6 +278,6 @@ def _of_history(
         reasons[why] = reasons.get(why, 0) + 1
     if not reasons:
         return counting, None
-    texts = ", ".join(f"{count} {why}" for why, count in reasons.items())
+    texts = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
     left_out = len(runs) - len(counting)
     return counting, f"{left_out} of {len(runs)} files do not count: {texts}"
