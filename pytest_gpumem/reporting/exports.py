@@ -61,10 +61,9 @@ _HEADINGS = (
         "share_of_peak",
         *_EXACT,
         "change",
-        "change_low",
-        "change_high",
+        "reach",
+        "reason",
     ),
-    *("catches", "reason"),
 )
 
 
@@ -202,9 +201,7 @@ READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
     *(
         "change",
-        "change_low",
-        "change_high",
-        "catches",
+        "reach",
         *_EXACT,
         "mode",
         "sampler",
