@@ -134,7 +134,7 @@ class Store:
                         baseline.acceptances.digest(row.key, "time"),
                     )
                 )
-            if memory is not None and memory.watched and baseline.footprint_enters(row, now.date()):
+            if memory is not None and memory.watched and baseline.memory_enters(row, now.date()):
                 entered = True
                 footprints.append(
                     SavedFootprint(
