@@ -56,7 +56,7 @@ def test_the_results_and_the_baseline_hold_what_ran(pytester: pytest.Pytester, r
 
 
 def test_the_same_code_needs_less_and_can_be_left_out(pytester: pytest.Pytester, run: Run) -> None:
-    set_limit(pytester, "1%")
+    set_limit(pytester, "2%")
     assert run("--gpumem-save", "--gpumem-processes=3").ret == 0
     assert run("--gpumem-strict").ret == 0
     verdict = rows(pytester.path)["test_copy"]["verdict"]
