@@ -20,7 +20,7 @@ import pytest
 from ci_project import IN_ONE_PROCESS, Project, saved_project
 from ci_project import SIMULATED as DEVICE
 from click.testing import CliRunner
-from sessions import SIMULATED, Run, gate_result
+from sessions import SIMULATED, Run, gate_result, slower
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.reporting.concerns import few
@@ -121,7 +121,7 @@ class Draw:
             name="test_renamed" if planted == "renamed" else "helper" if planted == "deleted" else "test_target",
             first={"skipped": 'pytest.skip("no torch")', "early return": "return"}.get(planted or "", "pass"),
             last="device_buffer(1 << 20)" if worse and self.kind == PEAK else "pass",
-            size=96 if worse and self.kind in (TIME, LATENCY) else 32,
+            size=96 if worse and self.kind == LATENCY else 32,
             kernel="memcpy" if worse and self.kind == COPIED else "copy",
         ).replace("@pytest.mark.gpu\n", "" if planted == "unmarked" else "@pytest.mark.gpu\n", 1)  # fmt: skip
 
@@ -138,6 +138,9 @@ class Draw:
             "    config.hook.pytest_deselected(items=gone)\n    items[:] = [item for item in items if item not in gone]\n",
             "ignored by a conftest": 'collect_ignore = ["test_a.py"]\n',
         }
+        worse = planted in (WORSE, LOOSER) and self.kind == TIME
+        if worse:
+            conftest[planted or ""] = slower("3.0 if 'target' in request.node.name else 1.0")
         return {
             "pytest.ini": ini,
             "test_a.py": self.test(planted),
@@ -201,7 +204,7 @@ def test_a_planted_fault_is_never_green_in_silence(
     if draw.saved:
         if draw.kind not in BASELINES:
             write(pytester.path, Draw(draw.kind, "marker", None, False, "plain", ()).files(None))
-            assert session(*quick, "--gpumem-save").ret == 0
+            assert session(*quick, "--gpumem-save", "--gpumem-processes=3").ret == 0
             found = pytester.path.glob(".benchmarks/*/gpumem/*")
             BASELINES[draw.kind] = {
                 str(path.relative_to(pytester.path)): path.read_bytes() for path in found
