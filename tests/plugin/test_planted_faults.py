@@ -320,25 +320,17 @@ class GateDraw:
         """Arguments of `gpumem accept`; empty for what the last gate found."""
         kind, less = self.draw.kind, self.accepts == "less"
         if self.accepts == "another scope":
-            return (
-                ["--scope", "memory", "--size", "1 GiB"]
-                if kind != PEAK
-                else ["--scope", "time", "--size", "900%"]
-            )
+            return ["--change", "time=900%" if kind == PEAK else "memory=1 GiB"]
         if self.draw.planted == LOOSER:
-            return [
-                "--scope",
-                "limit",
-                "--size",
-                f"{kind}={WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]}",
-            ]
+            limit = WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]
+            return ["--change", f"{kind}={limit}"]
         if self.draw.planted in LEFT_OUT:
-            return ["--scope", "time", "--size", "900%"] if less else ["--scope", "removed"]
+            return ["--change", "time=900%" if less else "removed"]
         if kind == COPIED:
-            return ["--scope", "time", "--size", "900%"] if less else []
+            return ["--change", "time=900%"] if less else []
         if kind == PEAK:
-            return ["--scope", "memory", "--size", "64 MiB" if less else "1 GiB"]
-        return ["--scope", "time", "--size", "10%" if less else "900%"]
+            return ["--change", "memory=64 MiB" if less else "memory=1 GiB"]
+        return ["--change", "time=10%" if less else "time=900%"]
 
     def accepted(self) -> bool:
         """True if what is planted is accepted. An absolute limit that is broken is not: to accept it is to accept a looser one."""
