@@ -23,7 +23,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,9 +265,8 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.storage import BaselineError
     from pytest_gpumem.baselines.store import Store
+    from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
-    from pytest_gpumem.judging.judge import comparable, judge
-    from pytest_gpumem.plugin.terminal import catches
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.table import table
@@ -286,22 +284,13 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         (folder / "20200101T000000Z-a-b.json").unlink()
     try:
         baseline = Store(path.parent / "baseline", facts).load()
-        catches(baseline, "1%", 1)
         run = load(seeds / "results.json")
         assert run is not None
-        for one in run.rows:
-            assert one.measurement is not None
-            past = baseline.history(one.key, partial(comparable, one.measurement))
-            first = past.first_measurements
-            limits = replace(one.limits, max_regression="1%")
-            judge(
-                one.measurement,
-                limits,
-                facts,
-                past.measurements,
-                no_history=past.reason,
-                first=first,
-            )
+        rows = []
+        for row in run.rows:
+            limited = replace(row, limits=replace(row.limits, max_regression="1%"))
+            rows.append(judged(limited, baseline, facts, siblings={}, strict=False))
+        screened(rows, baseline)
         harmless(table(run.rows, facts, width=100, colour=False))
         harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:

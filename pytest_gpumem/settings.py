@@ -394,14 +394,6 @@ OPTIONS: tuple[Option, ...] = (
         "PLACE",
     ),
     Option(
-        "baseline_window",
-        OptionRole.JUDGING,
-        _count,
-        "Newest saved runs of each row that are compared with. Default: 20.",
-        "N",
-        ini_only=True,
-    ),
-    Option(
         "strict",
         OptionRole.STRICTNESS,
         _flag,
@@ -472,7 +464,6 @@ class Settings(NamedTuple):
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_of: str | None = None
     """In a gate, its BASE: only runs of the history that HEAD shares with it count."""
-    baseline_window: int = 20
     strict: bool = False
     report: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from functools import partial
 
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Baseline, SavedFootprint, SavedRow, changes
 from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
-from pytest_gpumem.baselines.verdicts import judged
+from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
+from pytest_gpumem.judging.latencies import base_latency, mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
@@ -107,19 +105,22 @@ def compare_sides(
         if row.measurement is not None:
             siblings.setdefault(row.nodeid, {})[row.label] = row.measurement
     baseline = with_fields(base.baseline, note=f"{base.name} holds no such row")
-    family = Family(size=max(1, sum(key in base.rows for key in rows)))
-    pairs = []
+    judged_rows = []
     for key, taken in rows.items():
-        failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
+        failed = head.left_out.get(key) == FAILED
+        limits = _limits(taken, max_regression)
         row = replace(taken, limits=limits, failed=failed, differences=(), changed=())
         if failed:
             in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
             of_test = siblings.get(row.nodeid, {})
-            row, family = judged(
-                row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence
+            row = judged(
+                row, baseline, facts, siblings=of_test, strict=False, evidence=head.evidence
             )
+        judged_rows.append(row)
+    pairs = []
+    for row in screened(judged_rows, baseline, evidence=head.evidence):
         pairs.append(_pair(row, base, baseline, facts))
     missing = tuple(_missing(base, head, rows))
     return SetComparison(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
@@ -141,7 +142,7 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
     measurement, key = row.measurement, row.key
     past, footprints = tuple[SavedRow, ...](), baseline.footprints.get(key, ())
     if measurement is not None:
-        past = baseline.history(key, partial(comparable, measurement)).accepted
+        past = baseline.reference_runs(row)
         row = replace(row, changed=changes(measurement, facts, row.test_source, past))
     if (
         not past
@@ -176,45 +177,45 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
 
 
 def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
-    """The rows of the first side that the second one lacks: lost, unless its own run says why it did not take them. And the limits that its
-    run judged by nothing, unless that of the first side did so too."""
-    found = []
-    # Of memory alone; a row with times too is expected in the mode of its times.
-    of_memory = {
-        key: one[-1] for key, one in base.baseline.footprints.items() if key not in base.rows
-    }
-    of_base: dict[str, SavedRow | SavedFootprint] = {
-        **base.baseline.expected(head.newest.mode),
-        **of_memory,
-    }
-    for key, row in of_base.items():
+    """Return the rows of the first side that the second lacks, and limits that its run did not
+    judge although that of the first side did."""
+    expected: dict[str, SavedRow | SavedFootprint] = {}
+    expected.update(base.baseline.expected(head.newest.mode))
+    for key, footprints in base.baseline.footprints.items():
+        # Of memory alone; a row with times too is expected in the mode of its times.
+        if key not in base.rows:
+            expected[key] = footprints[-1]
+    missing = []
+    for key, saved in expected.items():
         if key not in rows:
             why = head.left_out.get(key) or f"not in {head.name}"
-            found.append(head.missing.get((key, ROW)) or Omission(row.nodeid, row.label, LOST, why))
-    return [
-        *found,
-        *(
-            one
-            for what, one in head.missing.items()
-            if one.status == UNJUDGED and what not in base.missing
-        ),
-    ]
+            lacks = Omission(saved.nodeid, saved.label, LOST, why)
+            missing.append(head.missing.get((key, ROW)) or lacks)
+    for what, omission in head.missing.items():
+        if omission.status == UNJUDGED and what not in base.missing:
+            missing.append(omission)
+    return missing
 
 
 def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[str]:
     notes = []
-    if stock := " and ".join(one.name for one in (base, head) if one.stock):
+    stock = [side.name for side in (base, head) if side.stock]
+    if stock:
         notes.append(
-            f"stock pytest-benchmark wrote {stock}: the GPU, its clocks and driver are not known, times are the host's (medians of the "
-            "rounds), the state of the caches, placements and launch overhead were left to chance"
+            f"stock pytest-benchmark wrote {' and '.join(stock)}: the GPU, its clocks and driver "
+            "are not known, times are the host's (medians of the rounds), the state of the caches, "
+            "placements and launch overhead were left to chance"
         )
-    there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
-    taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
-    if apart := sum(
-        own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken
-    ):
+    apart = 0
+    for pair in pairs:
+        measurement = pair.row.measurement
+        processes = sum(saved.processes for saved in head.rows.get(pair.row.key, ()))
+        if measurement is not None and 1 + len(measurement.further) < processes:
+            apart += 1
+    if apart:
         notes.append(
-            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out"
+            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than "
+            "the newest are left out"
         )
     return notes
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import fields, replace
 
-from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import (
-    WINDOW,
     Baseline,
-    Reset,
     RunFile,
     SavedFootprint,
     SavedProcess,
     SavedRow,
     assemble,
 )
-from pytest_gpumem.baselines.layout import read, refuse_twice
+from pytest_gpumem.baselines.layout import read, refuse_twice, unfit
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.outcomes import UserError
@@ -116,17 +113,15 @@ class SideResults:
         """The rows that are to be judged, by key: each of its newest run that can be compared, else of its newest one, with the processes
         of the other runs."""
         keys = dict.fromkeys(key for file in self.files for key in file.rows)
-        return {key: row for key in keys if (row := self._judged(key)) is not None}
+        return {key: self._judged(key) for key in keys}
 
-    def _judged(self, key: str) -> Row | None:
+    def _judged(self, key: str) -> Row:
         having = [file for file in self.files if key in file.rows]
         fit = [file for file in having if key not in file.left_out]
         row = (fit or having)[-1].rows[key]
         if not fit:
             return row
         runs, footprints = self.rows.get(key, ()), self.baseline.footprints.get(key, ())
-        if not runs and not footprints:
-            return None  # a change of it was accepted since
         footprint = footprints[-1].footprint if footprints else None
         if footprint is not None:
             others = (one.footprint for one in footprints[:-1])
@@ -138,14 +133,6 @@ class SideResults:
                 ),
             )
         return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
-
-
-def _unseen_resets(contents: Sequence[RunFile]) -> Iterator[Reset]:
-    """The resets that rows name, and whose files are not among those that were given. The first row of each came after it."""
-    known = {reset.id for one in contents for reset in one.resets}
-    for row in (row for one in contents for row in one.rows):
-        if row.reset is not None and row.reset not in known:
-            yield Reset(row.reset, row.key, "", "", row.process.utc, sequence=row.process.sequence)
 
 
 def _files(given: str) -> list[ResultFile]:
@@ -165,21 +152,17 @@ def side(given: str) -> SideResults:
     Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
     files = _files(given)
-    files.sort(key=lambda file: (file.content.sequence, file.content.utc, file.content.id))
-    contents = [file.content for file in files]
-    rows, resets = [row for one in contents for row in one.rows], list(_unseen_resets(contents))
-    counting = assemble(
-        contents, WINDOW if any(one.sequence for one in contents) else len(files), resets
-    )
-    there = {*counting.rows, *counting.footprints}
-    left_out = {
-        key: why for file in files for key, why in file.left_out.items() if key not in there
-    }
-    left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
-    found = SideResults(given, tuple(files), counting, left_out)
-    if not found.processes or not (found.rows or counting.footprints or found.left_out):
+    files.sort(key=lambda file: (file.content.process.utc, file.content.process.id))
+    baseline = assemble(file.content for file in files)
+    left_out = {}
+    for file in files:
+        for key, why in file.left_out.items():
+            if key not in baseline.rows and key not in baseline.footprints:
+                left_out[key] = why
+    results = SideResults(given, tuple(files), baseline, left_out)
+    if not results.processes or not (results.rows or baseline.footprints or left_out):
         raise UserError(f"{given}: nothing was measured")
-    return found
+    return results
 
 
 def merged(rows: Sequence[SavedRow]) -> Measurement:
@@ -255,7 +238,9 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
             left_out[row.key] = why
             continue
         if row.footprint is not None:
-            footprints.append(SavedFootprint(row.nodeid, row.label, row.footprint, process))
+            footprints.append(
+                SavedFootprint(row.nodeid, row.label, row.footprint, process, row.limits)
+            )
         if row.measurement is not None:
             # Not reduced: the judge needs more of a run than a baseline keeps.
             measurement = replace(
@@ -263,7 +248,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
                 provenance=row.measurement.provenance
                 or Provenance(process.utc.isoformat(), found.device.uuid),
             )
-            rows.append(SavedRow(row.nodeid, measurement, process, test_source=row.test_source))
+            rows.append(SavedRow(row.nodeid, measurement, process, row.test_source, row.limits))
     refuse_twice(rows)
     return ResultFile(
         path,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from msgspec import structs
 
-from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
+from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
 from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.files import write_whole
@@ -33,7 +33,7 @@ from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at
+from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import (
     ACCEPTS,
     BASE_SELECTION,
@@ -132,8 +132,8 @@ def gate(
         merge_base = ancestry(base, (), Path.cwd()).merge_base
     except RevisionError as error:
         raise click.UsageError(f"BASE: {error}.") from None
-    accepted = _accepted(merge_base)
-    added = Acceptances(accepted if accept_from_change else ())
+    accepted = acceptances(Path.cwd()).added_since(merge_base)
+    added = accepted if accept_from_change else Acceptances()
     # A limit of a test wins over this one, in the screen and in the duet.
     measuring = (
         *pytest_arguments,
@@ -171,11 +171,11 @@ def gate(
         decision = gated.decision(screened)
     of_files = [
         f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change"
-        for one in accepted
-        if one not in added.files
+        for one in accepted.files.values()
+        if one not in added.files.values()
     ]
     of_files += [
-        f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
+        f"{ACCEPTED / one.file_name} accepts what does not fail here; the test has a new reference all the same"
         for one in without_effect(decision, changes, added)
     ]
     lines = (*of_files, *loosened_lines(changes, added), *decision.remarks)
@@ -207,28 +207,6 @@ def gate(
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
-
-
-def _accepted(merge_base: str) -> list[Acceptance]:
-    """The accepted changes of the files that the change adds: they are here, and the merge base does not have them.
-    Raises `UserError`: a file cannot be used, or two accept the same.
-    """
-    here = Path.cwd()
-    if not (found := acceptances(here)):
-        return []
-    merged = files_at(merge_base, ACCEPTED, here)
-    added, seen = (
-        [one for one in found if one.file_name not in merged],
-        dict[tuple[object, ...], str](),
-    )
-    for one in added:
-        for change in one.changes:
-            same = seen.setdefault((change.row, change.scope, change.limit), one.file_name)
-            if same != one.file_name:
-                raise UserError(
-                    f"{ACCEPTED / one.file_name} and {ACCEPTED / same} both accept the {change.scope.value} of {change.row}; remove one"
-                )
-    return added
 
 
 def _base(base: str, commit: str, arguments: Sequence[str], stack: ExitStack) -> Base | None:
@@ -522,7 +500,7 @@ class GateRun:
 
     def _accepts(self, key: str, limit: str, value: str | None) -> bool:
         """As `OfBase.accepts`."""
-        return self.added.loosens(key, limit, value) is not None
+        return self.added.allows(key, limit, value)
 
     def _duet(self, rows: Sequence[Row]) -> dict[str, DuetVerdict]:
         """The duet's verdicts of these rows, by row key."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.expectations import held
 from pytest_gpumem.judging.finding import Finding
-from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
+from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.judging.limits import EXACT, absolute, relative
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT
@@ -57,13 +57,11 @@ def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, nam
     if row.measurement is not None and base.measurement is not None:
         counts = [limit for limit in EXACT if limit in names]
         findings += absolute(
-            row.measurement, row.limits, facts, past=(base.measurement,), names=counts, of=name
+            row.measurement, row.limits, facts, past=[base.measurement], names=counts, of=name
         )
     if alone is not None and alone.footprint is not None and base.footprint is not None:
         peaks = [limit for limit in names if limit not in EXACT or row.measurement is None]
-        findings += judge_footprint(
-            alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name
-        )
+        findings += judge_footprint(alone.footprint, row.limits, [base.footprint], peaks, of=name)
     judged = {finding.limit for finding in findings}
     return with_verdict(row, [*findings, *(one for one in known(row) if one.limit not in judged)])
 

@@ -31,16 +31,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import between, change, counted
-from pytest_gpumem.judging.screen import ALPHA, LOWER, SETTLES, UPPER
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.row import GROSS
 from pytest_gpumem.units import format_share
 
-ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
-MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
-MISS_SAME_CODE = 1 - SETTLES
+ALPHA = 0.05
+GROSS = 0.1
+ALARM = 1 - 0.999  # largest share of FAILs among tests that are slower by delta at most
+MISS = 1 - 0.995  # largest share of PASSes among tests that are slower by delta or more
+MISS_SAME_CODE = ALPHA
 """The same, among tests whose machine code is the same on both sides; and of PASSes with a slow
 mode."""
 STAKE = 0.95  # largest part of the wealth in one bet; choice: a pair with the wrong sign costs as much as four with the right sign earn
@@ -205,15 +204,11 @@ def judge_pairs(
     found = {}
     for key, values in pairs.items():
         one = bets[key]
-        evidence = Evidence(
-            slower=key in slower or key in gross,
-            within=one.within,
-            same_code=key in same and one.nearly,
-        )
-        outcome = decide_change(evidence)
-        settled = outcome is Outcome.PASS and not evidence.within
+        fails = key in slower or key in gross
+        settled = not fails and not one.within and key in same and one.nearly
         only_gross = key in gross and key not in slower
-        decided = outcome if outcome is not Outcome.UNDECIDED else None
+        passes = one.within or settled
+        decided = Outcome.FAIL if fails else Outcome.PASS if passes else None
         found[key] = Paired(
             decided,
             tuple(values),

@@ -1,4 +1,6 @@
-"""The reference of a row, and the screen that compares one process with it (docs/explanation/judging.md).
+"""The reference of a row, and the screen that compares one process with it.
+
+The rules and their error rates: docs/explanation/judging.md.
 
 Changes are log-ratios: +0.01 is 1 % slower. A limit is log(1 + `max_regression`).
 """
@@ -71,14 +73,20 @@ class Reference:
         """Seconds: the geometric mean of its processes."""
         return math.exp(self.mean)
 
+    def confidence(self, same_code: bool) -> float:
+        """Return how sure a PASS is that the row is not slower by its limit."""
+        if not same_code:
+            return PASSES
+        return SAME_CODE_ONE_DAY if self.days == 1 else SAME_CODE
+
     def reach(self, same_code: bool) -> float:
         """Return what noise may hide of a change, as a log-ratio; infinite for one process."""
         if self.processes < 2:
             return math.inf
-        if same_code and self.days == 1:
-            quantile = NormalDist().inv_cdf(SAME_CODE_ONE_DAY)
+        confidence = self.confidence(same_code)
+        if confidence == SAME_CODE_ONE_DAY:
+            quantile = NormalDist().inv_cdf(confidence)
         else:
-            confidence = SAME_CODE if same_code else PASSES
             quantile = student.quantile(confidence, self.processes - 1)
         return quantile * self.noise * math.sqrt(1 + 1 / self.days)
 

@@ -48,7 +48,8 @@ def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
     measurement = row.measurement
     if measurement is None:
         return replace(row, test_source=source)
-    changed = changes(measurement, session.facts, source, session.history(row).accepted)
+    runs = session.baseline.reference_runs(row)
+    changed = changes(measurement, session.facts, source, runs)
     return replace(row, test_source=source, changed=changed)
 
 
@@ -67,7 +68,9 @@ def source_of(item: pytest.Item) -> str | None:
 
 def with_differences(row: Row, session: GpuSession) -> Row:
     """The row with its differences from the newest run of its baseline."""
-    past = session.past(row)
+    if row.measurement is None:
+        return row
+    past = session.baseline.reference_runs(row)
     return replace(row, differences=row_differences(row, past[-1].measurement)) if past else row
 
 

@@ -15,33 +15,31 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
 ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
-GROSS = 0.1
-"""Slow-down beyond the limit that fewer processes prove; recorded on H200s, 2026-11-21: 5 of 2475 single processes of unchanged
-code were 2 to 3 % slow, for no visible reason."""
 
 
 class Comparison(Record, frozen=True):
-    """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
+    """A row against its reference, as shares of the reference's latency: +0.01 is 1 % slower."""
 
     delta: float = field(name="change")  # Measured change
-    low: float = field(
-        name="change_low"
-    )  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
-    high: float = field(
-        name="change_high"
-    )  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
-    catches: float  # Smallest slow-down that this comparison fails in 99 % of runs
-    processes: int  # Saved processes of the baseline
-    runs: int = 1  # Saved runs that those processes are of
-    measured: int = 1  # Processes of this run behind the change
-    p_value: float | None = None
-    """Probability that a change of no more than the limit shows such a slow-down or a larger one. For a row that crept, that since the
-    first run."""
-    since_first: float | None = None
-    """For a row that crept: the measured change since the first run."""
-    since_first_low: float | None = None  # Lower bound of that change, as `low`
-    same_code: bool = False
-    """Each run that it is compared with ran the same machine code in the same way."""
+    reach: float | None = None
+    """What noise may hide of the change; None while the reference has one process."""
+    days: int = 1  # UTC dates of the reference
+    processes: int = 1  # Processes of the reference
+    same_code: bool = False  # Every process of the reference ran the same machine code
+
+    @property
+    def looks_slower(self) -> bool:
+        """True if the row is slower by more than noise explains."""
+        return self.reach is not None and self.delta > self.reach
+
+
+class PairedChange(Record, frozen=True):
+    """What a duet measured: head over base less 1. +0.01 is 1 % slower."""
+
+    change: float  # Mean of the pairs
+    low: float  # Lower bound, one-sided at 99.9 %: what FAIL rests on
+    high: float  # Upper bound, one-sided: what PASS rests on
+    pairs: int  # Pairs of processes
 
 
 class LimitResult(Record, frozen=True):
@@ -58,7 +56,7 @@ class Verdict(Record, frozen=True):
 
     outcome: Outcome  # The result
     reason: str  # One sentence with the figure, the limit and the margin
-    comparison: Comparison | None = None  # Change against the baseline, where there is one
+    comparison: Comparison | None = None  # Change against the reference, where there is one
     simulated: bool = False  # Every verdict about a simulated device says so
     code: Code | None = None
     """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
@@ -66,6 +64,7 @@ class Verdict(Record, frozen=True):
     accepted: tuple[
         str, ...
     ] = ()  # Names of limits that do not hold, by a change that somebody accepted
+    paired: PairedChange | None = None  # What a duet measured; None without a duet
 
 
 class Row(Record, frozen=True):

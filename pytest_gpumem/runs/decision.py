@@ -13,22 +13,19 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.accepted import EXACT as OF_COUNTS
-from pytest_gpumem.baselines.accepted import (
-    OF_FIGURES,
-    Acceptance,
-    Acceptances,
-    Scope,
+from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances
+from pytest_gpumem.baselines.accepting import (
+    FIGURES,
+    accepted_results,
     changes_of,
     in_words,
-    without_accepted,
 )
 from pytest_gpumem.judging import expectations
 from pytest_gpumem.judging.exact import against_base, held_to_base, open_results
 from pytest_gpumem.judging.expectations import LooserLimit, looser
 from pytest_gpumem.judging.finding import counted, worst
 from pytest_gpumem.judging.footprint import RULES, judge_footprint
-from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
+from pytest_gpumem.judging.judge import failing_in_themselves, is_failure, judge
 from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
@@ -51,7 +48,11 @@ from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
-_NOISE = (*SETTLED, Code.LOOKS_SLOWER)  # codes of a doubt that more processes may decide
+_NOISE = (
+    Code.NOISY,
+    Code.TOO_FEW_RUNS,
+    Code.LOOKS_SLOWER,
+)  # codes of a doubt that more processes may decide
 _TIME = (
     "max_regression",
     "",
@@ -216,8 +217,10 @@ def loosened_lines(changes: Sequence[LooserLimit], added: Acceptances) -> list[s
     """Lines about the limits that a change loosens: to those of base it is held all the same, unless it accepts the new ones."""
     tests: dict[tuple[str, str, str | None, str], list[str]] = {}
     for one in changes:
-        by = added.loosens(one.key, one.limit, one.now)
-        holds = f"{one.was} holds" if by is None else f"accepted, {by.who}: {by.reason}"
+        holds = f"{one.was} holds"
+        by = added.file_of(one.key, "limit", one.limit)
+        if by is not None and added.allows(one.key, one.limit, one.now):
+            holds = f"accepted, {by.who}: {by.reason}"
         tests.setdefault((one.limit, one.was, one.now, holds), []).append(one.key)
     return [
         f"limit of {keys[0] if len(keys) == 1 else counted(len(keys), 'test')}: {limit} {was} -> {now or 'none'} in this change ({holds})"
@@ -245,7 +248,7 @@ def accepted_in_words(
             found.setdefault(one.nodeid, []).append("removed")
     tests = {row.key: row.nodeid for row in decision.rows}
     for change in (*changes, *decision.loosened):
-        if added.loosens(change.key, change.limit, change.now) is not None:
+        if added.allows(change.key, change.limit, change.now):
             found.setdefault(tests.get(change.key, change.key), []).append(
                 f"{change.limit} {change.was} -> {change.now or 'none'}"
             )
@@ -256,11 +259,17 @@ def without_effect(
     decision: Decision, changes: Sequence[LooserLimit], added: Acceptances
 ) -> list[Acceptance]:
     """The files of the change that accept nothing which this gate found. Arguments as of `accepted_in_words`."""
-    used = [one for row in decision.rows if row.verdict.accepted for one in added.of(row.key)]
-    used += [one for missing in decision.missing if (one := added.removed(missing.key)) is not None]
-    loosened = ((change.key, change.limit, change.now) for change in (*changes, *decision.loosened))
-    used += [one for change in loosened if (one := added.loosens(*change)) is not None]
-    return [one for one in added.files if one not in used]
+    used = list[Acceptance | None]()
+    for row in decision.rows:
+        for name in row.verdict.accepted:
+            figure = FIGURES[name]
+            used.append(added.file_of(row.key, figure, name if figure == "limit" else ""))
+    for missing in decision.missing:
+        used.append(added.removal_of(missing.key))
+    for change in (*changes, *decision.loosened):
+        if added.allows(change.key, change.limit, change.now):
+            used.append(added.file_of(change.key, "limit", change.limit))
+    return [file for file in added.files.values() if file not in used]
 
 
 SHOWN = 3  # tests that one line names
@@ -482,10 +491,7 @@ def by_base(
 def without_exact(rows: Sequence[Row], added: Acceptances, *, strict: bool) -> tuple[Row, ...]:
     """The rows without what the change accepts of their exact figures. Arguments as for `settled`."""
     failing = failing_in_themselves(rows, strict)
-    left = [
-        row if row.nodeid in failing else _accept(row, added.of(row.key, OF_COUNTS), OF_COUNTS)
-        for row in rows
-    ]
+    left = [row if row.nodeid in failing else _accept(row, added, math.inf) for row in rows]
     return _with_failures(left, failing, strict)
 
 
@@ -532,17 +538,13 @@ def _without_accepted(row: Row, judged: DuetVerdict | None, added: Acceptances) 
     if judged is not None and judged.outcome is Outcome.FAIL:
         # Of a test that fails in head, or measures in another way, no slow-down is known.
         low = judged.paired.least if judged.paired is not None else math.inf
-    return _accept(row, added.of(row.key), OF_FIGURES, low)
+    return _accept(row, added, low)
 
 
-def _accept(
-    row: Row, accepted: Sequence[Acceptance], scopes: Collection[Scope], low: float | None = None
-) -> Row:
-    """The row without what is accepted of its verdict. Arguments as of `without_accepted`."""
+def _accept(row: Row, added: Acceptances, low: float | None = None) -> Row:
+    """The row without what is accepted of its verdict. `low`: as of `accepted_results`."""
     before = list(known(row))
-    left = without_accepted(
-        row, before, accepted, comparison=row.verdict.comparison, scopes=scopes, low=low
-    )
+    left = accepted_results(row, before, added, low)
     return row if left == before else with_verdict(row, left)
 
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.judge import changed_work, is_failure
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.paired import Paired
-from pytest_gpumem.judging.spread import corrected_latencies, readings
+from pytest_gpumem.judging.regression import changed_work
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.difference import Difference

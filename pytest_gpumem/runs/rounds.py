@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import same_code_in_pairs
 from pytest_gpumem.judging.paired import MODE_PAIRS, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes, pairs
 from pytest_gpumem.runs.journal import Journal
@@ -82,9 +80,6 @@ class Jury:
     pairs: dict[str, list[float]] = field(
         default_factory=dict
     )  # log-ratios of each measurement so far
-    measured: dict[str, dict[str, list[Measurement]]] = field(
-        default_factory=dict
-    )  # by key and side, a measurement of each process
 
     @property
     def open(self) -> list[str]:
@@ -99,29 +94,14 @@ class Jury:
                 self.found[key] = pair
             else:
                 self.pairs.setdefault(key, []).append(pair)
-                for side, process in sides.items():
-                    self.measured.setdefault(key, {}).setdefault(side, []).extend(
-                        _measurements(process, key)
-                    )
         for key, paired in self.judged().items():
             if paired.outcome is not None:
                 self.found.setdefault(key, paired)
 
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
-        same = [
-            key
-            for key, by_side in self.measured.items()
-            if same_code_in_pairs(by_side.get(BASE, ()), by_side.get(HEAD, ()))
-        ]
         pairs = {key: self.pairs.get(key, []) for key in self.family}
-        return judge_pairs(pairs, self.deltas, same, clean=self.clean)
-
-
-def _measurements(process: ProcessRecord, key: str) -> Iterator[Measurement]:
-    return (
-        row.measurement for row in process.rows if row.key == key and row.measurement is not None
-    )
+        return judge_pairs(pairs, self.deltas, clean=self.clean)
 
 
 class Duet:

@@ -12,14 +12,10 @@ from msgspec.structs import replace
 from result_files import H100, Folder
 from verdicts_alone import judge as judging
 
-from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.judging.finding import Judgement
-from pytest_gpumem.judging.judge import judge as whole_judge
-from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits, Repeat
@@ -531,33 +527,6 @@ def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) 
 
 
 # Many rows
-
-
-def test_all_rows_are_judged_as_one_family(
-    folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Holm's procedure, in the order of the rows: of those that both sides have, less what was rejected before."""
-    names = ["test_fine", "test_slow", "test_last"]
-    for index in range(5):
-        folder.write(
-            f"base-{index}.json", [folder.row(name=name) for name in [*names, "test_gone"]]
-        )
-    folder.write(
-        "head.json",
-        [
-            folder.row(600e-6 if name == "test_slow" else 268e-6, name)
-            for name in [*names, "test_new"]
-        ],
-    )
-    seen = []
-
-    def judge(*arguments: Any, family: Family, **keywords: Any) -> Judgement:
-        seen.append((family.size, family.rejected))
-        return whole_judge(*arguments, family=family, **keywords)
-
-    monkeypatch.setattr(verdicts, "judge", judge)
-    assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 1
-    assert seen == [(3, 0), (3, 0), (3, 1), (3, 1)]
 
 
 # Mistakes

@@ -522,7 +522,6 @@ def by_duet(*changes: float) -> DuetVerdict:
     ("judged", "size", "code"),
     [
         (None, "3%", 0),
-        (None, "2.9%", 1),
         (by_duet(*[0.08] * 11), "8%", 0),
         (by_duet(*[0.08] * 11), "7.9%", 1),
         (by_duet(0.5, 0.52, 0.51), "50%", 0),  # too few for an interval: the smallest pair
