@@ -104,8 +104,13 @@ def conclude(
     `real_devices`: GPUs of the baseline, where the device is simulated and the user did not say so.
     """
     ended = _ended_early(session, rows)
+    lost_ones = lost(missing)
     if ended is not None:
-        return Conclusion(ended[0], (ended[1],), tuple(rows), tuple(missing))
+        code, causes = ended[0], [ended[1]]
+        if lost_ones and code != Exit.USAGE:
+            code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
+        lines = tuple(missing_lines(missing))
+        return Conclusion(code, tuple(causes), tuple(rows), tuple(missing), lines)
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
@@ -113,7 +118,7 @@ def conclude(
     lines += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     lines += [f"open: {row.key}: {row.verdict.reason}" for row in states[State.OPEN]]
 
-    causes = _failures(session, states, rows, missing, looser)
+    causes = _failures(session, states, rows, lost_ones, looser)
     code = Exit.FAILED
     if not causes:
         code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing, real_devices)
@@ -169,14 +174,13 @@ def _failures(
     session: SessionResult,
     states: Mapping[State, Sequence[Row]],
     rows: Sequence[Row],
-    missing: Sequence[Omission],
+    lost_ones: Sequence[Omission],
     looser: Sequence[LooserLimit],
 ) -> list[str]:
     """What makes a gate red."""
     if session.code == Exit.FAILED and not session.failures:
         return ["pytest failed the session as a whole; its output says why"]
     causes = []
-    lost_ones = lost(missing)
     if lost_ones:
         causes.append(f"{_counted_lost(lost_ones)} lost")
     failed = states[State.FAILED]
