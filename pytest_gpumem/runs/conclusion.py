@@ -24,6 +24,7 @@ from pytest_gpumem.records.row import (
     did_not_run,
 )
 from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.runs.open_rows import compared_limits
 from pytest_gpumem.runs.pairs import PEAK, TIME
 from pytest_gpumem.runs.session import SessionResult
 from pytest_gpumem.units import format_share, short_bytes
@@ -143,8 +144,13 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     if row.failed or is_failure(verdict, strict):
         by_figures = row.measured_something and is_failure(verdict, strict)
         return State.FAILED if by_figures and row.test_error is not True else State.ERROR
+    doubts = {result.limit for result in verdict.limits}
+    only_compared = doubts <= set(compared_limits(row))
+    doubtful = verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED)
+    if doubtful and only_compared and row.key in new:
+        return State.NEW  # there is nothing to compare with
     if verdict.outcome is Outcome.NEW:
-        return State.NEW if row.key in new else State.OPEN
+        return State.OPEN
     if verdict.outcome is Outcome.UNDECIDED:
         codes = {result.code for result in verdict.limits} or {verdict.code}
         not_shown = verdict.simulated and codes == {Code.NOT_READ}
