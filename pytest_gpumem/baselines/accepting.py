@@ -64,6 +64,5 @@ def command(row: Row) -> str:
         if change.figure == "limit":
             words += ["--change", change.up_to or ""]
         else:
-            value = "" if change.up_to is None else f"={change.up_to}"
-            words += ["--change", f"{change.figure}{value}"]
+            words += ["--change", f"{change.figure}={change.up_to}".removesuffix("=None")]
     return f"{shlex.join(words)} --reason '...'"
