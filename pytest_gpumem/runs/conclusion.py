@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from msgspec import structs
@@ -110,8 +110,8 @@ def conclude(
         code, causes = ended[0], [ended[1]]
         if lost_ones and code != Exit.USAGE:
             code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
-        lines = tuple(missing_lines(missing))
-        return Conclusion(code, tuple(causes), tuple(rows), tuple(missing), lines)
+        end = Conclusion(code, tuple(causes), tuple(rows), tuple(missing))
+        return replace(end, lines=tuple(missing_lines(missing)))
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
