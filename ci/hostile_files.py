@@ -305,32 +305,32 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
             str(path),
         ),
         ("compare", str(path), str(seeds / "results.json")),
-        ("baseline", "list", "--baseline", str(path.parent / "baseline")),
     )
     command(*rng.choice(commands))
 
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.accepted import Acceptances, in_words, read, without_accepted
+    from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
+    from pytest_gpumem.baselines.accepting import accepted_results, in_words
     from pytest_gpumem.judging.verdict import known, with_verdict
+    from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.result_files import FileError, load
 
-    name, run = path.name, load(seeds / "results.json")
+    run = load(seeds / "results.json")
     assert run is not None
-    for _ in range(2):  # by the name that its content gives too
-        try:
-            found = Acceptances([read(name, path.read_bytes())])
-        except FileError as error:
-            one_line(" ".join(printable(str(error)).split()))
-            name = str(error).rpartition(" ")[2]
-            continue
-        for one in run.rows:
-            left = without_accepted(
-                one, known(one), found.of(one.key), comparison=one.verdict.comparison
-            )
-            harmless("; ".join(in_words(with_verdict(one, left))))
-            found.slow_down(one.key)
+    try:
+        accepted = Acceptances({path.name: read(path.read_bytes())})
+    except FileError as error:
+        one_line(" ".join(printable(str(error)).split()))
         return
+    for measured in run.rows:
+        after = accepted_results(measured, known(measured), accepted)
+        harmless("; ".join(in_words(with_verdict(measured, after))))
+        accepted.removal_of(measured.key)
+        for figure in FIGURES:
+            accepted.digest(measured.key, figure)
+        for name in LIMITS:
+            accepted.allows(measured.key, name, None)
 
 
 def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
@@ -396,7 +396,7 @@ KINDS: tuple[
     ),
     (
         "acceptance.json",
-        (bytes_changed, baseline_changed, baseline_changed, json_changed),
+        (bytes_changed, json_changed, json_changed, json_changed),
         read_acceptance,
         2,
     ),
@@ -444,17 +444,21 @@ def make_seeds(folder: Path) -> None:
 
 
 def _acceptance() -> str:
-    from pytest_gpumem.baselines.accepted import Acceptance, AcceptedChange, Scope, text
+    import msgspec
+
+    from pytest_gpumem.baselines.acceptances import Acceptance, AcceptedChange
 
     test = "test_a.py::test_copy"
     changes = (
-        AcceptedChange(test, Scope.TIME, "8.41%"),
-        AcceptedChange(test, Scope.MEMORY, "96 MiB"),
-        AcceptedChange(test, Scope.KERNELS, "3", "max_copies"),
-        AcceptedChange(test, Scope.LIMIT, "9%", "max_regression", "5%"),
-        AcceptedChange("test_a.py::test_old", Scope.REMOVED),
+        AcceptedChange(test, "time", "8.41%"),
+        AcceptedChange(test, "memory", "96 MiB"),
+        AcceptedChange(test, "limit", "max_copies=3"),
+        AcceptedChange(test, "limit", "max_regression=9%"),
+        AcceptedChange(test, "renamed", "test_a.py::test_older"),
+        AcceptedChange("test_a.py::test_old", "removed"),
     )
-    return text(Acceptance(test, "checks bounds", "ada", changes, "0" * 40))
+    accepted = Acceptance(test, "checks bounds", "ada", changes, "0" * 40, utc="2026-11-29")
+    return json.dumps(msgspec.to_builtins(accepted))
 
 
 def _journal(path: Path) -> None:

@@ -8,8 +8,14 @@ from dataclasses import replace as with_fields
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Baseline, SavedFootprint, SavedRow, changes
-from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
+from pytest_gpumem.baselines.history import (
+    UNKNOWN_GPU,
+    Baseline,
+    SavedFootprint,
+    SavedRow,
+    changes,
+)
+from pytest_gpumem.baselines.result_sets import FAILED, SideResults
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted

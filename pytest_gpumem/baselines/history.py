@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pytest_gpumem.baselines.acceptances import Acceptances
+from msgspec.structs import fields
+
+from pytest_gpumem.baselines.acceptances import Acceptances, Figure
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import clocks_agree
@@ -23,12 +25,17 @@ from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.row import Past, Row, key_of
 from pytest_gpumem.units import parse_growth, parse_margin, short_bytes
 
 USUAL_LIMIT = "5%"
 """Limit of a row without one, for what begins a reference anew."""
+_UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
+UNKNOWN_GPU = DeviceFacts(
+    **{item.name: _UNKNOWN.get(item.type, (0, 0)) for item in fields(DeviceFacts) if item.required}
+)
+"""The device of a file that names none."""
 
 
 @dataclass(frozen=True)
@@ -122,119 +129,89 @@ class Baseline:
     acceptances of the newest run count."""
     acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
 
-    # Times
-
     def reference_runs(self, row: Row) -> tuple[SavedRow, ...]:
         """Return the runs that make the reference of a measured row, oldest first.
 
         Empty: the row is new, and `why_new` says why.
         """
-        return tuple(chain.from_iterable(self.reference_days(row)))
-
-    def reference_days(self, row: Row) -> list[list[SavedRow]]:
-        """Return the same runs by their date."""
-        days = self._days(row)
-        return days[_begin(days, faster) :][:DAYS]
-
-    def enters(self, row: Row, today: date) -> bool:
-        """Return whether a measured row is worth saving: its reference is not full, or it gained."""
-        days = self._days(row)
-        days = days[_begin(days, faster) :]
-        if len(days) < DAYS or (len(days) == DAYS and days[-1][0].process.utc.date() == today):
-            return True
-        assert row.measurement is not None
-        now = SavedRow(row.nodeid, row.measurement, days[-1][-1].process, limits=row.limits)
-        return _gained(days, [now], today, faster)
-
-    def why_new(self, row: Row) -> str:
-        """Return why a measured row has no reference."""
-        runs = self.rows.get(row.key, ())
-        if not runs:
-            return self.note or "the baseline holds no such row"
-        assert row.measurement is not None
-        newest = runs[-1]
-        parts = _changed_way(newest.measurement, row.measurement)
-        return self._new(row.key, newest, parts, "time")
-
-    def measured_differently(self, row: Row) -> bool:
-        """Return whether a measured row is new because it is measured in another way."""
-        runs = self.rows.get(row.key, ())
-        if not runs or row.measurement is None or self.reference_runs(row):
-            return False
-        then, now = runs[-1].measurement, row.measurement
-        if _way(then)[:-1] != _way(now)[:-1]:
-            return True
-        before, after = _nbytes(then), _nbytes(now)
-        return before != after and (before is None or after is None or after < before)
-
-    def _days(self, row: Row) -> list[list[SavedRow]]:
-        """Return the runs of a row's identity by their date."""
-        assert row.measurement is not None
-        way = _way(row.measurement)
-        runs = [run for run in self.rows.get(row.key, ()) if _way(run.measurement) == way]
-        accepted = self.acceptances.digest(row.key, "time")
-        return _by_date(_of_session(runs, self.device, accepted))
-
-    # Memory
+        return tuple(chain.from_iterable(self._days(_now(row), self.rows)[:DAYS]))
 
     def reference_footprints(self, row: Row) -> tuple[SavedFootprint, ...]:
         """Return the runs that make the reference of a row's memory, oldest first."""
-        days = self._footprint_days(row)
-        return tuple(chain.from_iterable(days[_begin(days, smaller) :][:DAYS]))
+        return tuple(chain.from_iterable(self._days(_memory_now(row), self.footprints)[:DAYS]))
 
-    def footprint_enters(self, row: Row, today: date) -> bool:
-        """Return whether a row's memory is worth saving, as `enters`."""
-        days = self._footprint_days(row)
-        days = days[_begin(days, smaller) :]
-        if len(days) < DAYS or (len(days) == DAYS and days[-1][0].process.utc.date() == today):
-            return True
-        assert row.footprint is not None
-        process = days[-1][-1].process
-        now = SavedFootprint(row.nodeid, row.label, row.footprint, process, row.limits)
-        return _gained(days, [now], today, smaller)
+    def why_new(self, row: Row) -> str:
+        """Return why a measured row has no reference."""
+        return self._why_new(_now(row), self.rows)
 
     def why_memory_is_new(self, row: Row) -> str:
         """Return why a row has no reference of its memory."""
-        runs = self.footprints.get(row.key, ())
+        return self._why_new(_memory_now(row), self.footprints)
+
+    def enters(self, row: Row, today: date) -> bool:
+        """Return whether a measured row is worth saving: its reference is not full, or it gained."""
+        return _enters(self._days(_now(row), self.rows), _now(row), today)
+
+    def memory_enters(self, row: Row, today: date) -> bool:
+        """Return whether a row's memory is worth saving, as `enters`."""
+        return _enters(self._days(_memory_now(row), self.footprints), _memory_now(row), today)
+
+    def measured_differently(self, row: Row) -> bool:
+        """Return whether a measured row is new because it is measured in another way.
+
+        A launch that moves more bytes is not: it does more work, and its time says by how much.
+        """
+        runs = self.rows.get(row.key, ())
+        if not runs or row.measurement is None or self.reference_runs(row):
+            return False
+        then, now = _way(runs[-1]), _way(_now(row))
+        before, after = then.pop("declared bytes"), now.pop("declared bytes")
+        if then != now or before == after:
+            return then != now
+        return before is None or after is None or after < before
+
+    def _days(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> list[list[Saved]]:
+        """Return the runs from the begin of a row's reference on, by their date."""
+        way = _way(now)
+        alike = [run for run in every.get(now.key, ()) if _way(run) == way]
+        if not alike:
+            return []
+        device = self.device or alike[-1].process.device
+        accepted = alike[-1].accepted
+        if self.device is not None:
+            accepted = self.acceptances.digest(now.key, _figure(now))
+        days: dict[date, list[Saved]] = {}
+        for run in alike:
+            then = run.process.device
+            if (then.driver, then.cuda, run.accepted) == (device.driver, device.cuda, accepted):
+                days.setdefault(run.process.utc.date(), []).append(run)
+        ordered = [days[day] for day in sorted(days)]
+        return ordered[_begin(ordered) :]
+
+    def _why_new(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> str:
+        runs = every.get(now.key, ())
         if not runs:
             return self.note or "the baseline holds no such row"
-        assert row.footprint is not None
-        parts = []
-        if _watched(runs[-1].footprint) != _watched(row.footprint):
-            parts.append("the driver's allocations are watched on one side only")
-        return self._new(row.key, runs[-1], parts, "memory")
-
-    def _footprint_days(self, row: Row) -> list[list[SavedFootprint]]:
-        assert row.footprint is not None
-        watched = _watched(row.footprint)
-        runs = []
-        for run in self.footprints.get(row.key, ()):
-            if _watched(run.footprint) == watched:
-                runs.append(run)
-        accepted = self.acceptances.digest(row.key, "memory")
-        return _by_date(_of_session(runs, self.device, accepted))
-
-    def _new(
-        self, key: str, newest: SavedRow | SavedFootprint, parts: list[str], figure: str
-    ) -> str:
-        """Return the sentence of `why_new`. `parts`: differences in how it is measured."""
+        then, before, after = runs[-1].process.device, _way(runs[-1]), _way(now)
         if self.device is not None:
-            then = newest.process.device
-            for name, before, now in (
-                ("driver", then.driver, self.device.driver),
-                ("CUDA", then.cuda, self.device.cuda),
-            ):
-                if before != now:
-                    parts.append(f"{name} {before} -> {now}")
-        acceptance = self.acceptances.file_of(key, "time" if figure == "time" else "memory")
-        accepted = self.acceptances.digest(key, "time" if figure == "time" else "memory")
-        if self.device is not None and accepted != newest.accepted:
+            before |= {"driver": then.driver, "CUDA": then.cuda}
+            after |= {"driver": self.device.driver, "CUDA": self.device.cuda}
+        words = []
+        for name, value in before.items():
+            if value != after[name]:
+                words.append(f"{name} {_text(value)} -> {_text(after[name])}")
+        figure = _figure(now)
+        acceptance = self.acceptances.file_of(now.key, figure)
+        if (
+            self.device is not None
+            and self.acceptances.digest(now.key, figure) != runs[-1].accepted
+        ):
             if acceptance is None:
-                parts.append(f"an accepted change of its {figure} was taken back")
+                words.append(f"an accepted change of its {figure} was taken back")
             else:
                 why = f"{acceptance.who}: {acceptance.reason}"
-                parts.append(f"a change of its {figure} was accepted ({why})")
-        return f"{', '.join(parts) or 'other runs'}: a new reference begins"
+                words.append(f"a change of its {figure} was accepted ({why})")
+        return f"{', '.join(words)}: a new reference begins"
 
     # All runs
 
@@ -295,70 +272,54 @@ def assemble(files: Iterable[RunFile]) -> Baseline:
 
 # Identity
 
-
-def _nbytes(measurement: Measurement) -> int | None:
-    return None if measurement.moved_bytes is None else measurement.moved_bytes.total
-
-
-def _way(measurement: Measurement) -> tuple[object, ...]:
-    """Return how a row is measured; the bytes come last."""
-    return measurement.mode, measurement.sampler, measurement.window, _nbytes(measurement)
+_NOW = SavedProcess("", datetime.max, None, UNKNOWN_GPU)
+"""Stands for the session's process in a row that is not saved yet."""
 
 
-def _watched(footprint: Footprint) -> bool:
-    """Return whether the driver's allocations were seen, and not those of libraries alone."""
-    return footprint.driver_peak is not None
+def _now(row: Row) -> SavedRow:
+    assert row.measurement is not None
+    return SavedRow(row.nodeid, row.measurement, _NOW, limits=row.limits)
 
 
-def _changed_way(then: Measurement, now: Measurement) -> list[str]:
-    """Return in words how a row is measured in another way."""
-    parts = []
-    if then.mode != now.mode:
-        parts.append(f"mode {then.mode} -> {now.mode}")
-    if then.sampler != now.sampler:
-        parts.append(f"sampler {then.sampler} -> {now.sampler}")
-    if then.window != now.window:
-        was, is_now = ("none" if m.window is None else window_text(m.window) for m in (then, now))
-        parts.append(f"window {was} -> {is_now}")
-    if _nbytes(then) != _nbytes(now):
-        was, is_now = (
-            "unknown" if nbytes is None else short_bytes(nbytes)
-            for nbytes in (_nbytes(then), _nbytes(now))
-        )
-        parts.append(f"declared bytes {was} -> {is_now}")
-    return parts
+def _memory_now(row: Row) -> SavedFootprint:
+    assert row.footprint is not None
+    return SavedFootprint(row.nodeid, row.label, row.footprint, _NOW, row.limits)
 
 
-def _of_session(runs: Sequence[Saved], device: DeviceFacts | None, accepted: str) -> list[Saved]:
-    """Return the runs with a driver, CUDA version and acceptance; None: those of the newest."""
-    if not runs:
-        return []
-    if device is None:
-        device, accepted = runs[-1].process.device, runs[-1].accepted
-    alike = []
-    for run in runs:
-        then = run.process.device
-        if (then.driver, then.cuda, run.accepted) == (device.driver, device.cuda, accepted):
-            alike.append(run)
-    return alike
+def _figure(saved: SavedRow | SavedFootprint) -> Figure:
+    return "time" if isinstance(saved, SavedRow) else "memory"
+
+
+def _way(saved: SavedRow | SavedFootprint) -> dict[str, Any]:
+    """Return how a row is measured, by the words for it."""
+    if isinstance(saved, SavedFootprint):
+        # Else of libraries alone.
+        return {"the driver's allocations watched": saved.footprint.driver_peak is not None}
+    measurement = saved.measurement
+    moved = measurement.moved_bytes
+    return {
+        "mode": measurement.mode,
+        "sampler": measurement.sampler,
+        "window": measurement.window or "none",
+        "declared bytes": None if moved is None else moved.total,
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Window):
+        return window_text(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return short_bytes(value)
+    return "unknown" if value is None else str(value)
 
 
 # Days
 
 
-def _by_date(runs: Iterable[Saved]) -> list[list[Saved]]:
-    """Return the runs of each UTC date, oldest first."""
-    days: dict[date, list[Saved]] = {}
-    for run in runs:
-        days.setdefault(run.process.utc.date(), []).append(run)
-    return [days[day] for day in sorted(days)]
-
-
-def _begin(days: Days[Saved], gained: Callable[[Days[Saved], Days[Saved]], bool]) -> int:
-    """Return the index of the day on which the newest reference begins.
-
-    `gained`: whether each of some newest days is better than the days of a reference.
-    """
+def _begin(days: Days[Saved]) -> int:
+    """Return the index of the day on which the newest reference begins."""
     begin = 0
     for end in range(SUCCESSIVE + 1, len(days) + 1):
         newest = end - SUCCESSIVE
@@ -367,28 +328,32 @@ def _begin(days: Days[Saved], gained: Callable[[Days[Saved], Days[Saved]], bool]
     return begin
 
 
-def _gained(
-    days: Days[Saved],
-    now: list[Saved],
-    today: date,
-    gained: Callable[[Days[Saved], Days[Saved]], bool],
-) -> bool:
-    """Return whether a run enters a full reference: it gained, or the day saved before it did.
+def _enters(days: Days[Saved], now: Saved, today: date) -> bool:
+    """Return whether a run enters: the reference is not full, it gained, or the day before did.
 
     `days`: those of the reference, and those saved after it.
     """
-    reference = days[:DAYS]
-    if gained(reference, [now] * SUCCESSIVE):
+    reference, later = days[:DAYS], days[DAYS:]
+    if len(reference) < DAYS or reference[-1][0].process.utc.date() == today:
         return True
-    before = [day for day in days[DAYS:] if day[0].process.utc.date() < today]
+    if gained(reference, [[now]] * SUCCESSIVE):
+        return True
+    before = [day for day in later if day[0].process.utc.date() < today]
     return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE)
 
 
-def faster(reference: Days[SavedRow], newest: Days[SavedRow]) -> bool:
-    """Return whether each of three days is faster than a reference by more than the limit."""
+def gained(reference: Days[Saved], newest: Days[Saved]) -> bool:
+    """Return whether each of three days is better than a reference, by more than the limit."""
+    limits = newest[-1][-1].limits
     runs = list(chain(*reference, *newest))
+    times = [run.measurement for run in runs if isinstance(run, SavedRow)]
+    if not times:
+        peaks = [peaks_of(run.footprint) for run in runs if isinstance(run, SavedFootprint)]
+        size = sum(len(day) for day in reference)
+        most = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
+        return min(chain(*peaks[:size])) > most.most(max(chain(*peaks[size:])))
     # All latencies at one launch overhead.
-    logs = iter(corrected_logs([readings(run.measurement) for run in runs]))
+    logs = iter(corrected_logs([readings(measurement) for measurement in times]))
     before = []
     for day in reference:
         for run in day:
@@ -397,17 +362,8 @@ def faster(reference: Days[SavedRow], newest: Days[SavedRow]) -> bool:
     for day in newest:
         means.append(statistics.fmean(chain.from_iterable([next(logs) for _ in day])))
     whole = Reference(before)
-    written = newest[-1][-1].limits.max_regression or USUAL_LIMIT
-    limit = math.log1p(parse_margin(written).over(whole.latency))
-    return gains_restart(whole, means, limit)
-
-
-def smaller(reference: Days[SavedFootprint], newest: Days[SavedFootprint]) -> bool:
-    """Return whether each of three days takes less memory than a reference, beyond the limit."""
-    before = min(chain(*[peaks_of(run.footprint) for run in chain(*reference)]))
-    now = max(chain(*[peaks_of(run.footprint) for run in chain(*newest)]))
-    written = newest[-1][-1].limits.max_peak_regression or USUAL_LIMIT
-    return before > parse_growth(written).most(now)
+    margin = parse_margin(limits.max_regression or USUAL_LIMIT)
+    return gains_restart(whole, means, math.log1p(margin.over(whole.latency)))
 
 
 # Changes since the reference

@@ -25,6 +25,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import RunFile, SavedFootprint, SavedProcess, SavedRow
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement, Provenance
 from pytest_gpumem.records.schema import (
@@ -35,6 +36,7 @@ from pytest_gpumem.records.schema import (
     other_schema,
 )
 from pytest_gpumem.result_files import FileError, parsed
+from pytest_gpumem.units import QuantityError
 
 LAYOUT = 3  # version of the layout
 LARGEST = 64 * 2**20
@@ -221,9 +223,11 @@ def _run(content: _Content) -> RunFile:
         why = unfit(row.measurement)
         if why is not None:
             raise FileError(f"row {index}, {saved.key}, may not be in a baseline: {why}")
+        _check(row.limits, f"$.content.rows[{index}].limits")
         rows.append(saved)
     footprints = []
-    for plain in content.footprints:
+    for index, plain in enumerate(content.footprints):
+        _check(plain.limits, f"$.content.footprints[{index}].limits")
         footprints.append(
             SavedFootprint(
                 plain.nodeid, plain.label, plain.footprint, process, plain.limits, plain.accepted
@@ -232,6 +236,17 @@ def _run(content: _Content) -> RunFile:
     refuse_twice(rows)
     refuse_twice(footprints)
     return RunFile(content.key, process, tuple(rows), tuple(footprints))
+
+
+def _check(limits: Limits, path: str) -> None:
+    """Raise `FileError` if a limit cannot be read."""
+    for name, limit in LIMITS.items():
+        value = getattr(limits, name)
+        try:
+            if value is not None:
+                limit.parse(value)
+        except QuantityError as error:
+            raise FileError(f"{path}.{name}: {error}") from None
 
 
 def refuse_twice(rows: Iterable[SavedRow | SavedFootprint]) -> None:

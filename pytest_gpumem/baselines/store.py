@@ -34,7 +34,7 @@ from pytest_gpumem.baselines.layout import (
 from pytest_gpumem.baselines.storage import BaselineError, Storage, fits_name
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import unreliable
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
@@ -134,7 +134,7 @@ class Store:
                         baseline.acceptances.digest(row.key, "time"),
                     )
                 )
-            if memory is not None and memory.watched and baseline.footprint_enters(row, now.date()):
+            if memory is not None and memory.watched and baseline.memory_enters(row, now.date()):
                 entered = True
                 footprints.append(
                     SavedFootprint(
@@ -203,6 +203,8 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return "its test failed"
     if row.verdict.simulated != simulated:
         return "it is simulated" if row.verdict.simulated else "it is not simulated"
+    if row.verdict.code is Code.CONDITIONS:
+        return row.verdict.reason
     doubts = [] if row.measurement is None else list(unreliable(row.measurement))
     if doubts:
         return f"its times are in doubt: {', '.join(doubts)}"

@@ -94,6 +94,8 @@ def accept(
         )
     accepted: dict[str, list[AcceptedChange]] = {}
     for test in tests:
+        if last is not None:
+            _of_test(test, last)
         if by_hand:
             accepted[test] = [_as_written(test, change) for change in changes]
             if renamed_from is not None:

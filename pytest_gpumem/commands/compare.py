@@ -12,7 +12,8 @@ import msgspec
 from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
-from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, SideResults
+from pytest_gpumem.baselines.history import UNKNOWN_GPU
+from pytest_gpumem.baselines.result_sets import SideResults
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.judging import differences
 from pytest_gpumem.judging.expectations import lost

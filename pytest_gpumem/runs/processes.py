@@ -125,14 +125,16 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def environment_of(
-    side: Side, other: Side | None, environment: Mapping[str, str], *, evidence: bool = False
+    side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
 ) -> dict[str, str]:
-    """Variables of a process that measures one side: it is no run of its own, and sees nothing of the other side, if there is one."""
-    own = for_a_part(environment, evidence=evidence)
-    if other is None:
-        return own
-    path = moved_path(environment, side, other.root)
-    return of_no_hook(own) | ({} if path is None else {"PYTHONPATH": path})
+    """Variables of a process that measures a side: it is no run, and sees nothing of the others."""
+    variables = for_a_part(environment, evidence=evidence)
+    if not others:
+        return variables
+    path = moved_path(environment, side, others[0].root)
+    if path is not None:
+        variables["PYTHONPATH"] = path
+    return of_no_hook(variables)
 
 
 class Worker:
@@ -171,7 +173,6 @@ class Worker:
         self,
         tests: Sequence[str] | None,
         attempt: int,
-        variables: Mapping[str, str],
         watch: Callable[[int], None] = lambda finished: None,
         *,
         everything: bool = False,
@@ -185,7 +186,7 @@ class Worker:
             time.perf_counter(),
         )
         if answers.ready:
-            child.tell({"tests": tests, "variables": dict(variables)})
+            child.tell({"tests": tests})
             answers.take_until(
                 "exit",
                 lambda: child.hear(WORK_SECONDS, lambda: watch(len(answers.finished))),

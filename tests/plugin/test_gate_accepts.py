@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from ci_project import SIMULATED, Project, saved_project
 from click.testing import CliRunner, Result
+from pytest_gpumem.baselines.accepted import FOLDER, acceptances
 from sessions import gate_result
 
-from pytest_gpumem.baselines.accepted import FOLDER, acceptances
 from pytest_gpumem.cli import main
 
 TESTS = """

@@ -212,10 +212,14 @@ LATENCY = LimitResult("max_latency", FAIL)
 ASSERTION = LimitResult("", FAIL)
 
 
-def judged(*results: LimitResult, **limits: str) -> Row:
+def judged(*results: LimitResult, **limits: Any) -> Row:
     """A row with three copies and a peak of 96 bytes."""
     copies = [Step(StepKind.COPY, "H2D", nbytes=8)] * 3
-    given = {"max_regression": "1%", "max_peak_regression": "0 B", "max_copies": "base"}
+    given: dict[str, Any] = {
+        "max_regression": "1%",
+        "max_peak_regression": "0 B",
+        "max_copies": "base",
+    }
     row = Row(
         TEST,
         Limits(**{**given, **limits}),

@@ -231,8 +231,8 @@ def test_saved_memory_is_bounded_in_the_same_way() -> None:
     peaks = baseline([memory(day, 100) for day in range(14)])
     head = row(footprint=of_peak(100), limits=ONE)
     assert days(peaks.reference_footprints(head)) == list(range(12))
-    assert not peaks.footprint_enters(head, TODAY)
-    assert peaks.footprint_enters(structs.replace(head, footprint=of_peak(98)), TODAY)
+    assert not peaks.memory_enters(head, TODAY)
+    assert peaks.memory_enters(structs.replace(head, footprint=of_peak(98)), TODAY)
     fewer = baseline([memory(day, peak) for day, peak in enumerate([100, 98, 98, 98])])
     assert days(fewer.reference_footprints(head)) == [1, 2, 3]
 

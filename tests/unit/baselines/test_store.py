@@ -416,6 +416,10 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is not a time"),
         (lambda c: c.update(utc="2026-11-21T10:00:00"), "is not a time with a zone"),
         (lambda c: c.update(more=1), "more: unknown"),
+        (
+            lambda c: c["rows"][0].update(limits={"max_regression": "much"}),
+            "$.content.rows[0].limits.max_regression: 'much'",
+        ),
         (lambda c: c.pop("id"), "missing required field `id`"),
         (lambda c: c["device"].update(simulated=True), "of a simulated device, this one is real"),
     ],

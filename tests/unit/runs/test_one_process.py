@@ -57,7 +57,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
             tmp_path,
         )
         try:
-            return worker.run(tests, attempt, {"WAY": "hot"}, **named)
+            return worker.run(tests, attempt, **named)
         finally:
             worker.close()
 
@@ -68,12 +68,10 @@ def outcome(nodeid: str, outcome: str, why: str) -> str:
     return f"say(nodeid={nodeid!r}, outcome={outcome!r}, why={why!r}, text='all of ' + {why!r})\n"
 
 
-def test_a_process_gets_its_tests_and_variables_and_its_rows_are_read(
-    played: Played, tmp_path: Path
-) -> None:
+def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played, tmp_path: Path) -> None:
     measured = row("t.py::test_a", 1e-4, placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
     text = json.dumps({"gpumem": document(H100, [measured], {"budget": 1.0})})
-    check = "assert told == {'tests': ['t.py::test_a'], 'variables': {'WAY': 'hot'}}\n"
+    check = "assert told == {'tests': ['t.py::test_a']}\n"
     program = (
         READY + check + f"results({text!r})\nsay(finished='t.py::test_a')\nsay(exit=0, strays=[])"
     )
