@@ -73,7 +73,7 @@ SHOWN = 3  # tests that the advice to accept names
 @click.option(
     "--screen-only",
     is_flag=True,
-    help="Without the duet: a FAIL stands, and an open row is no verdict.",
+    help="Decide no row by a duet: a FAIL stands, and an open row is no verdict.",
 )
 @base_python_option
 @click.option(

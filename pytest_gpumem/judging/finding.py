@@ -18,9 +18,11 @@ from pytest_gpumem.units import format_share, short_bytes
 SENTENCES: Mapping[str, str] = {
     # Limits of a measurement by itself.
     "not judged": "{limit} cannot be judged: {why}",
-    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of {peak}",
+    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of "
+    "{peak}",
     "beside": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}",
-    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to call",
+    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to "
+    "call",
     "not counted": "{limit} cannot be judged, not counted: {why}",
     "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",

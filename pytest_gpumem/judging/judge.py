@@ -1,4 +1,4 @@
-"""The judge: what follows from one measurement, its limits and its saved runs at a test's end. Pure."""
+"""The judge: what follows from a measurement, its limits and its reference. Pure."""
 
 from __future__ import annotations
 

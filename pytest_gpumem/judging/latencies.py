@@ -12,7 +12,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison
 
 WIDEST = 0.5
-"""Largest part of a latency that may be in doubt, by half its 95 % interval or by overhead; choice."""
+"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
 
 
 class Reading(NamedTuple):

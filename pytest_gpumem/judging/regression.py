@@ -151,7 +151,7 @@ def at_the_sessions_end(
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
-    """Return the parts of a launch's work that changed, each with its old and new value in words."""
+    """Return what changed of a launch's work: a name, its old and its new value in words."""
     changed = []
     then, now = _moved(past), _moved(measurement)
     if then != now:
