@@ -1,8 +1,9 @@
 """The saved runs of each row, and those of them that make its reference. Pure.
 
-A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured, and what was accepted of it. It is
-made of the runs of the first `DAYS` UTC dates with this identity. Three successive saved days that are each faster than the reference
-before them, by more than the limit, begin it anew.
+A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured,
+and what was accepted of it. It is made of the runs of the first `DAYS` UTC dates with this
+identity. Three successive saved days, each faster than the reference before them by more than the
+limit, begin it anew.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import clocks_agree
 from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
+from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
@@ -153,11 +155,11 @@ class Baseline:
         return self._why_new(_memory_now(row), self.footprints)
 
     def enters(self, row: Row, today: date) -> bool:
-        """Return whether a measured row is worth saving: its reference is not full, or it gained."""
+        """Return whether a measured row is to be saved: its reference is not full, or it gained."""
         return _enters(self._days(_now(row), self.rows), _now(row), today)
 
     def memory_enters(self, row: Row, today: date) -> bool:
-        """Return whether a row's memory is worth saving, as `enters`."""
+        """Return whether a row's memory is to be saved, as `enters`."""
         return _enters(self._days(_memory_now(row), self.footprints), _memory_now(row), today)
 
     def measured_differently(self, row: Row) -> bool:
@@ -208,11 +210,9 @@ class Baseline:
             if value != after[name]:
                 words.append(f"{name} {_text(value)} -> {_text(after[name])}")
         figure = _figure(now)
+        accepted = self.acceptances.digest(now.key, figure)
         acceptance = self.acceptances.file_of(now.key, figure)
-        if (
-            self.device is not None
-            and self.acceptances.digest(now.key, figure) != runs[-1].accepted
-        ):
+        if self.device is not None and accepted != runs[-1].accepted:
             if acceptance is None:
                 words.append(f"an accepted change of its {figure} was taken back")
             else:
@@ -338,15 +338,27 @@ def _begin(days: Days[Saved]) -> int:
 def _enters(days: Days[Saved], now: Saved, today: date) -> bool:
     """Return whether a run enters: the reference is not full, it gained, or the day before did.
 
+    So does a run whose test has other limits, which a gate compares with those of the newest run.
     `days`: those of the reference, and those saved after it.
     """
     reference, later = days[:DAYS], days[DAYS:]
     if len(reference) < DAYS or reference[-1][0].process.utc.date() == today:
         return True
+    if _limits_of_test(now) != _limits_of_test(days[-1][-1]):
+        return True
     if gained(reference, [[now]] * SUCCESSIVE):
         return True
     before = [day for day in later if day[0].process.utc.date() < today]
     return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE)
+
+
+def _limits_of_test(saved: SavedRow | SavedFootprint) -> dict[str, str | None]:
+    """Return the limits that the test has by itself, and no option."""
+    limits = {}
+    for name in LIMITS:
+        if of_the_test(saved.limits.origin.get(name)):
+            limits[name] = getattr(saved.limits, name)
+    return limits
 
 
 def gained(reference: Days[Saved], newest: Days[Saved]) -> bool:
