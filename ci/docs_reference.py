@@ -299,48 +299,41 @@ def features() -> str:
     return "\n".join(lines)
 
 
-MODULES_OF_CONSTANTS: Mapping[str, tuple[str, ...]] = {
-    "judging/reference.py": (),
-    "judging/duet.py": (),
-    "judging/judge.py": ("BUSY", "CLOCKS_APART"),
-    "records/measurement.py": ("NOTHING_RAN",),
-}
-"""Modules of the package with constants of a verdict, and which of theirs; empty: all."""
+MODULES_OF_CONSTANTS = ("judging/reference.py", "judging/duet.py")
+"""Modules of the package with the constants of a comparison."""
 
 
 def judging_constants() -> list[tuple[str, str, str]]:
-    """The constants of a verdict: name, value and comment, as the code has them."""
+    """The constants of a comparison: name, value and comment, as the code has them."""
     constants = []
-    for path, names in MODULES_OF_CONSTANTS.items():
+    for path in MODULES_OF_CONSTANTS:
         text = (ROOT / "pytest_gpumem" / path).read_text(encoding="utf-8")
-        module = Path(path).stem
         for name, value, comment in _constants_of(text):
-            if not names or name in names:
-                constants.append((f"{module}.{name}", value, comment))
+            constants.append((f"{Path(path).stem}.{name}", value, comment))
     return constants
 
 
 def _constants_of(text: str) -> Iterator[tuple[str, str, str]]:
-    """The constants of a module, each with the comment beside it or the docstring below it."""
-    body, lines = ast.parse(text).body, text.splitlines()
+    """The constants of a module, each with the docstring below it; empty without one."""
+    body = ast.parse(text).body
     for statement, after in itertools.zip_longest(body, body[1:]):
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             continue
         name = statement.targets[0].id
         if not name.isupper():
             continue
-        comment = lines[statement.lineno - 1].partition("  # ")[2]
+        comment = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             comment = " ".join(str(after.value.value).split())
         yield name, ast.get_source_segment(text, statement.value) or "", comment
 
 
 def constants() -> str:
-    """The constants of a verdict, from the code and the comments below them."""
+    """The constants of a comparison, from the code and the docstrings below them."""
     lines = ["| constant | value | what it is |", "|---|---|---|"]
     for name, value, comment in judging_constants():
         if not comment:
-            raise ValueError(f"{name}: no comment says what it is")
+            raise ValueError(f"{name}: no docstring says what it is")
         lines.append(f"| `{name}` | `{value}` | {_cell(comment)} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Damages baselines, results and profiles in many ways, and feeds them to whatever reads them.
+"""Damages baselines, acceptances, results and profiles in many ways, and feeds them to whatever reads them.
 
     python ci/hostile_files.py [--seed N] [--cases N]
 
@@ -204,13 +204,6 @@ def _finite(value: Any) -> bool:
     return True
 
 
-def lines_changed(text: bytes, rng: random.Random) -> bytes:
-    lines = text.splitlines()
-    at = rng.randrange(len(lines))
-    lines[at] = json_changed(lines[at], rng)
-    return b"\n".join(lines) + b"\n"
-
-
 # Readers: each raises where a file is read badly
 
 
@@ -304,8 +297,6 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
-    from pytest_gpumem.baselines.accepting import accepted_results, in_words
-    from pytest_gpumem.judging.verdict import known, with_verdict
     from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.result_files import FileError, load
 
@@ -317,8 +308,8 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
         one_line(" ".join(printable(str(error)).split()))
         return
     for measured in run.rows:
-        after = accepted_results(measured, known(measured), accepted)
-        harmless("; ".join(in_words(with_verdict(measured, after))))
+        for change in accepted.files[path.name].changes:
+            str(change)
         accepted.removal_of(measured.key)
         for figure in FIGURES:
             accepted.digest(measured.key, figure)

@@ -446,7 +446,7 @@ def summary(record: dict[str, Any]) -> str:
             if line.get("suite") == "all 1 %":
                 continue  # limits that do not fit the noise
             entry = worst.setdefault(line["saved"], {"saved": line["saved"]})
-            for key in ("red", "open", "runs", "runs same", "1", "1 same", "1.5", "2"):
+            for key in ("red", "open", "runs", "runs same", "1", "1 same", "2", "2 same"):
                 if key in line:
                     entry[key] = max(line[key], entry.get(key, 0))
     return "\n".join(columns(list(worst.values())))

@@ -204,6 +204,7 @@ def test_no_gpu_is_not_green(gate: Gate) -> None:
 
 
 def test_a_changed_driver_hides_no_slow_down(project: Project, gate: Gate) -> None:
+    """Its row has no reference: without a duet there is no verdict."""
     for path in (project.folder / ".gpumem-baseline").rglob("*.json"):
         stored = json.loads(path.read_text())
         stored["content"]["device"]["driver"] = "550.1"
