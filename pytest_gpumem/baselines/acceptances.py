@@ -1,4 +1,4 @@
-"""The accepted changes of a project: JSON files of `.gpumem/accepted`, which `gpumem accept` writes.
+"""The accepted changes of a project: files of `.gpumem/accepted`, which `gpumem accept` writes.
 
     {"test", "reason", "who", "base", "gpu", "utc", "changes": [{"row", "figure", "up_to"}]}
 

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.limits import COUNTS, relative
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import format_bytes, parse_margin
 
 FIGURES: Mapping[str, Figure] = {
     "max_regression": "time",
@@ -22,7 +22,7 @@ FIGURES: Mapping[str, Figure] = {
 
 
 def changes_of(row: Row) -> Iterator[AcceptedChange]:
-    """Yield the changes of a row that its verdict asks to accept, up to its figures."""
+    """Yield the changes of a row that its verdict asks to accept."""
     verdict = row.verdict
     for result in verdict.limits:
         figure = FIGURES.get(result.limit)
@@ -31,10 +31,9 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
         elif figure is None or result.outcome is not Outcome.FAIL:
             continue
         elif figure == "time":
-            if verdict.paired is not None:
-                yield AcceptedChange(row.key, figure, share_text(verdict.paired.change))
-            elif verdict.comparison is not None:
-                yield AcceptedChange(row.key, figure, share_text(verdict.comparison.delta))
+            change = _slow_down(row)
+            if change is not None:
+                yield AcceptedChange(row.key, figure, share_text(change))
         elif figure == "memory":
             if row.footprint is not None:
                 peak = format_bytes(max(peaks_of(row.footprint)))
@@ -44,6 +43,22 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
             if not isinstance(count, str):
                 value = LIMITS[result.limit].parse(count)
                 yield AcceptedChange(row.key, figure, f"{result.limit}={value}")
+
+
+def _slow_down(row: Row) -> float | None:
+    """Return the measured slow-down of a row and its limit on top, as a share, or None.
+
+    A duet could not decide about a limit that is the measured slow-down itself.
+    """
+    verdict, written = row.verdict, row.limits.max_regression
+    if written is None or row.measurement is None:
+        return None
+    limit = parse_margin(written).over(row.measurement.latency)
+    if verdict.paired is not None:
+        return (1 + verdict.paired.change) * (1 + limit) - 1
+    if verdict.comparison is not None:
+        return (1 + verdict.comparison.delta) * (1 + limit) - 1
+    return None
 
 
 def absolute_limits(row: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whose code runs: code of a fork may report any time, and decides no reference of later changes."""
+"""Whose code runs: code of a fork may report any time, and enters no reference."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The saved runs of each row, and those of them that make its reference. Pure.
 
-A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured, and what was accepted of it. It is
-made of the runs of the first `DAYS` UTC dates with this identity. Three successive saved days that are each faster than the reference
-before them, by more than the limit, begin it anew.
+A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured,
+and what was accepted of it. It is made of the runs of the first `DAYS` UTC dates with this
+identity. Three successive saved days, each faster than the reference before them by more than the
+limit, begin it anew.
 """
 
 from __future__ import annotations
@@ -153,11 +154,11 @@ class Baseline:
         return self._why_new(_memory_now(row), self.footprints)
 
     def enters(self, row: Row, today: date) -> bool:
-        """Return whether a measured row is worth saving: its reference is not full, or it gained."""
+        """Return whether a measured row is to be saved: its reference is not full, or it gained."""
         return _enters(self._days(_now(row), self.rows), _now(row), today)
 
     def memory_enters(self, row: Row, today: date) -> bool:
-        """Return whether a row's memory is worth saving, as `enters`."""
+        """Return whether a row's memory is to be saved, as `enters`."""
         return _enters(self._days(_memory_now(row), self.footprints), _memory_now(row), today)
 
     def measured_differently(self, row: Row) -> bool:
@@ -208,11 +209,9 @@ class Baseline:
             if value != after[name]:
                 words.append(f"{name} {_text(value)} -> {_text(after[name])}")
         figure = _figure(now)
+        accepted = self.acceptances.digest(now.key, figure)
         acceptance = self.acceptances.file_of(now.key, figure)
-        if (
-            self.device is not None
-            and self.acceptances.digest(now.key, figure) != runs[-1].accepted
-        ):
+        if self.device is not None and accepted != runs[-1].accepted:
             if acceptance is None:
                 words.append(f"an accepted change of its {figure} was taken back")
             else:

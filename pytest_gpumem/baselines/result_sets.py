@@ -242,7 +242,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
-    """Read a file of pytest-benchmark alone: a process on an unknown device, by the host's clock."""
+    """Read a file of pytest-benchmark alone: by the host's clock, on an unknown device."""
     process = _process(path, digest, value, UNKNOWN_GPU)
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):

@@ -141,16 +141,19 @@ class RemoteStorage(Storage):
         return self._answer(self._list_devices)
 
     def update(self, key: str) -> None:
-        if not self.offline:
-            remote = self._answer(self._list, key)
-            folder = self.at(key)
+        if self.offline:
+            return
+        remote = self._answer(self._list, key)
+        folder = self.at(key)
+        try:
             folder.mkdir(parents=True, exist_ok=True)
             copied = {path.name for path in folder.glob("*.json")}
             for name in sorted(remote.keys() - copied):
-                size = remote[name]
-                write_whole(folder / name, self._answer(self._read, key, name, size))
+                write_whole(folder / name, self._answer(self._read, key, name, remote[name]))
             for name in copied - remote.keys():
                 (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise BaselineError(f"{self}: cannot be copied to {folder}: {error}") from None
 
     def shown(self, path: Path) -> str:
         return f"{self}/{path.relative_to(self.folder).as_posix()}"

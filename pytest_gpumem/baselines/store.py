@@ -1,6 +1,6 @@
 """Load and save the runs of one kind of device, in a folder or behind a URL (`storage`).
 
-A file is whole as soon as it is there, and is never written again: `<utc>-<revision>-<digest>.json`.
+A file, `<utc>-<revision>-<digest>.json`, is whole as soon as it is there, and never changes.
 """
 
 from __future__ import annotations

@@ -234,12 +234,12 @@ def test_what_a_row_asks_to_accept() -> None:
     # The duet's figure, where there is one.
     paired = replace(row.verdict, paired=PairedChange(0.0841, 0.08, 0.09, 5))
     assert set(changes_of(replace(row, verdict=paired))) == {
-        change("time", "8.41%"),
+        change("time", "9.5%"),  # and the limit of 1 % on top
         change("memory", "96 B"),
         change("limit", "max_copies=3"),
     }
     assert command(row).endswith(
-        "--change 'memory=96 B' --change time=12% --change max_copies=3 --reason '...'"
+        "--change 'memory=96 B' --change time=13.12% --change max_copies=3 --reason '...'"
     )
     other_way = judged(LimitResult("max_regression", UNDECIDED, Code.MEASURED_DIFFERENTLY))
     assert list(changes_of(other_way)) == [change("measured")]
