@@ -24,6 +24,7 @@ from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import clocks_agree
 from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
+from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
@@ -337,15 +338,27 @@ def _begin(days: Days[Saved]) -> int:
 def _enters(days: Days[Saved], now: Saved, today: date) -> bool:
     """Return whether a run enters: the reference is not full, it gained, or the day before did.
 
+    So does a run whose test has other limits, which a gate compares with those of the newest run.
     `days`: those of the reference, and those saved after it.
     """
     reference, later = days[:DAYS], days[DAYS:]
     if len(reference) < DAYS or reference[-1][0].process.utc.date() == today:
         return True
+    if _limits_of_test(now) != _limits_of_test(days[-1][-1]):
+        return True
     if gained(reference, [[now]] * SUCCESSIVE):
         return True
     before = [day for day in later if day[0].process.utc.date() < today]
     return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE)
+
+
+def _limits_of_test(saved: SavedRow | SavedFootprint) -> dict[str, str | None]:
+    """Return the limits that the test has by itself, and no option."""
+    limits = {}
+    for name in LIMITS:
+        if of_the_test(saved.limits.origin.get(name)):
+            limits[name] = getattr(saved.limits, name)
+    return limits
 
 
 def gained(reference: Days[Saved], newest: Days[Saved]) -> bool:

@@ -222,6 +222,14 @@ def test_a_full_reference_takes_gains_and_the_day_after_each() -> None:
     assert enters([*full, 98, 100], 98)
 
 
+def test_a_full_reference_takes_a_run_whose_test_has_another_limit() -> None:
+    """A gate compares the limits of calls with those of the newest run."""
+    saved = baseline([run(day) for day in range(12)])
+    for origin, other in (("call", True), ("marker", True), ("--gpumem-max-latency", False)):
+        limits = structs.replace(ONE, max_latency="1 ms", origin={"max_latency": origin})
+        assert saved.enters(row(limits=limits), TODAY) is other
+
+
 def test_a_full_reference_takes_all_runs_of_its_last_date() -> None:
     saved = baseline([run(day) for day in range(12)])
     assert saved.enters(row(limits=ONE), (START + timedelta(days=11)).date())
