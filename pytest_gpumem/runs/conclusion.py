@@ -184,8 +184,6 @@ def _failures(
     looser: Sequence[LooserLimit],
 ) -> list[str]:
     """What makes a gate red."""
-    if session.code == Exit.FAILED and not session.failures:
-        return ["pytest failed the session as a whole; its output says why"]
     causes = []
     if lost_ones:
         causes.append(f"{_counted_lost(lost_ones)} lost")
@@ -208,6 +206,8 @@ def _failures(
         causes.append(f"{counted(len(others), 'test')} failed without a measurement")
     if not_run:
         causes.append(f"{counted(not_run, 'test')} did not run")
+    if not causes and session.code == Exit.FAILED and not session.failures:
+        causes.append("pytest failed the session as a whole; its output says why")
     return causes
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import Acceptances
+from pytest_gpumem.baselines.acceptances import NONE, Acceptances, Figure
 from pytest_gpumem.baselines.history import SavedFootprint, SavedRow
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import worst
@@ -50,18 +50,17 @@ def limits_for_duet(
         if row.nodeid in failing or base.lacks(row.nodeid) or not row.measured_something:
             continue
         compared = compared_limits(row)
-        results = [result for result in row.verdict.limits if result.code is not Code.NOT_READ]
-        fails_anyway = any(
-            result.outcome is Outcome.FAIL and result.limit not in compared for result in results
-        )
-        names = {result.limit for result in results}
-        # A doubt about the whole measurement is of no limit.
-        doubtful = "" in names
-        open_names = [
-            name
-            for name in compared
-            if name in names or doubtful or accepts(accepted, row.key, name)
-        ]
+        names, fails_anyway = set(), False
+        for result in row.verdict.limits:
+            if result.code is not Code.NOT_READ:
+                names.add(result.limit)
+            if result.outcome is Outcome.FAIL and result.limit not in compared:
+                fails_anyway = True
+        open_names = []
+        for name in compared:
+            # A doubt about the whole measurement is of no limit.
+            if name in names or "" in names or accepts(accepted, row.key, name):
+                open_names.append(name)
         if open_names and not fails_anyway:
             limits[row.key] = _to_judge(row, open_names, accepted)
     return limits
@@ -80,11 +79,16 @@ def compared_limits(row: Row) -> list[str]:
 
 def accepts(accepted: Acceptances, key: str, limit: str) -> bool:
     """Return whether the change accepts that a row breaks a limit that compares it with BASE."""
+    return accepted.of(key, *_figure(limit)) is not None
+
+
+def _figure(limit: str) -> tuple[Figure, str]:
+    """The figure of an acceptance that is about a limit, and the name of the limit if it has one."""
     if limit == TIME:
-        return accepted.of(key, "time") is not None
+        return "time", ""
     if limit == PEAK:
-        return accepted.of(key, "memory") is not None
-    return accepted.of(key, "limit", limit) is not None
+        return "memory", ""
+    return "limit", limit
 
 
 def _to_judge(row: Row, names: Iterable[str], accepted: Acceptances) -> Limits:
@@ -93,12 +97,9 @@ def _to_judge(row: Row, names: Iterable[str], accepted: Acceptances) -> Limits:
     for name in names:
         values[name] = getattr(row.limits, name)
         origin[name] = row.limits.origin.get(name, "limit")
-        change = None
-        if name == TIME:
-            change = accepted.of(row.key, "time")
-        elif name != PEAK:
-            change = accepted.of(row.key, "limit", name)
-        if change is not None:
+        change = accepted.of(row.key, *_figure(name))
+        # Memory is judged by its limit first, and a count without a limit needs none.
+        if change is not None and name != PEAK and change.value != NONE:
             values[name] = change.up_to if name == TIME else change.value
             origin[name] = "accepted"
     return Limits(**values, origin=origin)
@@ -127,12 +128,11 @@ def with_duets(
 def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
     if verdict.outcome is Outcome.NEW:
         return row
-    if not verdict.results:
-        results = [LimitResult("", Outcome.UNDECIDED, None, verdict.sentence)]
-    else:
-        results = [
-            _up_to_accepted(row.key, result, verdict, accepted) for result in verdict.results
-        ]
+    results = []
+    for result in verdict.results:
+        results.append(_up_to_accepted(row.key, result, verdict, accepted))
+    if not results:
+        results.append(LimitResult("", Outcome.UNDECIDED, None, verdict.sentence))
     judged = {result.limit for result in results}
     has_absolute = any(getattr(row.limits, name) is not None for name in ABSOLUTE_TIMES)
     for result in row.verdict.limits:
@@ -160,24 +160,24 @@ def _up_to_accepted(
     key: str, result: LimitResult, verdict: DuetVerdict, accepted: Acceptances
 ) -> LimitResult:
     """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
+    limit = result.limit
+    figure, name = _figure(limit)
     if result.code is Code.MEASURED_DIFFERENTLY:
-        change = accepted.of(key, "measured")
-        if change is None:
-            return result
-        limit = TIME
-    elif result.limit == "" or not accepts(accepted, key, result.limit):
+        limit, figure, name = TIME, "measured", ""
+    elif limit == "":
         return result
-    elif result.limit == PEAK:
-        change = accepted.of(key, "memory")
-        assert change is not None
-        if result.outcome is Outcome.FAIL and verdict.head_peak > parse_bytes(change.up_to or ""):
-            return result
-        limit = PEAK
-    elif result.outcome is not Outcome.PASS:
-        return result  # beyond what is accepted
+    change, file = accepted.of(key, figure, name), accepted.file_of(key, figure, name)
+    if change is None or file is None:
+        return result
+    if figure == "memory":
+        too_much = verdict.head_peak > parse_bytes(change.up_to or "")
     else:
-        limit = result.limit
-    return LimitResult(limit, Outcome.ACCEPTED, result.code, f"accepted: {result.reason}")
+        # The duet judged time and counts up to what is accepted.
+        too_much = figure != "measured" and change.value != NONE
+    if too_much and result.outcome is not Outcome.PASS:
+        return result
+    reason = f"{limit} accepted ({file.who}: {file.reason}); {result.reason}"
+    return LimitResult(limit, Outcome.ACCEPTED, result.code, reason)
 
 
 # Against the oldest revision of the reference

@@ -33,8 +33,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("output", [".", "link", "mine", "marked"])
 def test_a_folder_that_is_not_the_gates_is_refused_untouched(repository: Path, output: str) -> None:
-    for folder in ("mine", "marked", "ours"):
-        (repository / folder).mkdir()
+    for name in ("mine", "marked", "ours"):
+        (repository / name).mkdir()
     (repository / "link").symlink_to("mine")
     for name in (".gitignore", *gate.FILES):
         for folder in (repository, repository / "mine"):

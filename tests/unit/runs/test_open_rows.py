@@ -137,6 +137,14 @@ def test_an_accepted_slow_down_is_accepted_up_to_its_size_alone() -> None:
     assert after(row(Code.SLOWER), judged(Outcome.FAIL), acceptances).failed
 
 
+def test_a_count_without_a_limit_is_accepted_whatever_it_is() -> None:
+    copies = row(max_copies="base")
+    acceptances = accepted("limit", "max_copies=none")
+    assert wanted(copies, acceptances=acceptances) == {"t.py::a": {"max_copies": "base"}}
+    found = after(copies, judged(Outcome.FAIL, "max_copies"), acceptances)
+    assert found.verdict.outcome is Outcome.ACCEPTED
+
+
 def with_peak(nbytes: int) -> Row:
     return replace(row(max_peak_regression="0 B"), footprint=Footprint(peak=nbytes))
 
