@@ -1,4 +1,4 @@
-"""Damages baselines, results, duet journals and profiles in many ways, and feeds them to whatever reads them.
+"""Damages baselines, acceptances, results and profiles in many ways, and feeds them to whatever reads them.
 
     python ci/hostile_files.py [--seed N] [--cases N]
 
@@ -33,17 +33,10 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import ncu_csv  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
-from processes import Players, row, sides  # noqa: E402
 
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
-from pytest_gpumem.runs import RunError  # noqa: E402
-from pytest_gpumem.runs import report as duet_report  # noqa: E402
-from pytest_gpumem.runs.journal import Journal  # noqa: E402
-from pytest_gpumem.runs.processes import HEAD  # noqa: E402
-from pytest_gpumem.runs.reading import RowFilter  # noqa: E402
-from pytest_gpumem.runs.rounds import Duet  # noqa: E402
 
 SECONDS = 5
 """For one case."""
@@ -211,13 +204,6 @@ def _finite(value: Any) -> bool:
     return True
 
 
-def lines_changed(text: bytes, rng: random.Random) -> bytes:
-    lines = text.splitlines()
-    at = rng.randrange(len(lines))
-    lines[at] = json_changed(lines[at], rng)
-    return b"\n".join(lines) + b"\n"
-
-
 # Readers: each raises where a file is read badly
 
 
@@ -311,8 +297,6 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
-    from pytest_gpumem.baselines.accepting import accepted_results, in_words
-    from pytest_gpumem.judging.verdict import known, with_verdict
     from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.result_files import FileError, load
 
@@ -324,47 +308,13 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
         one_line(" ".join(printable(str(error)).split()))
         return
     for measured in run.rows:
-        after = accepted_results(measured, known(measured), accepted)
-        harmless("; ".join(in_words(with_verdict(measured, after))))
+        for change in accepted.files[path.name].changes:
+            str(change)
         accepted.removal_of(measured.key)
         for figure in FIGURES:
             accepted.digest(measured.key, figure)
         for name in LIMITS:
             accepted.allows(measured.key, name, None)
-
-
-def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
-    class Stopped(Exception):
-        """The journal holds no more."""
-
-    def nobody(turn: Any, attempt: int) -> Any:
-        raise Stopped
-
-    try:
-        journal = Journal(path, {"asked": "this"})
-        try:
-            duet = Duet(
-                sides(),
-                Players(nobody),
-                journal,
-                RowFilter(),
-                max_regression=None,
-                rounds_max=40,
-                on_progress=lambda progress: None,
-            )
-            found = duet.play()
-        finally:
-            journal.close()
-    except Stopped:
-        return
-    except RunError as error:
-        one_line(str(error))
-        return
-    harmless(duet_report.text(found, sides(), width=100, colour=False, seconds=1.0))
-    document = duet_report.to_json(
-        found, sides(), {}, utc="", seconds=1.0, code=duet_report.exit_code(found, strict=True)
-    )
-    json.dumps(document, allow_nan=False)
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
@@ -400,12 +350,6 @@ KINDS: tuple[
         read_acceptance,
         2,
     ),
-    (
-        "journal.jsonl",
-        (bytes_changed, lines_changed, lines_changed, lines_changed),
-        read_journal,
-        3,
-    ),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
 )
 """Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
@@ -439,7 +383,6 @@ def make_seeds(folder: Path) -> None:
     (saved,) = folder.rglob("gpumem/*.json")
     shutil.copy(saved, folder / "baseline.json")
     (folder / "acceptance.json").write_text(_acceptance())
-    _journal(folder / "journal.jsonl")
     _profiles(folder)
 
 
@@ -459,27 +402,6 @@ def _acceptance() -> str:
     )
     accepted = Acceptance(test, "checks bounds", "ada", changes, "0" * 40, utc="2026-11-29")
     return json.dumps(msgspec.to_builtins(accepted))
-
-
-def _journal(path: Path) -> None:
-    def answer(turn: Any, attempt: int) -> Any:
-        drawn = random.Random(f"{turn.round} {turn.side}")
-        return [
-            row("test_a.py::a", 25e-6 * drawn.gauss(1, 1e-3)),
-            row("test_a.py::b", 30e-6 * drawn.gauss(1, 1e-3) * (1.02 if turn.side == HEAD else 1)),
-        ]
-
-    journal = Journal(path, {"asked": "this"})
-    Duet(
-        sides(),
-        Players(answer),
-        journal,
-        RowFilter(),
-        max_regression=None,
-        rounds_max=40,
-        on_progress=lambda progress: None,
-    ).play()
-    journal.close()
 
 
 def _profiles(folder: Path) -> None:

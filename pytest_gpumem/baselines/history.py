@@ -128,6 +128,10 @@ class Baseline:
     """The session's device. None for files that somebody compares by hand: the driver and the
     acceptances of the newest run count."""
     acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
+    _known: dict[tuple[Any, ...], list[list[Any]]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """What `_days` returned."""
 
     def reference_runs(self, row: Row) -> tuple[SavedRow, ...]:
         """Return the runs that make the reference of a measured row, oldest first.
@@ -172,21 +176,24 @@ class Baseline:
 
     def _days(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> list[list[Saved]]:
         """Return the runs from the begin of a row's reference on, by their date."""
-        way = _way(now)
+        way: dict[str, Any] = _way(now)
+        identity = (now.key, _figure(now), *way.values())
+        if identity in self._known:
+            return self._known[identity]
         alike = [run for run in every.get(now.key, ()) if _way(run) == way]
         if not alike:
             return []
-        device = self.device or alike[-1].process.device
-        accepted = alike[-1].accepted
+        device, accepted = alike[-1].process.device, alike[-1].accepted
         if self.device is not None:
-            accepted = self.acceptances.digest(now.key, _figure(now))
+            device, accepted = self.device, self.acceptances.digest(now.key, _figure(now))
         days: dict[date, list[Saved]] = {}
         for run in alike:
             then = run.process.device
             if (then.driver, then.cuda, run.accepted) == (device.driver, device.cuda, accepted):
                 days.setdefault(run.process.utc.date(), []).append(run)
         ordered = [days[day] for day in sorted(days)]
-        return ordered[_begin(ordered) :]
+        self._known[identity] = ordered[_begin(ordered) :]
+        return self._known[identity]
 
     def _why_new(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> str:
         runs = every.get(now.key, ())
@@ -344,26 +351,38 @@ def _enters(days: Days[Saved], now: Saved, today: date) -> bool:
 
 def gained(reference: Days[Saved], newest: Days[Saved]) -> bool:
     """Return whether each of three days is better than a reference, by more than the limit."""
-    limits = newest[-1][-1].limits
-    runs = list(chain(*reference, *newest))
-    times = [run.measurement for run in runs if isinstance(run, SavedRow)]
-    if not times:
-        peaks = [peaks_of(run.footprint) for run in runs if isinstance(run, SavedFootprint)]
-        size = sum(len(day) for day in reference)
-        most = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
-        return min(chain(*peaks[:size])) > most.most(max(chain(*peaks[size:])))
+    last = newest[-1][-1]
+    if isinstance(last, SavedFootprint):
+        growth = parse_growth(last.limits.max_peak_regression or USUAL_LIMIT)
+        return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
     # All latencies at one launch overhead.
-    logs = iter(corrected_logs([readings(measurement) for measurement in times]))
+    measurements = []
+    for run in chain(*reference, *newest):
+        assert isinstance(run, SavedRow)
+        measurements.append(readings(run.measurement))
+    logs = iter(corrected_logs(measurements))
     before = []
     for day in reference:
         for run in day:
             before.append((run.process.utc.date(), [math.exp(log) for log in next(logs)]))
     means = []
     for day in newest:
-        means.append(statistics.fmean(chain.from_iterable([next(logs) for _ in day])))
+        of_day: list[float] = []
+        for _ in day:
+            of_day += next(logs)
+        means.append(statistics.fmean(of_day))
     whole = Reference(before)
-    margin = parse_margin(limits.max_regression or USUAL_LIMIT)
+    margin = parse_margin(last.limits.max_regression or USUAL_LIMIT)
     return gains_restart(whole, means, math.log1p(margin.over(whole.latency)))
+
+
+def _peaks(days: Days[Saved]) -> list[int]:
+    """Return the peaks of all processes of some days."""
+    peaks: list[int] = []
+    for run in chain(*days):
+        assert isinstance(run, SavedFootprint)
+        peaks += peaks_of(run.footprint)
+    return peaks
 
 
 # Changes since the reference
@@ -383,31 +402,39 @@ def changes(
 
     An unknown value is no difference. `runs`: oldest first; those of another mode do not count.
     """
-    alike = [run for run in runs if run.measurement.mode == measurement.mode]
-    words = []
-    for name, now, then in (
-        ("driver", facts.driver, [run.process.device.driver for run in alike]),
-        ("CUDA", facts.cuda, [run.process.device.cuda for run in alike]),
-        ("the test's source", test_source, [run.test_source for run in alike]),
-        (
-            "the kernel's source",
-            measurement.kernel_source,
-            [run.measurement.kernel_source for run in alike],
-        ),
-    ):
-        others = [value for value in then if value not in (None, now)]
-        if now is not None and others:
-            words.append(name if name.endswith("source") else f"{name} {others[-1]} -> {now}")
-    for name, field_name in CLOCKS.items():
-        # After the samples; before them the device may be idle.
-        now_hz = getattr(measurement.conditions[-1], field_name)
-        known = []
-        for run in alike:
+    now = {
+        "driver": facts.driver,
+        "CUDA": facts.cuda,
+        "the test's source": test_source,
+        "the kernel's source": measurement.kernel_source,
+    }
+    others: dict[str, str] = {}  # the newest known value that differs
+    clocks: dict[str, list[float]] = {name: [] for name in CLOCKS}
+    for run in runs:
+        if run.measurement.mode != measurement.mode:
+            continue
+        then = {
+            "driver": run.process.device.driver,
+            "CUDA": run.process.device.cuda,
+            "the test's source": run.test_source,
+            "the kernel's source": run.measurement.kernel_source,
+        }
+        for name, value in then.items():
+            if value is not None and now[name] not in (None, value):
+                others[name] = value
+        for name, field_name in CLOCKS.items():
+            # After the samples; before them the device may be idle.
             clock = getattr(run.measurement.conditions[-1], field_name)
             if clock:
-                known.append(clock)
-        if now_hz and known:
-            usual = statistics.median(known)
-            if not clocks_agree(now_hz, usual):
-                words.append(f"{name} {usual / 1e6:.0f} -> {now_hz / 1e6:.0f} MHz")
+                clocks[name].append(clock)
+    words = []
+    for name, new in now.items():
+        if name in others:
+            words.append(name if name.endswith("source") else f"{name} {others[name]} -> {new}")
+    for name, field_name in CLOCKS.items():
+        clock = getattr(measurement.conditions[-1], field_name)
+        if clock and clocks[name]:
+            usual = statistics.median(clocks[name])
+            if not clocks_agree(clock, usual):
+                words.append(f"{name} {usual / 1e6:.0f} -> {clock / 1e6:.0f} MHz")
     return tuple(words)

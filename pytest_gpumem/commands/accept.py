@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pytest_gpumem.commands import examples
-from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
+from pytest_gpumem.commands.gate import FOLDER, RESULTS
 from pytest_gpumem.limits import LIMITS
-from pytest_gpumem.outcomes import Outcome, UserError
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row, selects
 from pytest_gpumem.result_files import load_results
@@ -156,11 +155,10 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
     from pytest_gpumem.baselines.accepting import changes_of
 
     rows, missing = _of_test(test, last)
-    slow_downs = _slow_downs(last.path.parent / DUET)
     changed: dict[str, list[AcceptedChange]] = {}
     for row in rows:
         if row.test_error is not True:
-            for change in changes_of(row, slow_downs.get(row.key)):
+            for change in changes_of(row):
                 changed.setdefault(row.nodeid, []).append(change)
     for omission in missing:
         if omission.may_be_meant:
@@ -210,24 +208,6 @@ def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results
             f"{', '.join(sorted(limits))} of the test does not hold; change the limit in the test"
         )
     return f"{last.path} finds no change of it"
-
-
-def _slow_downs(path: Path) -> dict[str, float]:
-    """Return by row key the slow-down of each FAIL of a gate's duet; empty without a duet.
-
-    Raises `UserError`: the file cannot be read.
-    """
-    if not path.exists():
-        return {}
-    slow_downs = {}
-    try:
-        verdicts: list[dict[str, Any]] = json.loads(path.read_bytes())["verdicts"]
-        for verdict in verdicts:
-            if verdict["outcome"] == Outcome.FAIL.value and verdict["paired"]:
-                slow_downs[verdict["key"]] = verdict["paired"]["change"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not the results of a duet: {error}") from None
-    return slow_downs
 
 
 def _base(last: Results | None, folder: Path) -> str | None:

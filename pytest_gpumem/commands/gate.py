@@ -73,7 +73,7 @@ SHOWN = 3  # tests that the advice to accept names
 @click.option(
     "--screen-only",
     is_flag=True,
-    help="Without the duet: a FAIL stands, and an open row is no verdict.",
+    help="Decide no row by a duet: a FAIL stands, and an open row is no verdict.",
 )
 @base_python_option
 @click.option(
@@ -312,8 +312,7 @@ def _advice(conclusion: Conclusion) -> list[str]:
         return []
     tests = []
     for row in worst_first(conclusion.rows):
-        paired = row.verdict.paired
-        changes = changes_of(row, None if paired is None else paired.change)
+        changes = changes_of(row)
         if row.test_error is not True and any(changes):
             tests.append(row.nodeid)
     tests += [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]

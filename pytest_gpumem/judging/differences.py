@@ -208,7 +208,7 @@ def _without_arguments(launch: Sequence[Step]) -> list[Step]:
 
 
 def _properties(step: Step) -> str:
-    """Return what tells a step that a side alone has: "64 blocks of 256", "4 MiB pinned → device"."""
+    """Return "64 blocks of 256" or "4 MiB pinned → device" of a step that a side alone has."""
     if step.kind is StepKind.KERNEL:
         if not step.grid or not step.block:
             return ""

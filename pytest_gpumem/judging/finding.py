@@ -13,14 +13,16 @@ from typing import NamedTuple
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement, Window
 from pytest_gpumem.records.row import Comparison, LimitResult
-from pytest_gpumem.units import format_share, format_shares, short_bytes
+from pytest_gpumem.units import format_share, short_bytes
 
 SENTENCES: Mapping[str, str] = {
     # Limits of a measurement by itself.
     "not judged": "{limit} cannot be judged: {why}",
-    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of {peak}",
+    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of "
+    "{peak}",
     "beside": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}",
-    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to call",
+    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to "
+    "call",
     "not counted": "{limit} cannot be judged, not counted: {why}",
     "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",
@@ -80,11 +82,6 @@ class Judgement(NamedTuple):
 
     findings: list[Finding]  # one for each limit, and for each doubt about the whole measurement
     comparison: Comparison | None = None  # the change against the baseline, where there is one
-
-    @property
-    def outcome(self) -> Outcome:
-        """That of the worst finding; MEASURED without any."""
-        return worst(self.findings)
 
 
 def worst(findings: Iterable[Finding | LimitResult]) -> Outcome:
@@ -156,15 +153,3 @@ def change(share: float) -> str:
     """Return "+1.20 %": a change of a latency; slower is positive."""
     # A share below a millionth is the rounding error of equal figures.
     return format_share(share if abs(share) > 1e-6 else 0.0, sign=True)
-
-
-def bounds(low: float, high: float) -> tuple[str, str]:
-    """The ends of an interval of a change, with enough digits to differ."""
-    ends = [end if abs(end) > 1e-6 else 0.0 for end in (low, high)]
-    return format_shares(*ends)
-
-
-def between(low: float, high: float) -> str:
-    """Return "between -0.100 % and +0.712 %", or "without a spread" where both ends are equal."""
-    ends = bounds(low, high)
-    return "without a spread" if ends[0] == ends[1] else f"between {ends[0]} and {ends[1]}"

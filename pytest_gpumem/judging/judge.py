@@ -1,4 +1,4 @@
-"""The judge: what follows from one measurement, its limits and its saved runs at a test's end. Pure."""
+"""The judge: what follows from a measurement, its limits and its reference. Pure."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def judge(
     siblings: Mapping[str, Measurement] | None = None,
     evidence: bool = True,
 ) -> Judgement:
-    """Judge one measurement at its test's end. A row without a finding about `max_regression`
-    although it has a comparison waits for the session's end.
+    """Judge one measurement at its test's end.
 
+    `max_regression` has a finding only if it fails grossly, or has nothing to compare with. Else
+    the row waits: the screen judges it at the session's end.
     `runs`: the reference of its row, oldest first.
     `why_new`: why there is none.
     `measured_differently`: there is none because its runs were measured in another way.
@@ -61,22 +62,22 @@ def judge(
     if noise is not None and noise > WIDEST and _judges_time(limits):
         words = {"noise": format_share(noise), "basis": basis(measurement)}
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, **words))
-    change = None
+    run = None
     if runs:
-        change = regression.against_reference(measurement, runs, evidence=evidence)
+        run = regression.against_reference(measurement, runs, evidence=evidence)
     if limits.max_regression is not None:
-        finding = _regression(change, limits, why_new, measured_differently)
+        finding = _regression(run, limits, why_new, measured_differently)
         if finding is not None:
             findings.append(of_limit(NAME, finding))
-    return Judgement(findings, None if change is None else change.comparison)
+    return Judgement(findings, None if run is None else run.comparison)
 
 
 def _regression(
-    change: regression.Change | None, limits: Limits, why_new: str | None, differently: bool
+    run: regression.ComparedRun | None, limits: Limits, why_new: str | None, differently: bool
 ) -> Finding | None:
     """Return the finding about `max_regression` at the test's end; None if the row waits."""
-    if change is not None:
-        return regression.at_the_tests_end(change, limits)
+    if run is not None:
+        return regression.at_the_tests_end(run, limits)
     limit = f"{NAME} {limits.max_regression} ({limits.origin.get(NAME, 'limit')})"
     why = why_new or "the baseline holds no such row"
     if differently:

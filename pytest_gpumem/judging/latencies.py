@@ -12,7 +12,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison
 
 WIDEST = 0.5
-"""Largest part of a latency that may be in doubt, by half its 95 % interval or by overhead; choice."""
+"""Largest part of a latency in doubt, by half its 95 % interval or by overhead; choice."""
 
 
 class Reading(NamedTuple):
@@ -36,9 +36,12 @@ def corrected_latencies(processes: Sequence[Reading]) -> list[float]:
 
     They stay as they are if an overhead is unknown, or a correction exceeds `WIDEST` of a latency.
     """
-    latencies = [process.latency for process in processes]
-    overheads = [process.overhead for process in processes if process.overhead is not None]
-    if len(overheads) < len(processes):
+    latencies, overheads = [], []
+    for process in processes:
+        latencies.append(process.latency)
+        if process.overhead is not None:
+            overheads.append(process.overhead)
+    if len(overheads) < len(latencies):
         return latencies
     common = statistics.fmean(overheads)
     corrected = []
@@ -52,9 +55,16 @@ def corrected_latencies(processes: Sequence[Reading]) -> list[float]:
 
 def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
     """Return the logarithms of each run's latencies, all corrected to one launch overhead."""
-    processes = [process for run in runs for process in run]
-    corrected = iter(corrected_latencies(processes))
-    return [[math.log(next(corrected)) for _ in run] for run in runs]
+    processes = list[Reading]()
+    for run in runs:
+        processes += run
+    corrected = corrected_latencies(processes)
+    logs, begin = [], 0
+    for run in runs:
+        end = begin + len(run)
+        logs.append([math.log(latency) for latency in corrected[begin:end]])
+        begin = end
+    return logs
 
 
 def mean_latency(runs: Sequence[Measurement]) -> float:

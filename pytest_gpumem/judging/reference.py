@@ -84,7 +84,7 @@ class Reference:
         if self.processes < 2:
             return math.inf
         confidence = self.confidence(same_code)
-        if confidence == SAME_CODE_ONE_DAY:
+        if same_code and self.days == 1:
             quantile = NormalDist().inv_cdf(confidence)
         else:
             quantile = student.quantile(confidence, self.processes - 1)

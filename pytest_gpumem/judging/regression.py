@@ -29,7 +29,7 @@ Runs = Sequence[tuple[date, Measurement]]
 
 
 @dataclass(frozen=True)
-class Change:
+class ComparedRun:
     """A run against the reference of its row."""
 
     measurement: Measurement
@@ -80,7 +80,9 @@ def against(comparison: Comparison) -> str:
     return f"{change(comparison.delta)} against {processes} of {days}"
 
 
-def against_reference(measurement: Measurement, runs: Runs, *, evidence: bool = True) -> Change:
+def against_reference(
+    measurement: Measurement, runs: Runs, *, evidence: bool = True
+) -> ComparedRun:
     """Compare a run with the saved runs of its reference, at least one.
 
     `evidence`: let the same machine code narrow what noise may hide.
@@ -91,7 +93,7 @@ def against_reference(measurement: Measurement, runs: Runs, *, evidence: bool = 
         dated.append((day, [math.exp(log) for log in of_run]))
     latency = math.exp(statistics.fmean(logs[0]))
     same_code = evidence and ran_the_same(measurement, *(run for _, run in runs))
-    return Change(measurement, Reference(dated), latency, same_code)
+    return ComparedRun(measurement, Reference(dated), latency, same_code)
 
 
 def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
@@ -111,44 +113,45 @@ def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
     return what_ran.ran_the_same(measurement.what_ran, ran_then)
 
 
-def at_the_tests_end(change: Change, limits: Limits) -> Finding | None:
+def at_the_tests_end(run: ComparedRun, limits: Limits) -> Finding | None:
     """Return the FAIL of a gross slow-down; None if the row waits for the session's end."""
-    if not fails_in_plain_session(change.latency, change.limit(limits), change.reference):
+    if not fails_in_plain_session(run.latency, run.limit(limits), run.reference):
         return None
-    words = {"seen": change.text, "limit": change.limit_name(limits)}
+    words = {"seen": run.text, "limit": run.limit_name(limits)}
     return find(Outcome.FAIL, "slower", Code.SLOWER, **words)
 
 
 def at_the_sessions_end(
-    change: Change, limits: Limits, others: Sequence[float], nodeid: str
+    run: ComparedRun, limits: Limits, others: Sequence[float], nodeid: str
 ) -> Finding:
     """Return the screen's finding about `max_regression`.
 
     `others`: changes of all other rows of the session, as log-ratios.
     `nodeid`: of the row's test, for the duet that decides what is open.
     """
-    limit = change.limit(limits)
-    outcome = screen(change.log_ratio, limit, change.reference, others, same_code=change.same_code)
-    words = {"seen": change.text, "limit": change.limit_name(limits)}
+    limit = run.limit(limits)
+    outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
+    words = {"seen": run.text, "limit": run.limit_name(limits)}
     if outcome is Outcome.PASS:
-        sure = f"{change.reference.confidence(change.same_code) * 100:g} %"
+        sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
         return find(outcome, "within", None, sure=sure, **words)
     words["duet"] = f"gpumem duet BASE --test {shlex.quote(nodeid)}"
-    if change.log_ratio > limit:
+    # What a reader acts on comes first.
+    if run.log_ratio > limit:
         return find(outcome, "looks slower", Code.LOOKS_SLOWER, **words)
-    if change.reference.processes < 2:
+    if run.reference.processes < 2:
         return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words)
     if others and abs(statistics.median(others)) > SHIFT:
         shift = format_share(math.expm1(statistics.median(others)), sign=True)
         return find(outcome, "others changed", Code.NOISY, shift=shift, **words)
-    if change.log_ratio < -limit:
+    if run.log_ratio < -limit:
         return find(outcome, "faster", Code.NOISY, **words)
-    reach = format_share(change.comparison.reach or 0.0)
+    reach = format_share(run.comparison.reach or 0.0)
     return find(outcome, "noisy", Code.NOISY, reach=reach, **words)
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
-    """Return the parts of a launch's work that changed, each with its old and new value in words."""
+    """Return what changed of a launch's work: a name, its old and its new value in words."""
     changed = []
     then, now = _moved(past), _moved(measurement)
     if then != now:
@@ -165,11 +168,3 @@ def _moved(measurement: Measurement) -> int | None:
 
 def _window(measurement: Measurement) -> str:
     return "none" if measurement.window is None else window_text(measurement.window)
-
-
-def moves_more(past: Measurement, measurement: Measurement) -> bool:
-    """True if all that changed is that a launch moves more bytes, which hides no slow-down."""
-    then, now = _moved(past), _moved(measurement)
-    if then is None or now is None or past.window != measurement.window:
-        return False
-    return then < now

@@ -17,7 +17,6 @@ from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row
 OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
 UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)
 """Of a row without limits."""
-_DOUBTS = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW)
 
 
 def with_verdict(
@@ -43,22 +42,22 @@ def with_verdict(
         comparison = row.verdict.comparison
     if paired is UNSET:
         paired = row.verdict.paired
-    results = []
+    by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
     for finding in findings:
-        results.append(finding.result if isinstance(finding, Finding) else finding)
-    accepted = [result for result in results if result.outcome is Outcome.ACCEPTED]
-    doubts = [result for result in results if result.outcome in _DOUBTS]
+        result = finding.result if isinstance(finding, Finding) else finding
+        by_outcome[result.outcome].append(result)
+    accepted = by_outcome[Outcome.ACCEPTED]
+    doubts = [*by_outcome[Outcome.FAIL], *by_outcome[Outcome.UNDECIDED], *by_outcome[Outcome.NEW]]
     doubts.sort(key=_order)
-    passed = [result for result in results if result.outcome is Outcome.PASS]
     if doubts:
         outcome, reported = doubts[0].outcome, [*accepted, *doubts]
     elif accepted:
         outcome, reported = Outcome.ACCEPTED, accepted
-    elif passed:
-        outcome, reported = Outcome.PASS, passed
+    elif by_outcome[Outcome.PASS]:
+        outcome, reported = Outcome.PASS, by_outcome[Outcome.PASS]
     else:
-        measured = [result for result in results if result.outcome is Outcome.MEASURED]
-        outcome, reported = Outcome.MEASURED, measured or [_measured(comparison, row.limits)]
+        outcome = Outcome.MEASURED
+        reported = by_outcome[outcome] or [_measured(comparison, row.limits)]
     code = None
     for result in doubts[:1] or reported:
         code = code or result.code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from msgspec import structs
@@ -24,6 +24,7 @@ from pytest_gpumem.records.row import (
     did_not_run,
 )
 from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.runs.open_rows import compared_limits
 from pytest_gpumem.runs.pairs import PEAK, TIME
 from pytest_gpumem.runs.session import SessionResult
 from pytest_gpumem.units import format_share, short_bytes
@@ -104,8 +105,13 @@ def conclude(
     `real_devices`: GPUs of the baseline, where the device is simulated and the user did not say so.
     """
     ended = _ended_early(session, rows)
+    lost_ones = lost(missing)
     if ended is not None:
-        return Conclusion(ended[0], (ended[1],), tuple(rows), tuple(missing))
+        code, causes = ended[0], [ended[1]]
+        if lost_ones and code != Exit.USAGE:
+            code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
+        end = Conclusion(code, tuple(causes), tuple(rows), tuple(missing))
+        return replace(end, lines=tuple(missing_lines(missing)))
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
@@ -113,7 +119,7 @@ def conclude(
     lines += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     lines += [f"open: {row.key}: {row.verdict.reason}" for row in states[State.OPEN]]
 
-    causes = _failures(session, states, rows, missing, looser)
+    causes = _failures(session, states, rows, lost_ones, looser)
     code = Exit.FAILED
     if not causes:
         code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing, real_devices)
@@ -138,8 +144,13 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     if row.failed or is_failure(verdict, strict):
         by_figures = row.measured_something and is_failure(verdict, strict)
         return State.FAILED if by_figures and row.test_error is not True else State.ERROR
+    doubts = {result.limit for result in verdict.limits}
+    only_compared = doubts <= set(compared_limits(row))
+    doubtful = verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED)
+    if doubtful and only_compared and row.key in new:
+        return State.NEW  # there is nothing to compare with
     if verdict.outcome is Outcome.NEW:
-        return State.NEW if row.key in new else State.OPEN
+        return State.OPEN
     if verdict.outcome is Outcome.UNDECIDED:
         codes = {result.code for result in verdict.limits} or {verdict.code}
         not_shown = verdict.simulated and codes == {Code.NOT_READ}
@@ -169,14 +180,13 @@ def _failures(
     session: SessionResult,
     states: Mapping[State, Sequence[Row]],
     rows: Sequence[Row],
-    missing: Sequence[Omission],
+    lost_ones: Sequence[Omission],
     looser: Sequence[LooserLimit],
 ) -> list[str]:
     """What makes a gate red."""
     if session.code == Exit.FAILED and not session.failures:
         return ["pytest failed the session as a whole; its output says why"]
     causes = []
-    lost_ones = lost(missing)
     if lost_ones:
         causes.append(f"{_counted_lost(lost_ones)} lost")
     failed = states[State.FAILED]

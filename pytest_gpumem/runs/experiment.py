@@ -122,7 +122,6 @@ class Processes:
             "tests": tests,
             "lenient": turn.side == BASE,
             "cwd": str(side.folder),
-            "names": side.names,
             "roots": [str(path) for path in roots],
             "foreign": [str(other.root) for other in others],
             "spared": spared(),

@@ -102,7 +102,8 @@ class Gate:
             document = session.document
             if document is None or session.code not in (Exit.FINE, Exit.FAILED):
                 rows = () if document is None else document.rows
-                conclusion = conclude(session, rows, (), (), (), strict=self._request.strict)
+                missing = () if document is None else document.missing
+                conclusion = conclude(session, rows, missing, (), (), strict=self._request.strict)
                 return GateResult(conclusion, session)
             self._baseline = self._load_baseline(document)
             real_devices = self._real_devices(document)
@@ -159,7 +160,9 @@ class Gate:
         unknown = self._compare_limits_of_calls(rows, session.selection)
         wanted = limits_for_duet(rows, self._selection, request.accepted, strict=strict_session)
         skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
-        if request.screen_only or real_devices:
+        if request.screen_only:
+            wanted = {}
+        if real_devices:
             wanted, unknown, skipped = {}, {}, set()
         if wanted or unknown or skipped:
             result = self._duet(rows, {**unknown, **wanted}, skipped)
@@ -195,7 +198,11 @@ class Gate:
             why = "BASE has no folder such as this one"
             verdicts = [DuetVerdict(key, Outcome.NEW, why) for key in limits]
             return DuetResult(tuple(verdicts), (), False, {}, frozenset())
-        self._say(f"a duet decides {counted(len(limits), 'row')}")
+        open_rows = sum(of_row != Limits() for of_row in limits.values())
+        if open_rows:
+            self._say(f"a duet decides {counted(open_rows, 'row')}")
+        else:
+            self._say("one pair of processes, for the limits and the skips of BASE")
         return self._play(self._base_side, RowFilter(frozenset(tests), limits), None)
 
     def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetVerdict]) -> None:

@@ -25,7 +25,7 @@ from pytest_gpumem.records.schema import SchemaError, document_from_json, from_p
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
-from pytest_gpumem.runs.worktree import Side, moved_path
+from pytest_gpumem.runs.worktree import Side, python_path
 from pytest_gpumem.settings import OptionRole, of_role
 
 BASE, HEAD = "base", "head"
@@ -129,12 +129,10 @@ def environment_of(
 ) -> dict[str, str]:
     """Variables of a process that measures a side: it is no run, and sees nothing of the others."""
     variables = for_a_part(environment, evidence=evidence)
-    if not others:
-        return variables
-    path = moved_path(environment, side, others[0].root)
+    path = python_path(environment, side, others)
     if path is not None:
         variables["PYTHONPATH"] = path
-    return of_no_hook(variables)
+    return of_no_hook(variables) if others else variables
 
 
 class Worker:
@@ -208,8 +206,8 @@ class Worker:
             done = replace(done, texts=answers.texts, finished=frozenset(answers.finished))
         if answers.strays:
             raise RunError(
-                f"{self._name} did not run its own code: {answers.strays[0]}; install the project for editing, "
-                "or remove the other side from PYTHONPATH"
+                f"{self._name} ran code of the other side: {answers.strays[0]}; --base-python names "
+                "an environment that holds BASE"
             )
         if answers.exit is None:
             return replace(done, error=f"{ended_with(code)}: {self._errors()}")

@@ -1,8 +1,8 @@
 """The two sides of a duet: where their tests run, and by which interpreter.
 
-Base is a git revision, in a worktree that is removed at the end. Head is the working tree, in this
-environment. A base that holds a project that can be installed gets a virtual environment, which
-sees the packages of this one, unless the caller names an interpreter for it.
+Base is a git revision, in a worktree that is removed at the end. Head is the working tree. Both run
+in this environment, unless the caller names the interpreter of another one for base. In this one,
+modules of the worktree come before installed ones, which are those of head.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import site
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,7 @@ SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".to
 """Endings of untracked files that belong to the state of a tree, unlike files that tests write."""
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 _LOCKS: list[int] = []
-"""Locks of this process's temporary folders. git and pip inherit them: they outlive a killed duet."""
+"""Locks of this process's temporary folders. git inherits them: it outlives a killed duet."""
 
 
 class NoFolder(RunError):
@@ -52,7 +51,7 @@ class Side:
     root: Path  # the tree around it, of which the other side may import nothing
     python: str  # the interpreter
     current: Callable[[], str]  # the identity now
-    names: tuple[str, ...] = ()  # top-level modules that its environment brings
+    imports: tuple[Path, ...] = ()  # folders whose modules come before installed ones
     environment: Path | None = None  # its environment; None: this one
 
 
@@ -64,7 +63,7 @@ def two_sides(
 
     `base`: a git revision of the project around `here`, the folder of the call.
     `ignored`: files whose content is no part of the tree's state, such as an output.
-    `python`: the interpreter of base; None: this one, or that of an environment made for base.
+    `python`: the interpreter of base; None: this one.
     Raises `RunError`: a side does not exist or cannot be prepared.
     """
     here = here.resolve()
@@ -89,17 +88,21 @@ def revision_side(
         with _readable():
             temporary = temporary_folder(stack)
             tree, folder = _worktree(commit, here.resolve(), temporary, stack, name)
-            names: tuple[str, ...] = ()
-            environment: Path | None
+            imports: tuple[Path, ...] = (tree, tree / "src")
+            environment = None
             if python is not None:
-                environment = _environment_of(python)
-            else:
-                project = _project(folder, tree)
-                python, environment = sys.executable, None
-                if project is not None:
-                    python, environment, names = _install(project, temporary / "base", name)
+                imports, environment = (), _environment_of(python)
             remove_leftovers()
-        yield Side(title, commit, folder, tree, python, lambda: commit, names, environment)
+        yield Side(
+            title,
+            commit,
+            folder,
+            tree,
+            python or sys.executable,
+            lambda: commit,
+            imports,
+            environment,
+        )
 
 
 @contextmanager
@@ -295,58 +298,6 @@ def _environment_of(python: str) -> Path:
     )
 
 
-def _project(folder: Path, top: Path) -> Path | None:
-    """The project to install: `folder` or the nearest folder above it, up to `top`; or None."""
-    for candidate in (folder, *folder.parents):
-        if (candidate / "setup.py").is_file():
-            return candidate
-        with suppress(OSError):
-            text = (candidate / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
-            if re.search(r"^\[\s*(project|build-system)\s*\]", text, re.MULTILINE):
-                return candidate
-        if candidate == top:
-            break
-    return None
-
-
-def _install(project: Path, place: Path, name: str) -> tuple[str, Path, tuple[str, ...]]:
-    """Install a project into an environment that sees the packages of this one.
-
-    Returns its interpreter, its folder and the modules that it brings.
-    """
-    folder = place / "environment"
-    python = str(folder / "bin" / "python")
-    venv = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]
-    _checked(_run(venv), f"{name}: no virtual environment")
-    where = _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-    packages = Path(_checked(where, f"{name}: no interpreter").strip())
-    # The packages of this virtual environment come after the project, and their .pth files count.
-    lines = []
-    if sys.prefix != sys.base_prefix:
-        for path in site.getsitepackages():
-            if Path(path).is_dir():
-                lines.append(f"import site; site.addsitedir({path!r})")
-    (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if _run([python, "-c", "import pip"]).returncode:
-        _checked(_run([python, "-m", "ensurepip"]), f"{name}: no pip")
-    before = set(packages.iterdir())
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["--no-deps", "--ignore-installed", "--no-input"]
-    done = _run([*install, "--no-build-isolation", str(project)])
-    if done.returncode:  # its build backend is not installed here
-        isolated = _run([*install, str(project)])
-        if isolated.returncode:
-            raise RunError(
-                f"{name} cannot be installed: {_words(done)}; in isolation: {_words(isolated)}"
-            )
-    names = set()
-    for made in set(packages.iterdir()) - before:
-        module = made.name.partition(".")[0]
-        if made.suffix not in (".dist-info", ".egg-info", ".pth") and not module.startswith("__"):
-            names.add(module)
-    return python, folder, tuple(sorted(names))
-
-
 def spared() -> list[str]:
     """Folders of this environment's packages, which both sides see, also inside of a tree."""
     folders = site.getsitepackages()
@@ -376,12 +327,6 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(output.split()) or f"exit status {done.returncode}"
 
 
-def _checked(done: subprocess.CompletedProcess[str], failure: str) -> str:
-    if done.returncode:
-        raise RunError(f"{failure}: {_words(done)}")
-    return done.stdout
-
-
 # Paths of the other side
 
 
@@ -398,16 +343,22 @@ def moved_word(word: str, side: Side, tree: Side) -> str:
     return f"{option}{equals}{side.root / real.relative_to(tree.root)}"
 
 
-def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str | None:
-    """PYTHONPATH for a side: entries inside the other tree become the same places of the side."""
+def python_path(environment: Mapping[str, str], side: Side, others: Sequence[Side]) -> str | None:
+    """PYTHONPATH for a side beside others; None for no such variable.
+
+    Entries inside another tree become the same places of the side.
+    """
     written = environment.get("PYTHONPATH")
-    if not written or side.root == other:
+    roots = {other.root for other in others} - {side.root}
+    entries = [str(folder) for folder in side.imports]
+    if not entries and not (written and roots):
         return written
-    entries = []
-    for entry in written.split(os.pathsep):
+    for entry in (written or "").split(os.pathsep):
         absolute = Path(entry).resolve()
-        if os.path.isabs(entry) and absolute.is_relative_to(other):
-            entries.append(str(side.root / absolute.relative_to(other)))
-        else:
-            entries.append(entry)
+        moved = entry
+        for root in roots:
+            if os.path.isabs(entry) and absolute.is_relative_to(root):
+                moved = str(side.root / absolute.relative_to(root))
+        if moved:
+            entries.append(moved)
     return os.pathsep.join(entries)

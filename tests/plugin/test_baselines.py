@@ -225,6 +225,23 @@ def repository(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+def test_a_folder_that_git_does_not_trust_is_said(
+    repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user does not own the checkout."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("HOME", str(repository.path))  # no setting that trusts it
+    result = gpumem("--gpumem-save")
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: warning: git does not trust * (dubious ownership): *; git config "
+            "--global --add safe.directory *"
+        ]
+    )
+    (path,) = stored_in(repository.path)
+    assert json.loads(path.read_text())["content"]["revision"] is None
+
+
 def test_only_the_history_that_is_shared_counts(
     repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

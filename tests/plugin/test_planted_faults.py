@@ -375,14 +375,10 @@ def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
 
     def gate() -> tuple[int, str, str]:
         counted = [] if one.accepts == "uncounted" else ["--accept-from-change"]
-        done = CliRunner().invoke(
-            main, ["gate", "--screen-only", *counted, "origin/main", "--", *one.words()]
-        )
-        return (
-            done.exit_code,
-            gate_result(done.stdout).removeprefix("gpumem gate: ").split()[0].rstrip(":"),
-            done.output,
-        )
+        done = CliRunner().invoke(main, ["gate", *counted, "origin/main", "--", *one.words()])
+        result = gate_result(done.stdout).removeprefix("gpumem gate: ")
+        word = "ACCEPTED" if "ACCEPTED" in result else result.split()[0].rstrip(":")
+        return done.exit_code, word, done.output
 
     one.write(project)
     if one.accepts != "nothing" and one.fault():
@@ -400,6 +396,4 @@ def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
             f"{one}\n{text}"
         )
     else:
-        # By the limit of base's call nothing is compared: that takes the duet.
-        unjudged = (one.draw.planted, one.draw.kind, one.draw.origin) == (LOOSER, TIME, "call")
-        assert (code, result) == ((6, "no") if unjudged else (1, "red")), f"{one}\n{text}"
+        assert (code, result) == (1, "red"), f"{one}\n{text}"

@@ -6,12 +6,14 @@ import pytest
 from sessions import Run, rows_in, slower
 
 TESTS = """
+import os
 import pytest
 
 @pytest.mark.parametrize("size", [64, 80, 96, 128], ids=["small", "next", "middle", "large"])
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels, size):
     buffers = [device_buffer(size << 20) for _ in range(2)]
-    gpu_benchmark(gpu_kernels.copy, *buffers, max_regression="1%")
+    limit = os.environ.get("LIMIT", "1%")
+    gpu_benchmark(gpu_kernels.copy, *buffers, max_regression=limit)
 """
 BY_TEST = slower("float(os.environ.get('SLOWER_' + request.node.callspec.id.upper(), 1))")
 SAVE_THREE = ("--gpumem-save", "--gpumem-processes=3")
@@ -93,3 +95,15 @@ def test_where_the_other_rows_changed_too_nothing_passes(
     assert set(verdicts(four_sizes).values()) == {("UNDECIDED", "noisy")}
     reason = rows_in(four_sizes.path)[0]["verdict"]["reason"]
     assert "the other rows changed by -0.6" in reason
+
+
+def test_a_row_is_none_of_its_other_rows(
+    four_sizes: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpumem(*SAVE_THREE)
+    monkeypatch.setenv("LIMIT", "5%")
+    monkeypatch.setenv("SLOWER_SMALL", "1.02")
+    gpumem("--benchmark-json=out.json", "-k", "small").assert_outcomes(passed=1)
+    assert verdicts(four_sizes) == {"small": ("PASS", None)}
+    gpumem("--benchmark-json=out.json", "-k", "small or large").assert_outcomes(passed=2)
+    assert verdicts(four_sizes) == {"small": ("PASS", None), "large": ("UNDECIDED", "noisy")}

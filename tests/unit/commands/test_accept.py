@@ -19,7 +19,14 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.acceptances import FOLDER, Acceptance, AcceptedChange, acceptances
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.row import ITS_TEST_FAILED, LOST, LimitResult, Omission, Row
+from pytest_gpumem.records.row import (
+    ITS_TEST_FAILED,
+    LOST,
+    LimitResult,
+    Omission,
+    PairedChange,
+    Row,
+)
 from pytest_gpumem.records.schema import document
 
 Accept = Callable[..., Result]
@@ -45,24 +52,13 @@ def accept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accept:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Write:
-    """Writes the results of a gate; `duet`: by row key, outcome and change."""
+    """Writes the results of a gate."""
 
-    def write(
-        *rows: Row,
-        missing: Sequence[Omission] = (),
-        duet: dict[str, tuple[str | None, float]] | None = None,
-    ) -> None:
+    def write(*rows: Row, missing: Sequence[Omission] = ()) -> None:
         folder = tmp_path / "gpumem-results"
         folder.mkdir(exist_ok=True)
-        (folder / "results.json").write_text(
-            json.dumps({"gpumem": document(H100, rows, {"baseline_of": "main"}, missing)})
-        )
-        if duet is not None:
-            verdicts = [
-                {"key": key, "outcome": outcome, "paired": {"change": change}}
-                for key, (outcome, change) in duet.items()
-            ]
-            (folder / "duet.json").write_text(json.dumps({"verdicts": verdicts}))
+        plain = {"gpumem": document(H100, rows, {"baseline_of": "main"}, missing)}
+        (folder / "results.json").write_text(json.dumps(plain))
 
     return write
 
@@ -105,23 +101,13 @@ def test_labelled_row_of_a_test(accept: Accept, results: Write, tmp_path: Path) 
 
 
 def test_a_duet_says_how_much_slower(accept: Accept, results: Write, tmp_path: Path) -> None:
-    cleared = row(name="test_cleared")
-    results(
-        slower(),
-        slower("test_screen"),
-        cleared,
-        duet={TRIAD: ("FAIL", 0.0712), cleared.key: ("PASS", 0.001)},
-    )
+    paired = replace(slower().verdict, paired=PairedChange(0.0712, 0.07, 0.08, 5))
+    results(replace(slower(), verdict=paired), slower("test_screen"), row(name="test_fine"))
     assert accept("t.py", "--reason", "why").exit_code == 0
     assert {made.test: made.changes[0].up_to for made in written(tmp_path)} == {
         TRIAD: "7.12%",
         "t.py::test_screen": "8.41%",
     }
-    refused = accept(cleared.key, "--reason", "why")
-    assert (refused.exit_code, refused.stderr) == (
-        4,
-        f"gpumem: {cleared.key}: gpumem-results/results.json finds no change of it\n",
-    )
 
 
 def test_a_lost_measurement_is_accepted_as_removed(

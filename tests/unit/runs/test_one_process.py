@@ -176,7 +176,7 @@ def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_repo
         ),
         (
             READY + "say(exit=0, strays=['m from /base'])",
-            r"did not run its own code: m from /base; install the project",
+            r"ran code of the other side: m from /base; --base-python names",
         ),
         (READY + "results('{')\nsay(exit=0, strays=[])", "wrote no results: "),
         (

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 from committing import git
-from filelock import FileLock
 
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.worktree import (
-    LOCK,
     PREFIX,
     Side,
-    moved_path,
     moved_word,
+    python_path,
     remove_leftovers,
     two_sides,
 )
@@ -171,29 +169,6 @@ def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(
     assert worktrees(repository) == 1
 
 
-def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else git or pip would write a part of the folder again after its removal, and nobody would know whose it is."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    program = (
-        "from contextlib import ExitStack; from pytest_gpumem.runs import worktree\n"
-        "with ExitStack() as stack: worktree.temporary_folder(stack); worktree._run(['sh', '-c', 'kill -9 $PPID; cat'])"
-    )
-    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE)
-    assert killed.wait() == -9
-    (folder,) = tmp_path.glob(f"{PREFIX}*")
-    remove_leftovers()
-    assert folder.is_dir()
-    assert killed.stdin is not None
-    killed.stdin.close()
-    with FileLock(folder / LOCK, timeout=30):
-        pass
-    remove_leftovers()
-    assert not folder.exists()
-
-
 def test_folders_of_killed_duets_are_removed_where_git_knows_of_none(repository: Path) -> None:
     """Such as the results of a process."""
     program = (
@@ -256,45 +231,45 @@ def project(repository: Path) -> Path:
     return repository
 
 
-def test_a_project_is_installed_into_an_environment_of_its_own(project: Path) -> None:
+def test_modules_of_a_worktree_come_before_installed_ones(project: Path) -> None:
+    """Such as those that are installed for editing, from the working tree."""
     with two_sides("main", project) as (base, head):
-        assert head.python == sys.executable
-        assert base.names == ("mine",)
-        assert seen(base, "mine.VALUE") == "base"
-        # Everything else is this environment's, and comes after the project's own.
-        done = subprocess.run(
-            [base.python, "-c", "import pytest, numpy, rich; print(numpy.__file__)"],
-            capture_output=True,
-            text=True,
-        )
-        import numpy as np
+        assert base.python == head.python == sys.executable
+        environment = {**os.environ, "PYTHONPATH": str(project / "src")}
+        for side, other, value in ((base, head, "base"), (head, base, "head")):
+            path = python_path(environment, side, [other])
+            assert path is not None
+            done = subprocess.run(
+                [sys.executable, "-c", "import mine; print(mine.VALUE)"],
+                cwd=side.folder,
+                env={**environment, "PYTHONPATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert done.stdout.strip() == value, done.stderr
+        assert python_path({}, head, [base]) is None
+    assert not temporary(project)
 
-        assert done.stdout.strip() == np.__file__, done.stderr
-        # An absolute path into head becomes the same place in base.
-        moved = moved_path(
-            {"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])},
-            base,
-            head.root,
-        )
-        assert moved == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
+
+def test_a_path_of_head_becomes_the_same_place_of_base(project: Path) -> None:
+    with two_sides("main", project, python=sys.executable) as (base, head):
+        entries = [str(project / "src"), "/elsewhere", "rel"]
+        path = python_path({"PYTHONPATH": os.pathsep.join(entries)}, base, [head])
+        assert path == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
         here = project.resolve()
-        assert (
-            moved_word(f"{here}/test_a.py::test[x/y]", base, head)
-            == f"{base.root}/test_a.py::test[x/y]"
-        )
+        moved = moved_word(f"{here}/test_a.py::test[x/y]", base, head)
+        assert moved == f"{base.root}/test_a.py::test[x/y]"
         assert moved_word(f"--rootdir={here}", base, head) == f"--rootdir={base.root}"
         for same in ("test_a.py::test", "/elsewhere/test_a.py", "-k", "--gpumem-mode=hot", "a=b"):
             assert moved_word(same, base, head) == same
         assert moved_word(f"{here}/test_a.py", head, head) == f"{here}/test_a.py"
-    assert not temporary(project)
 
 
 def test_an_environment_that_the_caller_names_runs_base(project: Path) -> None:
-    """Nothing is installed then."""
     with two_sides("main", project, python=sys.executable) as (base, _):
         assert base.python == sys.executable
         assert base.environment == Path(sys.prefix)
-        assert base.names == ()
+        assert base.imports == ()
     for python, why in (("none/python", "No such file"), (shutil.which("false"), "exit status 1")):
         with (
             pytest.raises(RunError, match=rf"--base-python {python}: {why}.*; accepted is"),
@@ -302,35 +277,3 @@ def test_an_environment_that_the_caller_names_runs_base(project: Path) -> None:
         ):
             pass
     assert worktrees(project) == 1
-
-
-def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    (project / "pyproject.toml").write_text(PROJECT + "packages = 1\n")
-    git(project, "commit", "-qam", "broken")
-    with (
-        pytest.raises(RunError, match=r"BASE main cannot be installed: .*packages"),
-        two_sides("main", project),
-    ):
-        pass
-    assert worktrees(project) == 1
-
-
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs this project's own repository")
-def test_this_projects_base_takes_its_own_kernels() -> None:
-    program = "from pytest_gpumem.kernels import sources; import pytest_gpumem; print(sources.folder(), pytest_gpumem.__file__)"
-    with two_sides("HEAD", ROOT) as (base, _):
-        for above in (
-            [],
-            [str(base.folder)],
-        ):  # installed, and from the tree as python -m pytest has it
-            code = f"import sys; sys.path[:0] = {above!r}; {program}"
-            done = subprocess.run(
-                [base.python, "-I", "-c", code], capture_output=True, text=True, cwd="/"
-            )
-            assert done.returncode == 0, done.stderr
-            assert all(
-                Path(path).is_relative_to(base.folder.parent) for path in done.stdout.split()
-            ), done.stdout

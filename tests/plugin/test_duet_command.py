@@ -268,7 +268,7 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
     project.commit()
     said = complaint(project.duet("main"))
     assert "base (revision main (" in said
-    assert f"did not run its own code: mine from {source / 'mine.py'}" in said
+    assert f"ran code of the other side: mine from {source / 'mine.py'}" in said
 
 
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
