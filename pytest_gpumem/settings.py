@@ -49,7 +49,6 @@ SELECTION = "_GPUMEM_SELECTION"
 """By a gate: the file into which a session writes the tests that it selects."""
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"
 """By a gate, for its screen: the file of the tests that BASE selects."""
-WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
@@ -392,14 +391,6 @@ OPTIONS: tuple[Option, ...] = (
         "PLACE",
     ),
     Option(
-        "baseline_window",
-        OptionRole.JUDGING,
-        _count,
-        "Newest saved runs of each row that are compared with. Default: 20.",
-        "N",
-        ini_only=True,
-    ),
-    Option(
         "strict",
         OptionRole.STRICTNESS,
         _flag,
@@ -469,7 +460,6 @@ class Settings(NamedTuple):
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_of: str | None = None
     """In a gate, its BASE: only runs of the history that HEAD shares with it count."""
-    baseline_window: int = 20
     strict: bool = False
     report: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
@@ -652,16 +642,6 @@ def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
             )
         given |= {"budget": budget.each, "total_budget": None}
     return settings._replace(**given, origins=origins)
-
-
-def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
-    """Mode and sampler that a duet imposes on a row, by its key, so that head is measured as base is; empty where it does not."""
-    if not environment.get(WAYS):
-        return {}
-    import json
-
-    found: dict[str, Any] = json.loads(environment[WAYS]).get(key, {})
-    return found
 
 
 def merge_limits(

@@ -89,7 +89,7 @@ def test_precedence() -> None:
 def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
-        *("baseline_window", "placements", "precision", "sampler"),
+        *("placements", "precision", "sampler"),
         *(
             "max_gpu_page_faults",
             "max_migrated",
@@ -165,7 +165,6 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("sampler", "grap", "'grap' is not one of auto, blocked, graph, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("placements", "2.5", "whole number from 1 on"),
-        ("baseline_window", "0", "whole number from 1 on"),
         ("precision", "0.1", '"0.1%"'),
         ("precision", "0%", "above 0"),
         ("budget", "10", '"10 min"'),
