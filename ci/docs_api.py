@@ -32,8 +32,8 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "view",
         ),
         "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
-        "plugin.footprints.GpuMemory": ("watch",),
-        "plugin.footprints.BlockMemory": (
+        "plugin.gpu_memory.GpuMemory": ("watch",),
+        "plugin.gpu_memory.BlockMemory": (
             "footprint",
             "peak",
             "kept",

@@ -23,7 +23,7 @@ COPIED = ("pytest_gpumem", "pytest_gpumem_entry.py", "kernels", "tests", "pyproj
 PROPERTIES = ("tests/unit/judging/test_discharge.py", "tests/plugin/test_planted_faults.py")
 DRAWS = "200"  # of whole sessions
 
-CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/session.py"
+CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/outputs.py"
 REPORTED, GATE = "plugin/reported.py", "runs/conclusion.py"
 FAIL_OPENS = [
     # A discharge
@@ -47,7 +47,7 @@ FAIL_OPENS = [
     (CORE, "elif not row.footprint.ended:", "elif False:"),
     (
         SESSION,
-        "            gpu.lacks(self._expectations.discharged(complete=complete))\n",
+        "            gpu.missing.extend(self._undecided(self._expectations.discharged(complete=complete)))\n",
         "            pass\n",
     ),
     # A status

@@ -104,6 +104,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.FAILED: "a test fails, a requested file cannot be written, or --gpumem-save fails",
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
+        Exit.NO_VERDICT: "under --gpumem-strict, a part of the plugin raised by mistake",
     },
     "compare": {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",

@@ -97,11 +97,14 @@ class Entries:
 
 
 def storage_folder(config: pytest.Config) -> Path:
-    """The folder of pytest-benchmark's storage; its default where the storage is not a folder."""
+    """The folder of pytest-benchmark's storage. Where that is its default or no folder: `.benchmarks`
+    of the rootdir, whatever folder the command starts in.
+    """
     uri = str(config.option.benchmark_storage)
-    if "://" in uri and not uri.startswith("file://"):
-        uri = DEFAULT_STORAGE
-    return Path(os.path.expanduser(uri.removeprefix("file://")))
+    if uri == DEFAULT_STORAGE or ("://" in uri and not uri.startswith("file://")):
+        return config.rootpath / ".benchmarks"
+    folder = os.path.expanduser(uri.removeprefix("file://"))
+    return Path(config.invocation_params.dir, folder)
 
 
 def leave_out(compared: dict[str, Any], key: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""One measuring test at a time on each GPU: workers, or two sessions, would time each other's kernels.
+"""Exclusive use of a GPU: workers, or two sessions, would time each other's kernels.
 
-The lock lies in a folder of the user's own. In a folder that others can write to, they could put a link in its place, or keep it locked.
+The lock lies in a folder of the user's own, where nobody else can replace it, or keep it locked.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import WORKERS_RUN
 
-PATIENCE = 3.0  # seconds of waiting for a GPU after which a message names the process and the test that use it
-REPEAT = 60.0  # seconds between two such messages
-LIMIT = 600.0  # seconds of waiting for one test of another process, after which the wait ends with an error
-_POLL = 0.5  # seconds between two looks at who holds the GPU
+PATIENCE = 3.0  # seconds of waiting until a message names the test that uses the GPU
+REPEAT = 60.0  # seconds between two messages, and until the first about a worker of this run
+LIMIT = 600.0  # seconds of waiting for the same test
+_POLL = 0.5
 
 
 class LockUnusable(DeviceError):
@@ -34,43 +34,35 @@ class LockUnusable(DeviceError):
 
 
 class GpuBusy(LockUnusable):
-    """One test of another process uses the GPU for too long; one line that names it."""
+    """A test of another process uses the GPU for too long; one line that names it."""
 
 
 @contextmanager
 def exclusive(
     facts: DeviceFacts,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None],
     *,
     test: str | None = None,
-    limit: float | None = None,
+    limit: float,
 ) -> Iterator[None]:
-    """Waits until no other process of this user holds the GPU. A device without a UUID belongs to this process alone.
+    """Wait until no other process uses the GPU, and lock it; the lock ends with this process.
 
-    The lock ends with the process, however that ends. An interrupt ends the wait.
-    `tell`: is given one line that names the holder after `PATIENCE` seconds of waiting, and another every `REPEAT` seconds; for another
-    worker of the same run the first line comes after `REPEAT` seconds too.
-    `test`: the test that needs the GPU, named to those who wait for it.
-    `limit`: seconds of waiting for the same test of the same process; default: `LIMIT`. They begin anew when another test holds it.
-    Raises `GpuBusy`: the wait reached the limit.
-    Raises `LockUnusable`: the lock or its folder cannot be used.
+    `facts`: of the GPU. A device without a UUID belongs to this process alone.
+    `tell`: prints a line about a long wait.
+    `test`: named to those who wait for this process.
+    `limit`: seconds of waiting for the same test.
+    Raises `LockUnusable`; `GpuBusy`: the wait reached the limit.
     """
     if facts.uuid is None:
         yield
         return
     path = lock_file(facts.uuid)
     lock, holder = FileLock(path), path.with_suffix(".json")
+    gpu = f"{printable(facts.name)} ({facts.uuid})"
     try:
-        _acquire(
-            lock,
-            holder,
-            f"{printable(facts.name)} ({facts.uuid})",
-            tell,
-            LIMIT if limit is None else limit,
-        )
-        holder.write_text(
-            json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)})
-        )
+        _acquire(lock, holder, gpu, tell, limit)
+        content = {"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}
+        holder.write_text(json.dumps(content))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -84,75 +76,32 @@ def exclusive(
 def _acquire(
     lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float
 ) -> None:
-    now = since = time.monotonic()
-    due, seen = now + PATIENCE, _content(holder)
+    begun = since = time.monotonic()
+    last_line: float | None = None
+    last_seen = _content(holder)
     while True:
         try:
-            lock.acquire(timeout=max(0.0, min(_POLL, due - now, since + limit - now)))
+            lock.acquire(timeout=min(_POLL, PATIENCE, limit))
             return
         except Timeout:
-            now = time.monotonic()
-        content = _content(holder)
-        name, of_this_run = _named(content)
-        if content != seen:
-            since, seen = now, content
-        elif now - since >= limit:
+            now, seen = time.monotonic(), _content(holder)
+        if seen != last_seen:  # another test: the wait for it begins
+            since, last_seen = now, seen
+        name, of_this_run = _holder(seen)
+        if now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
             raise GpuBusy(
                 f"{gpu} is in use {waited}: {name} measures on it; end that process, or measure later"
             )
-        if now >= due and of_this_run and now < since + REPEAT:
-            due = since + REPEAT
+        due = begun + PATIENCE
+        if last_line is not None or of_this_run:
+            due = (last_line or since) + REPEAT
         if now >= due:
-            due = now + REPEAT
-            rest = since + limit - now
+            last_line = now
             tell(
-                f"gpumem: waiting for {gpu}: {name} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}"
+                f"gpumem: waiting for {gpu}: {name} measures on it; gives up in "
+                f"{since + limit - now:.0f} s; the lock is {lock.lock_file}"
             )
-
-
-def lock_file(uuid: str) -> Path:
-    """The lock of a GPU, in a folder that only this user can write to.
-    Raises `LockUnusable`: there is no such folder, or the lock cannot be opened.
-    """
-    folder = Path()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
-            folder = user_runtime_path("gpumem", appauthor=False)
-        for one in (folder.parent, folder):
-            one.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (why := _not_ours(folder)) is not None:
-            raise LockUnusable(
-                f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own"
-            )
-        folder.chmod(0o700)
-        path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
-    except OSError as error:
-        where = error.filename or folder
-        raise LockUnusable(
-            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDG_RUNTIME_DIR to a folder of your own"
-        ) from None
-    return path
-
-
-def _not_ours(folder: Path) -> str | None:
-    """Why other users can replace the folder or its files; None if they cannot."""
-    if not hasattr(os, "getuid"):
-        return None
-    own, parent = folder.lstat(), folder.parent.stat()
-    if not stat.S_ISDIR(own.st_mode):
-        return "is no folder"
-    if own.st_uid != os.getuid():
-        return f"belongs to another user ({own.st_uid})"
-    if parent.st_uid not in (0, os.getuid()):
-        return f"lies in a folder of another user ({parent.st_uid})"
-    if parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
-        return "lies in a folder that other users can write to"
-    return None
 
 
 def _content(holder: Path) -> str:
@@ -162,14 +111,47 @@ def _content(holder: Path) -> str:
         return ""
 
 
-def _named(content: str) -> tuple[str, bool]:
-    """The process and the test that hold a GPU, as `exclusive` wrote them; True for another worker of this run, of which nobody needs to
-    hear."""
+def _holder(content: str) -> tuple[str, bool]:
+    """The process and the test that use the GPU, and whether they are of this run."""
     try:
         written = json.loads(content)
         test = f" ({written['test']})" if written["test"] else ""
-        return printable(
-            f"process {written['pid']}{test}"
-        ), WORKERS_RUN in os.environ and written.get("run") == os.environ[WORKERS_RUN]
+        run = written.get("run")
+        of_this_run = run is not None and run == os.environ.get(WORKERS_RUN)
+        return printable(f"process {written['pid']}{test}"), of_this_run
     except (ValueError, TypeError, KeyError):
         return "another process", False
+
+
+def lock_file(uuid: str) -> Path:
+    """The lock of a GPU. Raises `LockUnusable`: it cannot be opened, or others could replace it."""
+    folder = Path()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
+            folder = user_runtime_path("gpumem", appauthor=False)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        why = _not_ours(folder.lstat(), folder.parent.stat())
+        if why is None:
+            folder.chmod(0o700)
+            path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+            return path
+        place = str(folder)
+    except OSError as error:
+        place, why = error.filename or str(folder), f"cannot be used: {error.strerror or error}"
+    raise LockUnusable(f"the GPU's lock: {place} {why}; set XDG_RUNTIME_DIR to a folder of yours")
+
+
+def _not_ours(folder: os.stat_result, parent: os.stat_result) -> str | None:
+    """Why other users can replace a folder; None if they cannot."""
+    if not hasattr(os, "getuid"):
+        return None
+    if not stat.S_ISDIR(folder.st_mode):
+        return "is no folder"
+    if folder.st_uid != os.getuid():
+        return f"belongs to another user ({folder.st_uid})"
+    if parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
+        return "lies in a folder that other users can write to"
+    return None

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -38,7 +38,7 @@ from pytest_gpumem.plugin.marks import (
     uses,
 )
 from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import given, is_part
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, Omission, selects
@@ -79,6 +79,8 @@ class CollectedTests(TypedDict):
 class ExpectationFeature(Feature):
     """Notes each expectation, and finds at the session's end those that nothing met. They fail a strict session."""
 
+    name = "expectations"
+
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._seen: CollectedTests = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
@@ -89,6 +91,13 @@ class ExpectationFeature(Feature):
             SELECTION, None
         )  # the file for what is selected; not of a session that a test starts
         self._in_gate = self._writes is not None or session.in_gate
+
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
+        """Wait until it is known what BASE selects."""
+        if not session.config.option.collectonly:
+            _ = self._session.base
+        yield
 
     # What was collected
 

@@ -267,7 +267,7 @@ def _ini(config: pytest.Config, name: str) -> str | None:
 def _import_libraries(config: pytest.Config) -> None:
     """Import the libraries that opening the device needs, if the tree's plugin names them."""
     try:
-        session = config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION]
+        session = config.stash[importlib.import_module("pytest_gpumem.plugin.session").SESSION]
         prepare = session.chosen.prepare
     except (
         ImportError,

@@ -6,6 +6,7 @@ Read in every session, also with the plugin off: nothing heavy is imported at th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.plugin.footprints import GpuMemory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-    from pytest_gpumem.plugin.state import GpuTest
+    from pytest_gpumem.plugin.gpu_memory import GpuMemory
+    from pytest_gpumem.plugin.gpu_test import GpuTest
 
 
 @pytest.fixture
@@ -34,13 +35,14 @@ def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
     if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.gpu_test import GpuTest
+    from pytest_gpumem.plugin.session import SESSION
 
-    test = request.config.stash[SESSION].begin(request.node)
-    try:
+    item, session = request.node, request.config.stash[SESSION]
+    session.check_context(item)
+    sharing = request.config.pluginmanager.getplugin("gpumem-exclusive use")
+    with sharing.use(item), closing(GpuTest(item, session)) as test:
         yield test
-    finally:
-        test.close()
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def gpu_benchmark(_gpumem_benchmark: GpuBenchmark) -> GpuBenchmark:
 
 @pytest.fixture
 def _gpumem_watched(_gpumem_test: GpuTest) -> GpuMemory:
-    from pytest_gpumem.plugin.footprints import GpuMemory
+    from pytest_gpumem.plugin.gpu_memory import GpuMemory
 
     return GpuMemory(_gpumem_test.item)
 

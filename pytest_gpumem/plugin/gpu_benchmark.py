@@ -22,8 +22,8 @@ from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.entries import Entries
+from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.plugin.result import Extra, Result
-from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import key_of

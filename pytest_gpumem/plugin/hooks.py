@@ -71,7 +71,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     )  # pytest_configure reads them again: plugins change options until then
     in_a_gate = BASE_SELECTION in os.environ
     if settings.enabled and (settings.isolate or in_a_gate):
-        from pytest_gpumem.plugin.isolation import isolate
+        from pytest_gpumem.plugin.workers import isolate
 
         isolate(config, settings, asked=settings.isolate)
     return (yield)
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_gpumem.devices.opening import asked
 
         with uncollected(), asked(settings.device) as answer:
-            from pytest_gpumem.plugin.session import start
+            from pytest_gpumem.plugin.start import start
             from pytest_gpumem.printable import printable
 
             try:

@@ -1,6 +1,6 @@
-"""Tests in workers of pytest-xdist, which replaces a worker that hangs, or whose context is lost.
-The worker leaves its last words in a folder of the controller, which reports them as xdist would
-report a crash.
+"""Isolation: a test that crashes, hangs or loses the context costs no other test, in a worker of
+pytest-xdist that is replaced. The worker leaves its last words in a folder of the controller, which
+reports them as xdist would report a crash.
 """
 
 from __future__ import annotations
@@ -15,65 +15,81 @@ from typing import NoReturn
 
 import pytest
 
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.deadline import FOLDER, last_words
-from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.plugin.workers import Channel, is_part
-from pytest_gpumem.settings import Settings
+from pytest_gpumem.plugin.running import ENDS, Feature
+from pytest_gpumem.plugin.session import TEST, GpuSession
+from pytest_gpumem.plugin.workers import Channel, given, in_parts, is_part
 
 _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 
 
-def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
-    """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
-    `asked`: by an option. A gate isolates without being asked, where it can: not what workers would refuse.
-    Raises `pytest.UsageError`: asked for, and pytest-xdist is not installed, or is switched off.
-    """
-    if is_part(config):
-        return
-    if not config.pluginmanager.hasplugin("xdist"):
-        if asked:
-            raise pytest.UsageError(
-                "gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist"
-            )
-        return
-    option = config.option
-    refused = settings.processes > 1 or option.collectonly
-    if (
-        option.numprocesses is None
-        and not option.tx
-        and not config.getoption("usepdb", False)
-        and (asked or not refused)
-    ):
-        option.tx = ["popen"]
-        option.dist = "load" if option.dist == "no" else option.dist
-
-
 class IsolationFeature(Feature):
-    """In a worker: leaves after a test that lost the context; skips one that ended a worker."""
+    """Waits for the work of each test, so that a lost context is the failure of the test that lost it.
+    A worker leaves after such a test. In another process, later tests that use the device do not run.
+    """
 
-    def __init__(self, session: GpuSession, folder: Path) -> None:
-        """`folder`: of the files of `last_words`."""
+    name = "isolation"
+
+    def __init__(self, session: GpuSession, channel: Channel) -> None:
         self._session = session
-        self._folder = folder
+        config = session.config
+        self._in_worker = is_part(config)
+        self._folder: str | None = given(config, FOLDER)  # of the files of `last_words`
+        if self._folder is None and in_parts(config):  # the controller, or on another machine
+            folder = tempfile.TemporaryDirectory(prefix="gpumem-")
+            config.add_cleanup(folder.cleanup)
+            self._folder = folder.name
+        channel.give(FOLDER, lambda is_here: self._folder if is_here else None)
+
+    @contextmanager
+    def call(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            yield
+        except ENDS:
+            raise
+        except BaseException as error:  # pytest's own outcomes are no Exceptions
+            try:
+                self._wait(item)
+            except DeviceError:
+                # Any other failure is the test's already.
+                if isinstance(error, pytest.skip.Exception):
+                    raise
+            raise
+        self._wait(item)
+
+    def _wait(self, item: pytest.Item) -> None:
+        """Wait for the work of a test. Of one without our fixtures, only the loss of the context is its failure."""
+        try:
+            self._session.wait(item)
+        except ContextLost:
+            raise
+        except DeviceError:  # such as a capture that is still open
+            if item.stash.get(TEST, None) is not None:
+                raise
+
+    # In a worker
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         # Some schedulers of xdist give the test that ended a worker to the next one.
-        return True if last_words(self._folder, item.nodeid).exists() else None
+        if self._in_worker and self._last_words(item.nodeid).exists():
+            return True
+        return None
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
         try:
             yield
         finally:
-            if self._session.lost_in is not None:
+            if self._in_worker and self._session.lost_in is not None:
                 with suppress(Exception):  # of what the lost context held
                     item.session._setupstate.teardown_exact(None)
 
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:
-        if report.when == "teardown" and self._session.lost_in is not None:
+        lost = self._session.lost_in is not None
+        if self._in_worker and lost and report.when == "teardown":
             self._leave(report)  # before xdist sends it
         yield
 
@@ -81,27 +97,23 @@ class IsolationFeature(Feature):
         """End the worker, and leave the last report of its test."""
         config = self._session.config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        write_whole(last_words(self._folder, report.nodeid), json.dumps(data, default=str))
+        write_whole(self._last_words(report.nodeid), json.dumps(data, default=str))
         os._exit(pytest.ExitCode.TESTS_FAILED)
 
+    def _last_words(self, nodeid: str) -> Path:
+        assert self._folder is not None
+        return last_words(self._folder, nodeid)
 
-class ReplacementFeature(Feature):
-    """In the controller: reports the last words of workers."""
-
-    def __init__(self, config: pytest.Config, channel: Channel) -> None:
-        self._config = config
-        self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
-        config.add_cleanup(self._folder.cleanup)
-        # A worker on another machine has a folder of its own, which nobody reads.
-        channel.give(FOLDER, lambda here: self._folder.name if here else None)
+    # In the controller
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        file = last_words(self._folder.name, crashitem)
+        file = self._last_words(crashitem)
         words = file.read_text(errors="replace") if file.exists() else ""
         if words.startswith("{"):
-            restore, data = self._config.hook.pytest_report_from_serializable, json.loads(words)
-            vars(report).update(vars(restore(config=self._config, data=data)))
+            config, data = self._session.config, json.loads(words)
+            restored = config.hook.pytest_report_from_serializable(config=config, data=data)
+            vars(report).update(vars(restored))
         elif words:
             report.longrepr = f"{_HUNG}\n\n{_without_pytest(words)}"
         else:

@@ -7,39 +7,33 @@ import inspect
 import os
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines import verdicts
+from pytest_gpumem.baselines.acceptances import NONE
 from pytest_gpumem.baselines.history import changes
 from pytest_gpumem.judging.differences import row_differences
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, merged
+from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.entries import Entries
-from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.reported import (
-    BY_LIMITS_ATTRIBUTE,
-    ROWS_ATTRIBUTE,
-    Attempts,
-    broken_limits,
-    failure_texts,
-    short_texts,
-)
-from pytest_gpumem.plugin.running import ENDS, Feature, fail
-from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
+from pytest_gpumem.plugin.gpu_test import GpuTest
+from pytest_gpumem.plugin.reported import broken_limits, failure_texts, short_texts
+from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
+from pytest_gpumem.plugin.watched_test import WatchedTest, with_footprints
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LimitResult, Row, key_of
-from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.exports import PROPERTY, figures
+from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
@@ -92,7 +86,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     `error`: what ended the body early, as pytest will report it; None if it passed.
     Returns the rows that fail the test by their verdict; empty if `error` ended it anyway.
     """
-    test = item.stash.get(TEST, None)
+    test: GpuTest | None = item.stash.get(TEST, None)
     skipped = isinstance(error, pytest.skip.Exception)
     if test is None:
         return _of_memory(item, session, error) if not skipped else []
@@ -147,7 +141,54 @@ def _judged(
         skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
         return [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
     rows = with_footprints(item, rows, test.range_name, session)
-    return [session.judged(row, siblings) for row in rows]
+    return [judged(row, session, siblings) for row in rows]
+
+
+def judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) -> Row:
+    """Return a row with its verdict at the end of its test's body.
+    `siblings`: measurements of the same test, by label.
+    """
+    return verdicts.judged(
+        _with_accepted_counts(row, session),
+        session.baseline,
+        session.facts,
+        siblings=siblings,
+        strict=session.settings.strict,
+        evidence=session.evidence,
+    )
+
+
+def _with_accepted_counts(row: Row, session: GpuSession) -> Row:
+    """The row; a limit "base" on a count that somebody accepted is the accepted count."""
+    values: dict[str, str | None] = {}
+    for name in relative(row.limits):
+        change = session.merged.of(row.key, "limit", name)
+        if change is not None:
+            values[name] = None if change.value == NONE else change.value
+    if not values:
+        return row
+    origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
+    return replace(row, limits=replace(row.limits, **values, origin=origin))
+
+
+def undecided_fails(session: GpuSession) -> bool:
+    """Judge the rows that wait for the session's end.
+    Return whether rows that stay undecided fail the session: under strict, where no duet follows.
+    """
+    waiting = {row.key for row in session.rows if verdicts.waits(row)}
+    strict = session.settings.strict
+    rows = verdicts.screened(
+        list(session.rows), session.baseline, evidence=session.evidence, strict=strict
+    )
+    session.rows.replace(rows)
+    undecided = 0
+    for row in session.rows:
+        if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
+            undecided += 1
+    if not undecided or not strict or ANNOUNCE in switched_off(os.environ):
+        return False
+    session.remark(f"--gpumem-strict: {counted(undecided, 'row')} undecided: this fails")
+    return True
 
 
 def _add(rows: Iterable[Row], entries: Entries, session: GpuSession) -> None:
@@ -166,13 +207,13 @@ def fails(row: Row, session: GpuSession) -> bool:
 
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
     """Judge the memory of a test without fixtures of ours. Returns as `judge_test`."""
-    watched = item.stash.get(WATCHED, None)
+    watched: WatchedTest | None = item.stash.get(WATCHED, None)
     if watched is None or not watched.judged_in_body:
         if watched is not None:
             watched.row_at_end = True
         return []
     rows = with_footprints(item, [], session.names.unique(item.nodeid), session)
-    rows = [session.judged(row, {}) for row in rows]
+    rows = [judged(row, session, {}) for row in rows]
     failed = error is not None or any(fails(row, session) for row in rows)
     rows = [replace(row, failed=failed) for row in rows]
     item.stash[ROWS] = rows
@@ -200,120 +241,37 @@ def _first_line(error: BaseException) -> str:
     return ": ".join(parts) or "no message"
 
 
-ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
-
-
-class VerdictFeature(Feature):
-    """Judges each test, and gives its rows to its report."""
-
-    def __init__(self, session: GpuSession) -> None:
-        self._session = session
-
-    @contextmanager
-    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        try:
-            yield
-        except ENDS:
-            test = item.stash.get(TEST, None)
-            if (
-                test is not None and test.entries is not None
-            ):  # no report follows; a warning that is an error would cost the summary
-                test.entries.excuse()
-            raise
-        finally:
-            item.stash[TEST] = (
-                None  # pytest keeps the item to the end, and the test would keep its streams
-            )
-
-    @contextmanager
-    def setup(self, item: pytest.Item) -> Iterator[None]:
-        # A rerun of the test starts anew, but for what has failed.
-        item.stash.setdefault(ATTEMPTS, Attempts()).begin(item.stash.setdefault(ROWS, []))
-        item.user_properties[:] = [p for p in item.user_properties if not p[0].startswith(PROPERTY)]
-        item.stash[ROWS] = []
-        yield
-
-    def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        if error is None or isinstance(error, pytest.skip.Exception):
-            caught = _caught(item)
-            if caught is not None:
-                judge_test(item, self._session, caught)
-                raise caught
-        failing = judge_test(item, self._session, error)
-        if failing and not self._session.is_further:
-            failing = [with_differences(row, self._session) for row in failing]
-            by_key = {row.key: with_lines(row, self._session) for row in failing}
-            item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
-            # A gate's screen is not final, and its duet is about to decide.
-            if ANNOUNCE in switched_off(os.environ):
-                texts = short_texts(failing)
-            else:
-                texts = failure_texts(failing, self._session.facts)
-                texts += memory_texts(failing, self._session)
-            whys = [why_text(row) for row in failing]
-            raise broken_limits(failing, [*texts, *(why for why in whys if why)])
-
-    def report(
-        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
-    ) -> None:
-        if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
-            crash = getattr(report.longrepr, "reprcrash", None)
-            if crash is not None:  # pytest's message begins with "Failed: "
-                crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)
-            setattr(report, BY_LIMITS_ATTRIBUTE, True)
-        test = item.stash.get(TEST, None)
-        ours = uses(item, TEST_FIXTURE) or test is not None
-        error = call.excinfo.value if call.excinfo is not None else None
-        if (
-            ours
-            and report.skipped
-            and not hasattr(report, "wasxfail")
-            and self._session.settings.strict
-        ):
-            fail(report, f"gpumem: --gpumem-strict fails a skip: {error or ''}")
-        if report.when == "call" and test is not None and not test.judged:
-            # The report of a subtest: the body goes on.
-            test.subtest_failed = test.subtest_failed or report.failed
-            return
-        ended = report.when == "call" or (report.when == "setup" and not report.passed)
-        if ended:
-            self._end(item, report)
-        if test is not None and test.entries is not None:
-            raised = report.when == "call" and test.entries.called and not test.measurements
-            if raised or not report.passed or hasattr(report, "wasxfail"):
-                test.entries.excuse()
-        if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
-            item.stash[ROWS] = [
-                unmeasured(
-                    item.nodeid, self._session.names.unique(item.nodeid), self._session, error
-                )
-            ]
-        rows = item.stash.get(ROWS, [])
-        if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
-            self._give(rows, report)
-
-    def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Complete the report that ends a test: it fails by what another process saw of it, and by the rows of its attempts."""
-        if not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
-            fail(report, why)
-        item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(
-            item.stash.setdefault(ROWS, [])
-        )
-        if failing and not report.failed:
-            fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
-            setattr(report, BY_LIMITS_ATTRIBUTE, True)
-
-    def _give(self, rows: list[Row], report: pytest.TestReport) -> None:
-        """Give the rows to the session, or to the process that has them."""
-        if self._session.reports_elsewhere:
-            setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
-        else:
-            self._session.rows.add(report.nodeid, rows)
+def judge_or_fail(item: pytest.Item, session: GpuSession, error: BaseException | None) -> None:
+    """Judge a test whose body has ended. `error`: as of `judge_test`.
+    Raises the failure of the test by its verdict, or by a wrong result that it caught.
+    """
+    if error is None or isinstance(error, pytest.skip.Exception):
+        caught = _caught(item)
+        if caught is not None:
+            judge_test(item, session, caught)
+            raise caught
+    failing = judge_test(item, session, error)
+    if not failing or session.is_further:
+        return
+    failing = [with_differences(row, session) for row in failing]
+    by_key = {row.key: with_lines(row, session) for row in failing}
+    item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
+    # A gate's screen is not final, and its duet is about to decide.
+    if ANNOUNCE in switched_off(os.environ):
+        texts = short_texts(failing)
+    else:
+        texts = failure_texts(failing, session.facts)
+        texts += memory_texts(failing, session)
+    for row in failing:
+        why = why_text(row)
+        if why:
+            texts.append(why)
+    raise broken_limits(failing, texts)
 
 
 def _caught(item: pytest.Item) -> WrongResult | None:
     """The failure of a test that caught the error of a wrong result; None if no result was wrong, or a subtest has failed by it."""
-    test = item.stash.get(TEST, None)
+    test: GpuTest | None = item.stash.get(TEST, None)
     if test is None or test.wrong is None or test.subtest_failed:
         return None
     return WrongResult(f"{test.wrong} (the test caught this error)")

@@ -1,4 +1,4 @@
-"""The leftovers of a test on the device: work that runs, a lost context, memory that is kept for the next one, a changed L2 cache."""
+"""What a test leaves on the device: the set-aside of L2, window lines and limits of the device are restored."""
 
 from __future__ import annotations
 
@@ -10,69 +10,9 @@ from typing import Any
 import pytest
 from _pytest.warnings import catch_warnings_for_item
 
-from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError
-from pytest_gpumem.memory.l2 import LeftoverWarning
-from pytest_gpumem.plugin.marks import KERNELS_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.plugin.running import ENDS, Feature
-from pytest_gpumem.plugin.state import TEST, GpuSession
-from pytest_gpumem.ranges import phase
-
-
-class WorkFeature(Feature):
-    """Names the phases of a test for profilers, and waits for the work of its body."""
-
-    def __init__(self, session: GpuSession) -> None:
-        self._session = session
-
-    @contextmanager
-    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        session = self._session
-        with session.ranges.test(session.names.unique(item.nodeid), item.nodeid):
-            try:
-                yield
-            finally:
-                # Also of a test that was skipped, whose fixtures were never set up.
-                if session.ledger is not None:
-                    session.ledger.ended(item.nodeid)
-                if nextitem is None or not uses(nextitem, TEST_FIXTURE):
-                    session.make_room()
-                elif not uses(nextitem, KERNELS_FIXTURE):
-                    session.make_room(unless_free=PLENTY)
-
-    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
-        return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), "setup"))
-
-    @contextmanager
-    def call(self, item: pytest.Item) -> Iterator[None]:
-        try:
-            yield
-        except ENDS:
-            raise
-        except BaseException as error:  # pytest's own outcomes are no Exceptions
-            try:
-                self._wait(item)
-            except DeviceError:
-                if isinstance(
-                    error, pytest.skip.Exception
-                ):  # any other failure is the test's already
-                    raise
-            raise
-        self._wait(item)
-
-    def _wait(self, item: pytest.Item) -> None:
-        """Wait for the work of a test. Of one without our fixtures, only the loss of the context is its failure."""
-        try:
-            self._session.wait(item)
-        except ContextLost:
-            raise
-        except DeviceError:  # such as a capture that is still open
-            if item.stash.get(TEST, None) is not None:
-                raise
-
-    def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
-        return self._session.ranges.range(
-            phase(self._session.names.unique(item.nodeid), "teardown")
-        )
+from pytest_gpumem.plugin.session import GpuSession
 
 
 class LeftoverFeature(Feature):
@@ -80,10 +20,11 @@ class LeftoverFeature(Feature):
     A change by a fixture of a wider scope than one test stays until that fixture ends.
     """
 
+    name = "leftovers"
+
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        # the test that has begun and was not looked at since
-        self._running: pytest.Item | None = None
+        self._running: pytest.Item | None = None  # the test that has begun, until it is settled
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
@@ -111,29 +52,12 @@ class LeftoverFeature(Feature):
             yield
             return
         before = None if watch is None else watch.look()
-        # Finalizers run in reverse order: this one after the fixture's own teardown, the other one ahead of it.
+        # Finalizers run in reverse order: this one after the fixture's own teardown.
         fixturedef.addfinalizer(partial(self._ended, fixturedef))
         yield
         if watch is not None and before is not None:
             watch.keep(fixturedef, before)
-        fixturedef.addfinalizer(partial(self._ending, fixturedef))
-
-    def end(self, session: pytest.Session) -> None:
-        """Tear down a test that was interrupted, as pytest is about to, and look at it."""
-        session._setupstate.teardown_exact(None)
-        if (item := self._running) is None:
-            return
-        recorded = session.config.pluginmanager.hasplugin("warnings")
-        recording = (
-            catch_warnings_for_item(session.config, item.ihook, "runtest", item)
-            if recorded
-            else nullcontext()
-        )
-        with (
-            recording,
-            suppress(LeftoverWarning, DeviceError, pytest.fail.Exception),
-        ):  # where warnings are errors: the session ends anyway
-            self._settle(item)
+        fixturedef.addfinalizer(partial(self._ending, fixturedef))  # before it
 
     def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if self._session.watch is not None:
@@ -142,6 +66,19 @@ class LeftoverFeature(Feature):
     def _ended(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if self._session.watch is not None:
             self._session.watch.ended(fixturedef)
+
+    def end(self, session: pytest.Session) -> None:
+        """Tear down a test that was interrupted, as pytest is about to, and look at it."""
+        session._setupstate.teardown_exact(None)
+        item = self._running
+        if item is None:
+            return
+        recording: AbstractContextManager[None] = nullcontext()
+        if session.config.pluginmanager.hasplugin("warnings"):
+            recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item)
+        # The session ends anyway, also where warnings are errors.
+        with recording, suppress(Warning, DeviceError, pytest.fail.Exception):
+            self._settle(item)
 
     def _settle(self, item: pytest.Item) -> None:
         """Restore the state that the test changed, and warn of it.
@@ -156,11 +93,13 @@ class LeftoverFeature(Feature):
             raise
         except DeviceError:  # such as a capture that is still open
             pass
-        if self._session.lost_in is not None:
+        if self._session.lost_in is not None or self._session.watch is None:
             return
-        left = None if self._session.watch is None else self._session.watch.settle()
+        left = self._session.watch.settle()
         if left is None:
             return
+        from pytest_gpumem.memory.l2 import LeftoverWarning
+
         text = f"{item.nodeid} left {left.text}"
         if not left.repaired and self._session.settings.strict:
             raise pytest.fail.Exception(f"gpumem: --gpumem-strict: {text}", pytrace=False)

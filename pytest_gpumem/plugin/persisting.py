@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, asked, persisting
-from pytest_gpumem.plugin.state import GpuTest
+from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.units import did_you_mean
 
 KEYWORDS = tuple(

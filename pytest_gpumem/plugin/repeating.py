@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpumem.plugin.marks import may_measure
 from pytest_gpumem.plugin.running import NOTHING, Feature
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.reporting.progress import of_processes

@@ -1,137 +1,74 @@
-"""The hooks of pytest around tests. A session's features do the work in them: a list, in one order.
-
-Errors that are made for the user lose the traceback through this package on their way.
-"""
+"""The hooks of pytest around tests. The features of a session do the work in them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import pytest
 
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported
-from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
-from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.memory.buffers import BadBuffer
-from pytest_gpumem.memory.l2 import BadWindow, LeftoverWarning
-from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import UnknownPeak
-from pytest_gpumem.settings import SettingsError
-from pytest_gpumem.units import QuantityError
 
 RUNNING_PLUGIN = "gpumem-running"  # name of the plugin with the hooks
 _PACKAGE = Path(__file__).resolve().parent.parent
 
+PHASES: Mapping[str, Sequence[str]] = {
+    # Around a part of a test: the first enters first, and leaves last.
+    "test": ("verdicts", "exclusive use", "adoption", "outputs"),
+    "setup": ("verdicts", "footprint", "leftovers", "outputs"),
+    "fixture": ("footprint", "leftovers"),
+    "call": ("footprint", "isolation", "adoption", "waits"),
+    "teardown": ("isolation", "footprint", "leftovers", "outputs"),
+    # After the body, and after each report.
+    "judge": ("verdicts",),
+    "report": ("verdicts",),
+    "logged": ("verdicts", "isolation", "outputs"),
+    # The session.
+    "started": ("outputs",),
+    "collected": ("expectations",),
+    "deselected": ("expectations",),
+    "selected": ("verdicts", "expectations", "outputs"),
+    "tests": ("expectations", "verdicts", "footprint", "adoption"),
+    "interrupted": ("outputs",),
+    "broke": ("outputs",),
+}
+"""By the phase, which is a method of `Feature`: the features that take part in it."""
 
-def _frames(
-    traceback: TracebackType | None, test_file: Path, root: Path
-) -> Iterator[tuple[TracebackType, Path, bool]]:
-    """The frames of a traceback from the outermost one, with their files, and whether the code is the user's own."""
-    while traceback is not None:
-        file = Path(traceback.tb_frame.f_code.co_filename)
-        theirs = (
-            file.is_relative_to(root)
-            and "site-packages" not in file.parts
-            and not file.is_relative_to(_PACKAGE)
-        )
-        yield traceback, file, theirs or file == test_file
-        traceback = traceback.tb_next
-
-
-def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
-    """`file:line: ` of the user's own line that led to an error; empty if there is none."""
-    found = ""
-    for frame, file, theirs in _frames(traceback, test_file, root):
-        if theirs:
-            found = f"{file.relative_to(root) if file.is_relative_to(root) else file}:{frame.tb_lineno}: "
-    return found
-
-
-def theirs_alone(
-    traceback: TracebackType | None, test_file: Path, root: Path
-) -> TracebackType | None:
-    """A traceback without the frames of this package through which the user's code was called; those that the user's code called stay."""
-    kept: TracebackType | None = None
-    called = False  # True outside of the user's innermost frame
-    for frame, file, theirs in reversed([*_frames(traceback, test_file, root)]):
-        called = called or theirs
-        if not called or not file.is_relative_to(_PACKAGE):
-            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return kept
-
-
-MISTAKES = (
-    BadCall,
-    NoSuchKernel,
-    BadBuffer,
-    BadWindow,
-    LeftoverWarning,
-    NoTraffic,
-    SettingsError,
-    QuantityError,
-    DeviceError,
-    UnknownPeak,
-)
-"""Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
-
-
-def replaced(error: BaseException, item: pytest.Item) -> BaseException:
-    """The exception that replaces an error of ours: a skip, or a failure of one line with the place. Other errors stay, and lose the frames
-    of this package through which the user's code was called.
-    """
-    shown: BaseException
-    if isinstance(error, Unsupported):
-        shown = pytest.skip.Exception(str(error), _use_item_location=True)
-    elif isinstance(error, (WrongResult, *MISTAKES)):
-        place = printable(where(error.__traceback__, item.path, item.config.rootpath))
-        shown = pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
-    else:
-        if not item.config.getoption("fulltrace"):
-            error.__traceback__ = theirs_alone(error.__traceback__, item.path, item.config.rootpath)
-        return error
-    shown.__context__, shown.__suppress_context__ = error, True  # as `raise shown from None` does
-    return shown
-
-
-def fail(report: pytest.TestReport, why: str) -> None:
-    """Make a report one of a failure, also that of a test that was expected to fail."""
-    report.outcome, report.longrepr = "failed", why
-    vars(report).pop("wasxfail", None)
-
-
-ENDS = (
-    KeyboardInterrupt,
-    pytest.exit.Exception,
-)  # exceptions that end the session; no other may replace them
+ENDS = (KeyboardInterrupt, pytest.exit.Exception)
+"""Exceptions that end the session; no other may replace them."""
 _STOPS = (*ENDS, pytest.UsageError)  # those that a feature raises to end it
 When = Literal["test", "setup", "call", "teardown", "fixture"]
 
-
 NOTHING: AbstractContextManager[None] = nullcontext()
-"""What a feature gives that has nothing to do at the end of a phase. It is not entered, for there are many of them in each test."""
+"""What a feature gives that has nothing to do in a phase. It is not entered."""
 
 
 class Feature:
-    """What a session does around its tests. A subclass has those of the methods that it needs; the others do nothing.
+    """What a session does around its tests: a method for each phase that `PHASES` names it in.
 
-    What a method raises fails the test: pytest's own exceptions and errors that are made for the user as they are, any other with the name
-    of the feature. All other features still leave. A failure takes the place of a skip; beside another failure it becomes a section of the
-    report.
+    pytest's own outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test.
+    Any other error is a mistake of the feature. It changes no test: the feature is named in
+    `broken`, takes no further part, and what it was to judge is UNDECIDED.
     """
 
-    # Context managers: the first feature of the list is the first to enter and the last to leave. An error of the test goes through them.
+    name = ""  # in `PHASES`
+
+    # Context managers around a part of a test. An error of the test goes through them.
 
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
-        """Around all of a test, from before its setup until its last report was given; once for all its reruns."""
+        """Around all of a test, until its last report was given; once for all its reruns."""
         return NOTHING
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Around the setup of its fixtures."""
+        return NOTHING
+
+    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> AbstractContextManager[None]:
+        """Around the setup of a fixture, of whatever scope."""
         return NOTHING
 
     def call(self, item: pytest.Item) -> AbstractContextManager[None]:
@@ -139,30 +76,24 @@ class Feature:
         return NOTHING
 
     def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
-        """Around the teardown of its fixtures. Not if the feature did not enter the setup, for one before it failed."""
+        """Around the teardown of its fixtures, if its setup was entered."""
         return NOTHING
-
-    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> AbstractContextManager[None]:
-        """Around the setup of one fixture, of whatever scope."""
-        return NOTHING
-
-    # The reports of the phases, and of subtests. The last feature of the list is the first to be asked.
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        """Judge a test whose body has ended, before its report is made. Raises what then fails the test.
+        """Judge a test whose body has ended, before its report is made. Raises what then fails it.
         `error`: what ended the body early; None if it passed.
         """
 
     def report(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        """Complete a report that was made."""
+        """Complete a report of a phase or of a subtest."""
+
+    # The session
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
-        """Around what plugins do with a report, also where a worker made it."""
+        """Around what plugins do with a report, also of a worker."""
         return NOTHING
-
-    # The session. An error here ends it.
 
     def started(self, session: pytest.Session) -> None:
         """Begin, before anything is printed."""
@@ -177,7 +108,7 @@ class Feature:
         """Take the tests that are to run."""
 
     def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
-        """Around all of them."""
+        """Around all tests."""
         return NOTHING
 
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -187,35 +118,102 @@ class Feature:
         """Take notice of an internal error, before it is printed."""
 
 
-class RunningHooks:
-    """The hooks around tests; registered only with `--gpumem`. Where others print what they are told, a wrapper is told before them."""
+def fail(report: pytest.TestReport, why: str) -> None:
+    """Make a report that of a failure, also of a test that was expected to fail."""
+    report.outcome, report.longrepr = "failed", why
+    vars(report).pop("wasxfail", None)
 
-    def __init__(self, features: Sequence[Feature]) -> None:
-        self._features = [*features]
-        self._set_up: Sequence[Feature] = ()  # those that entered the setup of the test that runs
-        self._not_begun: BaseException | None = None  # why one of them could not begin with it
+
+class RunningHooks:
+    """The hooks; registered only with `--gpumem`."""
+
+    def __init__(self, features: Iterable[Feature], broken: dict[str, str]) -> None:
+        """`broken`: by the name of a feature that raised by mistake, the first error."""
+        self.broken = broken
+        by_name = {feature.name: feature for feature in features}
+        self._features: dict[str, list[Feature]] = {}  # by the phase
+        for phase, names in PHASES.items():
+            self._features[phase] = [by_name[name] for name in names if name in by_name]
+        self._set_up: list[Feature] = []  # those that entered the setup of the test that runs
+        self._not_begun: BaseException | None = None  # why a feature could not begin with it
         self._refused: BaseException | None = None  # why its fixtures are not set up
         self._unjudged: pytest.Item | None = None  # the test whose body has ended
 
     def join(self, feature: Feature) -> None:
-        """Add a feature behind the others."""
-        self._features.append(feature)
+        """Add a part of a feature, behind the others."""
+        for phase, features in self._features.items():
+            if getattr(type(feature), phase) is not getattr(Feature, phase):
+                features.append(feature)
+
+    def taking_part(self, phase: str) -> list[Feature]:
+        """The features of a phase that work."""
+        return [feature for feature in self._features[phase] if feature.name not in self.broken]
+
+    def disable(self, feature: Feature, phase: str, error: BaseException) -> None:
+        """Name a feature that raised by mistake, and have it take no further part."""
+        text = f"{phase}: {type(error).__name__}: {error}"
+        self.broken.setdefault(feature.name, printable(text.partition("\n")[0]))
+
+    def _each(self, phase: str, *arguments: object) -> None:
+        """Have the features of a phase of the session do their part."""
+        for feature in self.taking_part(phase):
+            try:
+                getattr(feature, phase)(*arguments)
+            except _STOPS:
+                raise
+            except Exception as error:
+                self.disable(feature, phase, error)
+
+    @contextmanager
+    def _around(self, phase: str, *arguments: object) -> Iterator[None]:
+        """The same for context managers."""
+        with ExitStack() as stack:
+            for feature in self.taking_part(phase):
+                try:
+                    manager = getattr(feature, phase)(*arguments)
+                    if manager is not NOTHING:
+                        manager.__enter__()
+                        stack.push(partial(self._left, feature, phase, manager))
+                except _STOPS:
+                    raise
+                except Exception as error:
+                    self.disable(feature, phase, error)
+            yield
+
+    def _left(
+        self,
+        feature: Feature,
+        phase: str,
+        manager: AbstractContextManager[None],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            manager.__exit__(kind, error, traceback)
+        except _STOPS:
+            raise
+        except Exception as raised:
+            if raised is not error:
+                self.disable(feature, phase, raised)
+
+    # A test
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        self._set_up = ()
-        phase = _Phase(item, "test")
-        phase.enter(self._features, item, nextitem)
+        self._set_up = []
+        phase = _Phase(self, item, "test")
+        phase.enter(self.taking_part("test"), item, nextitem)
         self._not_begun = phase.defer()
         return (yield from phase.around())
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        phase = _Phase(item, "setup", self._not_begun)
-        self._set_up = phase.enter(self._features, item)
+        phase = _Phase(self, item, "setup", self._not_begun)
+        self._set_up = phase.enter(self.taking_part("setup"), item)
         self._refused = phase.defer()
         return (yield from phase.around())
 
@@ -228,10 +226,19 @@ class RunningHooks:
             raise refused
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        __tracebackhide__ = True
+        phase = _Phase(self, request._pyfuncitem, "fixture")
+        phase.enter(self.taking_part("fixture"), fixturedef)
+        return (yield from phase.around())
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        phase = _Phase(item, "call")
-        phase.enter(self._set_up, item)
+        phase = _Phase(self, item, "call")
+        phase.enter(self._of_a_set_up_test("call"), item)
         try:
             return (yield from phase.around())
         finally:
@@ -240,98 +247,45 @@ class RunningHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         __tracebackhide__ = True
-        phase = _Phase(item, "teardown")
-        phase.enter(self._set_up, item)
+        phase = _Phase(self, item, "teardown")
+        phase.enter(self._of_a_set_up_test("teardown"), item)
         return (yield from phase.around())
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(
-        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-    ) -> Generator[None, object, object]:
-        __tracebackhide__ = True
-        phase = _Phase(request._pyfuncitem, "fixture")
-        phase.enter(self._features, fixturedef)
-        return (yield from phase.around())
+    def _of_a_set_up_test(self, phase: str) -> list[Feature]:
+        """The features of a phase without those whose setup was not reached."""
+        unreached = [feature for feature in self._features["setup"] if feature not in self._set_up]
+        return [feature for feature in self.taking_part(phase) if feature not in unreached]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if (
-            call.when == "call" and self._unjudged is item
-        ):  # else it is the report of a subtest: the body goes on
+        if call.when == "call" and self._unjudged is item:  # else of a subtest: the body goes on
             self._unjudged = None
             self._judge(item, call)
         report = yield
         crash = getattr(report.longrepr, "reprcrash", None)
         if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
-            crash.path, crash.lineno = (
-                str(item.path),
-                (item.location[1] or 0) + 1,
-            )  # --tb=line shows it
-        for feature in reversed(self._set_up):
+            # --tb=line shows it
+            crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
+        for feature in self._of_a_set_up_test("report"):
             try:
                 feature.report(item, call, report)
             except _STOPS:
                 raise
             except BaseException as error:  # pytest's own outcomes are no Exceptions
-                fail(report, str(_named(error, feature, "report", item)))
+                shown = _for_the_user(error, item)
+                if shown is None:
+                    self.disable(feature, "report", error)
+                else:
+                    fail(report, str(shown))
         return report
-
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        for feature in (*self._features,):  # one may join
-            feature.started(session)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_logreport(
-        self, report: pytest.TestReport
-    ) -> Generator[None, object, object]:
-        with ExitStack() as stack:
-            for feature in self._features:
-                if (manager := feature.logged(report)) is not NOTHING:
-                    stack.enter_context(manager)
-            return (yield)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        for feature in self._features:
-            feature.collected(report)
-
-    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        for feature in self._features:
-            feature.deselected(items)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
-        for feature in self._features:
-            feature.selected(session)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        with ExitStack() as stack:
-            for feature in self._features:
-                stack.enter_context(feature.tests(session))
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_keyboard_interrupt(
-        self, excinfo: pytest.ExceptionInfo[BaseException]
-    ) -> Generator[None, object, object]:
-        for feature in self._features:
-            feature.interrupted(excinfo)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_internalerror(self) -> Generator[None, object, object]:
-        for feature in self._features:
-            feature.broke()
-        return (yield)
 
     def _judge(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Have the features judge a test, as if what they raise had ended its body."""
-        phase = _Phase(item, "call", None if call.excinfo is None else call.excinfo.value)
+        phase = _Phase(self, item, "call", None if call.excinfo is None else call.excinfo.value)
         before = phase.error
-        for feature in reversed(self._set_up):
+        for feature in self._of_a_set_up_test("judge"):
             try:
                 feature.judge(item, phase.error)
             except BaseException as error:
@@ -345,18 +299,60 @@ class RunningHooks:
         except BaseException:
             call.excinfo = pytest.ExceptionInfo.from_current()
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_logreport(
+        self, report: pytest.TestReport
+    ) -> Generator[None, object, object]:
+        with self._around("logged", report):
+            return (yield)
+
+    # The session
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._each("started", session)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._each("collected", report)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self._each("deselected", items)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
+        self._each("selected", session)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        with self._around("tests", session):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_keyboard_interrupt(
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> Generator[None, object, object]:
+        self._each("interrupted", excinfo)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_internalerror(self) -> Generator[None, object, object]:
+        self._each("broke")
+        return (yield)
+
 
 class _Phase:
-    """A phase of one test: the features that are in it, and the error that ends it."""
+    """A phase of a test: the features that entered it, and the error that ends it."""
 
-    def __init__(self, item: pytest.Item, when: When, error: BaseException | None = None) -> None:
-        self._item, self._when = item, when
+    def __init__(
+        self, hooks: RunningHooks, item: pytest.Item, when: When, error: BaseException | None = None
+    ) -> None:
+        self._hooks, self._item, self._when = hooks, item, when
         self._entered: list[tuple[Feature, AbstractContextManager[None]]] = []
         self.error = error
 
     def enter(self, features: Iterable[Feature], *arguments: object) -> list[Feature]:
-        """Have features enter; those that did. The first error ends it, but in the teardown."""
-        entered: list[Feature] = []
+        """Have features enter; return those that did. The first error ends it, but in the teardown."""
+        entered = []
         for feature in features:
             if self._over:
                 break
@@ -374,12 +370,12 @@ class _Phase:
     @property
     def _over(self) -> bool:
         """True if pytest's part in it is not run."""
-        return self.error is not None and (
-            self._when != "teardown" or isinstance(self.error, _STOPS)
-        )
+        if self.error is None:
+            return False
+        return self._when != "teardown" or isinstance(self.error, _STOPS)
 
     def defer(self) -> BaseException | None:
-        """What a feature raised when it entered, which now ends a later phase; None for what ends the session."""
+        """What ended the phase before it began, which now ends a later one; None for what ends the session."""
         if isinstance(self.error, _STOPS):
             return None
         error, self.error = self.error, None
@@ -393,8 +389,7 @@ class _Phase:
                 try:
                     result = yield
                 except BaseException as error:
-                    own = self._when in ("setup", "call") and not isinstance(error, ENDS)
-                    self.add(replaced(error, self._item) if own else error)
+                    self.add(error)
             self._leave()
             if self.error is not None:
                 raise self.error  # not `raise`: before Python 3.11 that has the whole traceback
@@ -417,11 +412,18 @@ class _Phase:
     def add(
         self, error: BaseException, feature: Feature | None = None, method: str | None = None
     ) -> None:
-        """Take one more error, of a feature or of the test itself."""
+        """Take an error of the test, or of a feature. A failure takes the place of a skip; beside
+        another failure it becomes a section of the report."""
         if isinstance(self.error, ENDS):
             return
         if feature is not None:
-            error = _named(error, feature, method or self._when, self._item)
+            shown = _for_the_user(error, self._item)
+            if shown is None:
+                self._hooks.disable(feature, method or self._when, error)
+                return
+            error = shown
+        elif self._when in ("setup", "call") and not isinstance(error, ENDS):
+            error = _replaced(error, self._item)
         before, self.error = self.error, error
         if before is None or isinstance(before, pytest.skip.Exception) or isinstance(error, ENDS):
             return
@@ -431,16 +433,17 @@ class _Phase:
         self._item.add_report_section(self._when, "gpumem", str(also))
 
 
-def _named(error: BaseException, feature: Feature, method: str, item: pytest.Item) -> BaseException:
-    """What a feature raised, as the failure of the test: with the feature's name if nobody meant to raise it."""
+def _for_the_user(error: BaseException, item: pytest.Item) -> BaseException | None:
+    """What a feature raises to fail a test or to end the session; None for a mistake."""
     if not isinstance(error, Exception) or isinstance(error, _STOPS):
         return error
-    if (known := replaced(error, item)) is not error and not isinstance(
-        known, pytest.skip.Exception
-    ):  # it is the test that may skip
-        return known
-    failure = pytest.fail.Exception(
-        f"gpumem: {type(feature).__name__}.{method} raised {type(error).__name__}: {error}"
-    )
-    failure.__cause__ = error
-    return failure
+    shown = _replaced(error, item)
+    if shown is error or isinstance(shown, pytest.skip.Exception):  # only a test may skip
+        return None
+    return shown
+
+
+def _replaced(error: BaseException, item: pytest.Item) -> BaseException:
+    from pytest_gpumem.plugin.errors import replaced
+
+    return replaced(error, item)

@@ -10,8 +10,7 @@ from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.plugin import entries
-from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.revisions import trouble
+from pytest_gpumem.plugin.session import GpuSession
 
 
 def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
@@ -37,9 +36,6 @@ def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     if saved.path is not None:
         place = session.store.storage
         yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {place}"
-        warning = trouble(session.config.rootpath)
-        if warning is not None:
-            yield f"warning: {warning}"
     elif saved.refused:
         yield "no row was accepted, nothing is stored"
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.baselines.accepting import changes_of, command
+from pytest_gpumem.baselines.history import Baseline, SavedProcess
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
@@ -22,7 +23,7 @@ from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Controller
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
@@ -101,6 +102,9 @@ class TerminalFeature(Feature):
                 else baseline_line(0, None, shown)
             )
         line = baseline_line(baseline.processes, None, shown)
+        revision = _newest_revision(baseline)
+        if revision is not None:
+            line += f", the newest of {revision}"
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
@@ -302,6 +306,20 @@ class TerminalFeature(Feature):
             and self._session.settings.footprint != "trace"
         )
         return ["pytest", *words, *(["--gpumem-footprint=trace"] if of_memory else []), row.nodeid]
+
+
+def _newest_revision(baseline: Baseline) -> str | None:
+    """The revision of the newest run, shortened; None if it is not known."""
+    newest: SavedProcess | None = None
+    processes = [runs[-1].process for runs in baseline.rows.values()]
+    processes += [runs[-1].process for runs in baseline.footprints.values()]
+    for process in processes:
+        if newest is None or process.utc > newest.utc:
+            newest = process
+    if newest is None or newest.revision is None:
+        return None
+    commit, dash, dirty = newest.revision.partition("-")
+    return f"{commit[:10]}{dash}{dirty}"
 
 
 class ProgressFeature(Feature):

@@ -15,7 +15,7 @@ from pytest_gpumem.devices.protocol import MemoryWatch
 from pytest_gpumem.judging.differences import fails_by_memory, memory_differences
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row
@@ -29,13 +29,11 @@ def traced(
     item: pytest.Item,
     session: GpuSession,
 ) -> Footprint:
-    """A footprint with the lines that allocated; unchanged unless allocations are traced.
+    """A footprint with the lines that allocated, where allocations are traced.
     `footprint`: as just read from `watch`.
     `watch`: of the test or of a part of it.
     `allowed`: the lines that `allow_kept` names, whose kept memory is left out.
     """
-    if session.settings.footprint != "trace":
-        return footprint
     accounts = watch.accounts()
     root = item.config.rootpath
     kept = (

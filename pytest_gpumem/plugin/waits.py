@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.plugin.footprints import WATCHED, WatchedTest
 from pytest_gpumem.plugin.forks import FORKED
 from pytest_gpumem.plugin.running import NOTHING, Feature
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.session import WATCHED, GpuSession
 from pytest_gpumem.records.waits import Waits
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.watched_test import WatchedTest
 
 SIMULATED = "not read: the simulated device has no calls"
 
 
 class WaitFeature(Feature):
-    """Reads waits. It is the last feature: where the others wait, the test does not."""
+    """Reads waits, closest to the body: where other features wait, the test does not."""
+
+    name = "waits"
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
@@ -33,7 +38,7 @@ class WaitFeature(Feature):
             self._said = True
 
     def call(self, item: pytest.Item) -> AbstractContextManager[None]:
-        watched = item.stash.get(WATCHED, None)
+        watched: WatchedTest | None = item.stash.get(WATCHED, None)
         if watched is None or not watched.reads_waits:
             return NOTHING
         return self._reading(watched)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NoReturn
 
@@ -16,13 +16,14 @@ import pytest
 
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.plugin.gpus import VISIBLE, orders
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import BASELINE_OF, Settings
 
 SESSION = "session"  # what a part is given: device and baseline of the whole, which stores the rows of all parts
 REFUSED = "refused"  # what a part sends: why it cannot take part
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
+_MIG = "MIG-"
 TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number among the workers of that machine, from 0 on
 
 
@@ -45,6 +46,31 @@ def refuse_workers(config: pytest.Config, what: str) -> None:
     """Raises `pytest.UsageError`: the session has workers; `what` says what one process does."""
     if in_parts(config):
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
+
+
+def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
+    """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
+    `asked`: by an option. A gate isolates without being asked, where it can: not what workers would refuse.
+    Raises `pytest.UsageError`: asked for, and pytest-xdist is not installed, or is switched off.
+    """
+    if is_part(config):
+        return
+    if not config.pluginmanager.hasplugin("xdist"):
+        if asked:
+            raise pytest.UsageError(
+                "gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist"
+            )
+        return
+    option = config.option
+    refused = settings.processes > 1 or option.collectonly
+    if (
+        option.numprocesses is None
+        and not option.tx
+        and not config.getoption("usepdb", False)
+        and (asked or not refused)
+    ):
+        option.tx = ["popen"]
+        option.dist = "load" if option.dist == "no" else option.dist
 
 
 BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
@@ -187,6 +213,24 @@ def own_in_turn(
         return None
     every = orders(chosen.gpus, chosen.alike, environment.get(VISIBLE))
     return every[int(environment[TURN]) % len(every)] if len(every) > 1 else None
+
+
+def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> list[str]:
+    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of one model in turn is device 0, and the others follow.
+
+    A process sees one MIG instance at most, the first in the list: of several, each is a GPU of its own.
+    `gpus`: UUIDs of the GPUs that this process sees, in its order.
+    `alike`: those of the model of the first.
+    `visible`: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
+    """
+    if gpus and gpus[0].startswith(_MIG):
+        listed = [name.strip() for name in (visible or "").split(",")]
+        return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
+    return [
+        ",".join((first, *(other for other in gpus if other != first)))
+        for first in gpus
+        if first in alike
+    ]
 
 
 class Controller:

@@ -108,7 +108,7 @@ def conclude(
     lost_ones = lost(missing)
     if ended is not None:
         code, causes = ended[0], [ended[1]]
-        if lost_ones and code != Exit.USAGE:
+        if lost_ones and session.code not in (Exit.USAGE, Exit.NO_VERDICT):
             code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
         end = Conclusion(code, tuple(causes), tuple(rows), tuple(missing))
         return replace(end, lines=tuple(missing_lines(missing)))
@@ -167,6 +167,8 @@ def _ended_early(session: SessionResult, rows: Sequence[Row]) -> tuple[Exit, str
         return Exit.USAGE, "pytest did not accept its arguments, its settings or the device"
     if code == Exit.NO_TESTS:
         return Exit.NO_VERDICT, "no tests were collected"
+    if code == Exit.NO_VERDICT:
+        return Exit.NO_VERDICT, "a part of the plugin raised by mistake; its output names it"
     if code not in (Exit.FINE, Exit.FAILED):
         return Exit.FAILED, f"pytest ended with {code} before its tests did"
     if rows:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpumem import GpuBenchmark, MiB, Result
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.plugin.state import SESSION
+from pytest_gpumem.plugin.session import SESSION
 
 HERE = Path(__file__).parent
 NBYTES = 64 * MiB

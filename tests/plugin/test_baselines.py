@@ -205,9 +205,7 @@ def test_a_shallow_clone_is_said(pytester: pytest.Pytester, gpumem: Run) -> None
         git(origin, "commit", "-q", "--allow-empty", "-m", name)
     git(pytester.path, "clone", "-q", "--depth", "1", origin.as_uri(), "clone")
     result = gpumem("--gpumem-save", f"--rootdir={pytester.path / 'clone'}", "clone")
-    result.stdout.fnmatch_lines(
-        ["--gpumem-save: warning: this clone is shallow: *; git fetch --unshallow, *"]
-    )
+    result.stdout.fnmatch_lines(["warning: this clone is shallow: *; git fetch --unshallow, *"])
 
 
 # Ancestry
@@ -234,7 +232,7 @@ def test_a_folder_that_git_does_not_trust_is_said(
     result = gpumem("--gpumem-save")
     result.stdout.fnmatch_lines(
         [
-            "--gpumem-save: warning: git does not trust * (dubious ownership): *; git config "
+            "warning: git does not trust * (dubious ownership): *; git config "
             "--global --add safe.directory *"
         ]
     )

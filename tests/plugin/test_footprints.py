@@ -552,7 +552,7 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(
 
         import pytest
         from pytest_gpumem.devices.memory_events import AllocationEvent
-        from pytest_gpumem.plugin.state import SESSION
+        from pytest_gpumem.plugin.session import SESSION
 
         def library_takes(request, address, nbytes):
             log = request.config.stash[SESSION].device.footprints.log
@@ -613,7 +613,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _unreadable(request):
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.session import SESSION
     footprints = request.config.stash[SESSION].device.footprints
 
     def fail(*_, **__):

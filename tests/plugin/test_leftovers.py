@@ -16,7 +16,7 @@ def _state(pytester: pytest.Pytester) -> None:
 STATE = """
     import pytest
     from pytest_gpumem.devices.protocol import WindowSpec
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.session import SESSION
 
     MiB = 1 << 20
     DEFAULT, MOST = int(9.375 * MiB), int(31.25 * MiB)
@@ -276,7 +276,7 @@ def test_a_neighbour_without_our_fixtures(beside: Run) -> None:
     """Once a test has opened the device; before that nothing is looked at, and nothing opened."""
     result = beside(
         """
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.session import SESSION
 
     def test_early(pytestconfig):
         assert pytestconfig.stash[SESSION]._device is None

@@ -109,7 +109,7 @@ def test_a_context_lost_in_a_teardown_is_that_tests_error(
 UNSEEN = """
 @pytest.fixture(scope="module")
 def found(request):
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.session import SESSION
     return request.config.stash[SESSION]
 """
 """How a test reaches the device without our fixtures, as a library does."""
@@ -222,9 +222,9 @@ def test_nothing_that_was_lost_prints_anything_after_the_summary(pytester: pytes
     from dataclasses import replace
     from msgspec import structs
     from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import session
+    from pytest_gpumem.plugin import start
     chosen = opening.choose("sim")
-    session.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
+    start.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
 """
     )
     pytester.makepyfile(

@@ -14,7 +14,7 @@ from pytest_gpumem.settings import Option, OptionRole, of_role
 
 SHOW = """
 def test_it(request):
-    from pytest_gpumem.plugin.state import SESSION
+    from pytest_gpumem.plugin.session import SESSION
     settings = request.config.stash[SESSION].settings
     print("mode", settings.mode, "from", settings.origins["mode"])
     print("placements", settings.placements, "from", settings.origins["placements"])
@@ -421,7 +421,7 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
 ) -> None:
     chosen = opening.choose("sim")
     monkeypatch.setattr(
-        "pytest_gpumem.plugin.session.choose",
+        "pytest_gpumem.plugin.start.choose",
         lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1")),
     )
     runtime = tmp_path_factory.mktemp("runtime")
@@ -432,7 +432,7 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
     session("--gpumem").assert_outcomes(passed=1)
     (runtime / "gpumem" / "GPU-1.lock").unlink()
     (runtime / "gpumem" / "GPU-1.lock").mkdir()
-    assert "GPU-1.lock, cannot be used: Is a directory" in only_line(session("--gpumem"))
+    assert "GPU-1.lock cannot be used: Is a directory" in only_line(session("--gpumem"))
 
 
 @pytest.mark.skipif(

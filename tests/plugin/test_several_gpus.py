@@ -17,8 +17,8 @@ from sessions import SIMULATED, Run, rows_in, stored_in
 
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.devices import opening
-from pytest_gpumem.plugin import exclusive, session, workers
-from pytest_gpumem.plugin.gpus import orders
+from pytest_gpumem.plugin import exclusive, start, workers
+from pytest_gpumem.plugin.workers import orders
 
 pytest.importorskip("xdist")
 
@@ -30,7 +30,7 @@ TWO_GPUS = """
     import pytest
     from msgspec import structs
     from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import exclusive, session
+    from pytest_gpumem.plugin import exclusive, start
 
     simulated = opening.choose("sim")
     NAMES = {{"GPU-other": "another model"}}
@@ -43,7 +43,7 @@ TWO_GPUS = """
         facts = structs.replace(simulated.facts, simulated=False, uuid=gpus[0], name=name)
         return replace(simulated, facts=facts, gpus=gpus, alike=gpus)
 
-    session.choose = choose
+    start.choose = choose
     exclusive.user_runtime_path = lambda name, appauthor: Path({runtime!r}) / name
     exclusive.PATIENCE = 0.0
 
@@ -78,7 +78,7 @@ class Seen:
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
         for module, name in (
-            (session, "choose"),
+            (start, "choose"),
             (exclusive, "user_runtime_path"),
             (exclusive, "PATIENCE"),
         ):

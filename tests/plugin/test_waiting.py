@@ -15,11 +15,11 @@ GPU_OF_ANOTHER = """
     from dataclasses import replace
     from msgspec import structs
     from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import exclusive, session
+    from pytest_gpumem.plugin import exclusive, start
     from pathlib import Path
 
     chosen = opening.choose("sim")
-    session.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+    start.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
     exclusive.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
     exclusive.PATIENCE, exclusive.LIMIT = 0.01, {limit}
 """

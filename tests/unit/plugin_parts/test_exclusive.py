@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,17 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def hold(test: str | None = None, limit: float = 60.0) -> AbstractContextManager[None]:
+    return exclusive(GPU, pytest.fail, test=test, limit=limit)
+
+
 def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
-    with exclusive(GPU):
+    with hold():
         lock = lock_file("GPU-1234")
-        attempt = f"from filelock import FileLock, Timeout\ntry:\n FileLock({str(lock)!r}).acquire(timeout=0)\nexcept Timeout: print('held')"
+        attempt = (
+            "from filelock import FileLock, Timeout\n"
+            f"try:\n FileLock({str(lock)!r}).acquire(timeout=0)\nexcept Timeout: print('held')"
+        )
         other = subprocess.run(
             [sys.executable, "-c", attempt], capture_output=True, text=True, check=True
         )
@@ -43,54 +49,36 @@ def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
         pass
 
 
-def test_who_waits_is_told_who_has_the_gpu(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_names_the_test_and_begins_anew_with_another_one(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
-    monkeypatch.setattr(module, "REPEAT", 0.01)
-    first = exclusive(GPU, test="test_a.py::test_\x1b")
+    monkeypatch.setattr(module, "REPEAT", 0.1)
+    first = hold("test_a.py::test_\x1b")
     first.__enter__()
-    told: list[str] = []
+    lines: list[str] = []
 
     def tell(line: str) -> None:
-        told.append(line)
-        if len(told) == 2:
+        lines.append(line)
+        lock_file("GPU-1234").with_suffix(".json").write_text(
+            f'{{"pid": {len(lines)}, "test": ""}}'
+        )
+        if len(lines) == 5:
             first.__exit__(None, None, None)
 
-    with exclusive(GPU, tell):
-        assert len(told) == 2
-        assert f"process {os.getpid()} (test_a.py::test_\\x1b) measures on it" in told[0]
-        assert "GPU-1234" in told[0]
-        assert "\n" not in told[0]
+    with exclusive(GPU, tell, limit=0.25):
+        assert len(lines) == 5
+        assert f"process {os.getpid()} (test_a.py::test_\\x1b) measures on it" in lines[0]
+        assert "GPU-1234" in lines[0]
+        assert "\n" not in lines[0]
 
 
 def test_a_wait_for_one_test_ends_with_an_error(runtime: Path) -> None:
-    with (
-        exclusive(GPU, test="test_hangs"),
-        pytest.raises(GpuBusy, match=rf"process {os.getpid()} \(test_hangs\)"),
-        exclusive(GPU, limit=0.1),
-    ):
+    named = rf"process {os.getpid()} \(test_hangs\)"
+    with hold("test_hangs"), pytest.raises(GpuBusy, match=named), hold(limit=0.1):
         pass
-    with exclusive(GPU, limit=0.0):  # free again
+    with hold(limit=0.0):  # free again
         pass
-
-
-def test_a_wait_for_tests_in_turn_goes_on(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(time, "monotonic", lambda: 60.0 * next(clock))
-    monkeypatch.setattr(
-        module, "_content", lambda holder: str(next(clock))
-    )  # another test at each look
-    monkeypatch.setattr(module, "_POLL", 0.01)
-    first = exclusive(GPU)
-    first.__enter__()
-    told: list[str] = []
-
-    def tell(line: str) -> None:
-        told.append(line)
-        if len(told) == 20:
-            first.__exit__(None, None, None)
-
-    with exclusive(GPU, tell):
-        assert len(told) == 20  # each a minute or more after the last
 
 
 def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouched(
@@ -101,7 +89,7 @@ def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouche
     lock = lock_file("GPU-1234")
     lock.unlink()
     lock.symlink_to(precious)
-    with pytest.raises(LockUnusable, match=r"GPU-1234\.lock"), exclusive(GPU):
+    with pytest.raises(LockUnusable, match=r"GPU-1234\.lock"), hold():
         pass
     assert precious.read_text() == "kept"
 
@@ -129,5 +117,5 @@ def test_a_folder_of_another_user_is_refused(runtime: Path) -> None:
 
 
 def test_a_model_is_nobody_elses(runtime: Path) -> None:
-    with exclusive(FACTS), exclusive(FACTS):
+    with exclusive(FACTS, print, limit=0.0), exclusive(FACTS, print, limit=0.0):
         assert not list(runtime.iterdir())

@@ -1,0 +1,112 @@
+"""The device side of one test, from the setup of its fixtures until their teardown."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+
+import pytest
+
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.works import Works
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.plugin.entries import Entries
+from pytest_gpumem.plugin.marks import marks_of
+from pytest_gpumem.plugin.result import Extra
+from pytest_gpumem.plugin.session import TEST, GpuSession
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.settings import marker_keywords, of_marker, of_test
+
+
+class GpuTest:
+    """A test that uses our fixtures. `close` frees everything that was allocated through it."""
+
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        """Raises what opening the device raises."""
+        self.item, self.session = item, session
+        keywords = marker_keywords(marks_of(item))
+        self.limits = session.limits(item)
+        self.settings = of_test(session.settings, keywords)
+        self.range_name = session.names.unique(item.nodeid)
+        self.device: Device = session.device
+        if session.watch is not None:
+            session.watch.fresh()
+        self.exit = ExitStack()  # closed at the test's end, after its memory is freed
+        if self.device.elsewhere() != OWN_CONTEXT:
+            self.exit.enter_context(self.device.current())
+        self.arena = Arena(
+            self.device,
+            zlib.crc32(item.nodeid.encode(errors="surrogatepass")),
+            oversubscribes=bool(of_marker(keywords, "oversubscribe")),
+        )
+        self.memory = Memory(self.arena)
+        self.works = Works(self.memory)
+        self.streams: list[PersistingStream] = []  # the test's persisting streams
+        self.measurements: list[tuple[Measurement, Limits]] = []
+        """Measurements so far, each with its limits."""
+        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
+        self.entries: Entries | None = None  # of pytest-benchmark
+        self.subtest_failed = False  # the body goes on, and pytest fails the test at its end
+        self.judged = False  # the body has ended: nothing more is measured
+        self.wrong: str | None = None
+        """The first result that was wrong: the test fails by it even if it catches the error."""
+        item.stash[TEST] = self
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.session.kernels
+
+    @property
+    def conductor(self) -> Conductor:
+        return self.session.conductor
+
+    @contextmanager
+    def spending(self, label: str) -> Iterator[Plan]:
+        """The plan of a measurement that is about to begin; limits its time, and charges it to a total budget."""
+        session, nodeid = self.session, self.item.nodeid
+        begun, plan = self.device.now(), self._plan(label)
+        limit: AbstractContextManager[None] = nullcontext()
+        timeout = self.settings.timeout
+        if timeout and not session.ranges.tool_attached():  # a profiler may take much longer
+            limit = session.deadline.limit(self.item, plan.budget + timeout)
+        try:
+            with limit:
+                yield plan
+        finally:
+            if session.ledger is not None:
+                session.ledger.took(nodeid, label, self.device.now() - begun)
+
+    def _plan(self, label: str) -> Plan:
+        """The plan of a measurement. Its budget is the smaller of its own and its share of the total."""
+        settings, budgets = self.settings, list[float]()
+        if settings.budget is not None:
+            budgets.append(settings.budget)
+        if self.session.ledger is not None:
+            budgets.append(self.session.ledger.share(self.item.nodeid, label))
+        return Plan(
+            settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets)
+        )
+
+    def close(self) -> None:
+        """Free everything, and close the persisting streams whose blocks were never left."""
+        # What a lost context held went with it.
+        with self.exit, suppress(ContextLost), self.device.current():
+            if self.device.gone() is not None:
+                return  # everything went with the context that was opened
+            try:
+                for stream in reversed(self.streams):
+                    if not stream.closed:
+                        stream.close()
+                        if self.session.watch is not None:
+                            self.session.watch.forgotten(stream)
+            finally:
+                try:
+                    self.works.close()
+                finally:
+                    self.arena.close()

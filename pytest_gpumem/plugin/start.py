@@ -1,0 +1,228 @@
+"""The start of a session with `--gpumem`: device, baseline, features."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
+from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
+from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import AdoptionFeature
+from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
+from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
+from pytest_gpumem.plugin.footprints import FootprintFeature
+from pytest_gpumem.plugin.isolation import IsolationFeature
+from pytest_gpumem.plugin.leftovers import LeftoverFeature
+from pytest_gpumem.plugin.marks import SESSION_PLUGIN
+from pytest_gpumem.plugin.outputs import OutputFeature
+from pytest_gpumem.plugin.running import RUNNING_PLUGIN, RunningHooks
+from pytest_gpumem.plugin.session import SESSION, GpuSession
+from pytest_gpumem.plugin.sharing import ExclusiveFeature
+from pytest_gpumem.plugin.verdicts import VerdictFeature
+from pytest_gpumem.plugin.waits import WaitFeature
+from pytest_gpumem.plugin.workers import (
+    VISIBLE,
+    Channel,
+    Controller,
+    baseline_of_session,
+    check_worker,
+    is_part,
+    own_in_turn,
+    prepare,
+    settings_of_session,
+)
+from pytest_gpumem.records.device import SIMULATED
+from pytest_gpumem.revisions import RevisionError, ancestry
+from pytest_gpumem.settings import ACCEPTS, Settings
+from pytest_gpumem.units import did_you_mean
+
+
+def start(config: pytest.Config, settings: Settings, answer: DriverAnswer) -> None:
+    """Find the device, load the baseline, and register the features.
+
+    `answer`: of the driver, which is asked meanwhile.
+    Raises `pytest.UsageError`: the device, its lock or the baseline cannot be used, or another
+    plugin is in the way.
+    """
+    prepare(config)
+    _check_plugins(config)
+    settings = settings_of_session(config, settings)
+    place = _baseline_place(config, settings)
+    chosen = _chosen_for_process(config, settings, place, answer)
+    of_base = base_of_gate(config)
+    session = _session(config, settings, place, chosen, of_base)
+    config.stash[SESSION] = session
+    config.add_cleanup(session.close)
+    channel = Channel(config)
+    if of_base is not None:
+        channel.give(IN_BASE, of_base.given)
+    channel.carry("broken", lambda: session.broken, session.broken.update)
+
+    expectations = ExpectationFeature(session)
+    channel.carry("collected", lambda: expectations.seen, expectations.take)
+    channel.collect(expectations.select)
+    verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
+    outputs = OutputFeature(session, expectations, verdicts, leftovers, channel)
+    if not session.is_part:
+        outputs.show(Controller(settings, chosen, place, channel))
+    features = [
+        expectations,
+        verdicts,
+        FootprintFeature(session),
+        WaitFeature(session),
+        leftovers,
+        IsolationFeature(session, channel),
+        ExclusiveFeature(session),
+        AdoptionFeature(session, channel),
+        outputs,
+    ]
+    config.pluginmanager.register(session, SESSION_PLUGIN)
+    config.pluginmanager.register(RunningHooks(features, session.broken), RUNNING_PLUGIN)
+    config.pluginmanager.register(channel)
+    for feature in features:
+        config.pluginmanager.register(feature, f"gpumem-{feature.name}")
+
+
+def _check_plugins(config: pytest.Config) -> None:
+    """Raise `pytest.UsageError`: pytest-benchmark is switched off, or pytest-forked is on."""
+    # By its module: it has another name where -p or a conftest loads it than by its entry point.
+    plugins = config.pluginmanager.get_plugins()
+    if "pytest_benchmark.plugin" not in [getattr(one, "__name__", "") for one in plugins]:
+        raise pytest.UsageError(
+            "gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out "
+            "-p no:benchmark"
+        )
+    if getattr(config.option, "forked", False):
+        raise pytest.UsageError(
+            "gpumem: --forked runs each test in a copy of this process, in which CUDA does not "
+            "work; --gpumem-isolate replaces the process after a test that crashes"
+        )
+
+
+# The device
+
+
+def _chosen_for_process(
+    config: pytest.Config, settings: Settings, place: Storage, answer: DriverAnswer
+) -> DeviceChoice:
+    """The device, which can run this session. Raises `pytest.UsageError`: it cannot."""
+    try:
+        chosen = _chosen(settings, place, answer)
+        visible = own_in_turn(os.environ, settings, chosen)
+        if visible is not None:
+            os.environ[VISIBLE] = visible
+            chosen = _chosen(settings, place)
+        check_worker(config, chosen.facts, place)
+        if chosen.facts.uuid is not None:
+            lock_file(chosen.facts.uuid)
+    except (UserError, LockUnusable) as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+    return chosen
+
+
+def _chosen(settings: Settings, place: Storage, answer: DriverAnswer = None) -> DeviceChoice:
+    origin = settings.origins.get("device", "default")
+    device = f"device {settings.device!r} ({origin})"
+    simulated = "choose --gpumem-device sim if the simulated device is meant"
+    try:
+        chosen = choose(settings.device, asked=answer)
+    except NoDevice as missing:
+        remedy = ""
+        if not settings.device.startswith("sim"):
+            remedy = (
+                "; choose --gpumem-device sim for the simulated device; `gpumem doctor` says what "
+                "is missing"
+            )
+        raise pytest.UsageError(f"gpumem: {device}: {missing}{remedy}") from None
+    if chosen.fallback_reason is None:
+        return chosen
+    no_gpu = f"no GPU ({chosen.fallback_reason})"
+    if os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
+        measured = [key for key in place.devices() if not key.startswith(SIMULATED)]
+        if measured:
+            raise pytest.UsageError(
+                f"gpumem: {device}: {no_gpu}, the variable CI is set, and {place} holds a baseline "
+                f"of {', '.join(measured)}; {simulated}"
+            )
+        if not settings.device_chosen:
+            raise pytest.UsageError(
+                f"gpumem: {no_gpu}, the variable CI is set, and no device was chosen: a broken "
+                "driver must not turn a pipeline green; choose --gpumem-device sim or auto if the "
+                "simulated device is meant"
+            )
+    if settings.strict:
+        raise pytest.UsageError(f"gpumem: {no_gpu} under --gpumem-strict; {simulated}")
+    return chosen
+
+
+# The baseline
+
+
+def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
+    """Where the baseline lies. Raises `pytest.UsageError`: it is not there."""
+    of_session = baseline_of_session(config)
+    if of_session is not None:
+        return of_session
+    if settings.baseline is None:
+        return Storage(entries.storage_folder(config))
+    # A folder is relative to the ini file that names it, else to where pytest was called.
+    folder = config.invocation_params.dir
+    if settings.origins["baseline"].startswith("gpumem_") and config.inipath is not None:
+        folder = config.inipath.parent
+    place = storage(settings.baseline, folder)
+    # A session that saves makes one, and a gate's base decides without one.
+    may_be_new = settings.save or settings.baseline_of is not None or config.option.collectonly
+    if isinstance(place, RemoteStorage) or may_be_new or place.folder.exists():
+        return place
+    siblings = [sibling.name for sibling in place.folder.parent.glob("*/")]
+    raise pytest.UsageError(
+        f"gpumem: {settings.origins['baseline']}: there is no baseline {place.folder}"
+        f"{did_you_mean(place.folder.name, siblings)}; --gpumem-save makes one"
+    )
+
+
+def _session(
+    config: pytest.Config,
+    settings: Settings,
+    place: Storage,
+    chosen: DeviceChoice,
+    of_base: BaseOfGate | None,
+) -> GpuSession:
+    """A session with its baseline. Raises `pytest.UsageError`: the baseline cannot be used."""
+    store = Store(place, chosen.facts)
+    history = None
+    if settings.baseline_of is not None:
+        history = partial(ancestry, settings.baseline_of, folder=config.rootpath)
+    try:
+        accepted = acceptances(config.rootpath)
+        merged, added = _merged_and_added(accepted, config, settings)
+        baseline = store.load(history, accepted)
+    except (UserError, RevisionError) as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+    if settings.save and not config.option.collectonly and not is_part(config):
+        why = store.unwritable()
+        if why is not None:
+            raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
+    selection = None if of_base is None else of_base.selection
+    return GpuSession(config, settings, chosen, store, baseline, merged, added, selection)
+
+
+def _merged_and_added(
+    accepted: Acceptances, config: pytest.Config, settings: Settings
+) -> tuple[Acceptances, Acceptances]:
+    """The accepted changes that BASE has too, and those that the change of a gate adds, if they count.
+
+    Raises `RevisionError`: git cannot tell the history.
+    """
+    if settings.baseline_of is None or not accepted.files:
+        return accepted, Acceptances()
+    merge_base = ancestry(settings.baseline_of, (), config.rootpath).merge_base
+    added = accepted.added_since(merge_base)
+    merged = {name: file for name, file in accepted.files.items() if name not in added.files}
+    return Acceptances(merged), added if ACCEPTS in os.environ else Acceptances()

@@ -1,0 +1,184 @@
+"""The verdicts of a session's tests: each is judged at the end of its body, and its report gets its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts
+from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail
+from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
+from pytest_gpumem.ranges import Names
+from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.schema import row_from_json, row_to_json
+
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.gpu_test import GpuTest
+    from pytest_gpumem.plugin.repeating import RepeatFeature
+
+ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
+
+
+class VerdictFeature(Feature):
+    """Judges each test, and gives its rows to its report."""
+
+    name = "verdicts"
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._repeats: RepeatFeature | None = None
+        if session.settings.processes > 1:
+            from pytest_gpumem.plugin.repeating import RepeatFeature
+
+            self._repeats = RepeatFeature(session)
+
+    # The session
+
+    def selected(self, session: pytest.Session) -> None:
+        gpu, items = self._session, session.items
+        gpu.names = Names(item.nodeid for item in items)
+        gpu.tests = frozenset(key_of(item.nodeid, "") for item in items)
+        if gpu.settings.total_budget is not None:
+            from pytest_gpumem.plugin.spending import ledger_of
+
+            gpu.ledger = ledger_of(gpu, items)
+
+    def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
+        return NOTHING if self._repeats is None else self._repeats.tests(session)
+
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+        """Take the rows of a report before anyone looks at them."""
+        gpu = self._session
+        rows = getattr(report, ROWS_ATTRIBUTE, None)
+        if rows is not None and not gpu.is_part:
+            gpu.rows.add(report.nodeid, [row_from_json(row) for row in rows])
+        gpu.rows.report(report)
+        if report.when in ("call", "teardown") and gpu.rows.of(report.nodeid):
+            self._set_properties(report)
+        return NOTHING if self._repeats is None else self._repeats.logged(report)
+
+    def _set_properties(self, report: pytest.TestReport) -> None:
+        """Give JUnit's file the figures; it takes those of the last report."""
+        from pytest_gpumem.reporting.exports import properties
+
+        figures: dict[str, object] = {}
+        for row in self._session.rows.reported(report.nodeid):
+            figures.update(properties(row, self._session.facts))
+        others = [entry for entry in report.user_properties if entry[0] not in figures]
+        report.user_properties = [*others, *figures.items()]
+
+    def end(self) -> bool:
+        """Judge what waits for the session's end; return whether the session fails by it."""
+        gpu = self._session
+        failed = self._repeats is not None and self._repeats.failed_elsewhere()
+        if not len(gpu.rows):
+            return failed
+        from pytest_gpumem.plugin.judging import undecided_fails
+
+        return undecided_fails(gpu) or failed
+
+    # A test
+
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        gpu = self._session
+        with ExitStack() as stack:
+            if gpu.evidence and uses(item, TEST_FIXTURE):
+                stack.enter_context(gpu.chosen.follow())
+            try:
+                yield
+            except ENDS:
+                # No report follows; a warning that is an error would cost the summary.
+                self._excuse(item)
+                raise
+            finally:
+                # pytest keeps the item to the end, and the test would keep its streams.
+                item.stash[TEST] = None
+                if gpu.ledger is not None:
+                    gpu.ledger.ended(item.nodeid)
+
+    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
+        """Begin a test, or a rerun of it, anew but for what has failed."""
+        attempts = item.stash.setdefault(ATTEMPTS, Attempts())
+        before = item.stash.get(ROWS, [])
+        attempts.begin(before)
+        if before:
+            from pytest_gpumem.reporting.exports import PROPERTY
+
+            others = [entry for entry in item.user_properties if not entry[0].startswith(PROPERTY)]
+            item.user_properties[:] = others
+        item.stash[ROWS] = []
+        return NOTHING
+
+    def judge(self, item: pytest.Item, error: BaseException | None) -> None:
+        if item.stash.get(TEST, None) is None and item.stash.get(WATCHED, None) is None:
+            return
+        from pytest_gpumem.plugin.judging import judge_or_fail
+
+        judge_or_fail(item, self._session, error)
+
+    def report(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
+        error = call.excinfo.value if call.excinfo is not None else None
+        if hasattr(error, BY_LIMITS_ATTRIBUTE):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if crash is not None:  # pytest's message begins with "Failed: "
+                crash.message = getattr(error, BY_LIMITS_ATTRIBUTE)
+            setattr(report, BY_LIMITS_ATTRIBUTE, True)
+        test: GpuTest | None = item.stash.get(TEST, None)
+        ours = uses(item, TEST_FIXTURE) or test is not None
+        skipped = report.skipped and not hasattr(report, "wasxfail")
+        if ours and skipped and self._session.settings.strict:
+            fail(report, f"gpumem: --gpumem-strict fails a skip: {error or ''}")
+        if report.when == "call" and test is not None and not test.judged:
+            # The report of a subtest: the body goes on.
+            test.subtest_failed = test.subtest_failed or report.failed
+            return
+        ended = report.when == "call" or (report.when == "setup" and not report.passed)
+        if ended:
+            self._end(item, report)
+        if test is not None and test.entries is not None:
+            raised = report.when == "call" and test.entries.called and not test.measurements
+            if raised or not report.passed or hasattr(report, "wasxfail"):
+                test.entries.excuse()
+        if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
+            from pytest_gpumem.plugin.judging import unmeasured
+
+            range_name = self._session.names.unique(item.nodeid)
+            item.stash[ROWS] = [unmeasured(item.nodeid, range_name, self._session, error)]
+        rows = item.stash.get(ROWS, [])
+        if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
+            self._give(rows, report)
+
+    def _excuse(self, item: pytest.Item) -> None:
+        test: GpuTest | None = item.stash.get(TEST, None)
+        if test is not None and test.entries is not None:
+            test.entries.excuse()
+
+    def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Fail the report that ends a test by a further process, and by the rows of its attempts."""
+        if not report.failed:
+            for process in self._session.further:
+                why = process.failure_of(item.nodeid)
+                if why is not None:
+                    fail(report, why)
+                    break
+        attempts = item.stash.setdefault(ATTEMPTS, Attempts())
+        item.stash[ROWS], failing = attempts.judged(item.stash.get(ROWS, []))
+        if failing and not report.failed:
+            from pytest_gpumem.plugin.reported import failure_texts
+
+            fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
+            setattr(report, BY_LIMITS_ATTRIBUTE, True)
+
+    def _give(self, rows: list[Row], report: pytest.TestReport) -> None:
+        """Give the rows to the session, or to the process that has them."""
+        if self._session.reports_elsewhere:
+            setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+        else:
+            self._session.rows.add(report.nodeid, rows)
