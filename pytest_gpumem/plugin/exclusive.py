@@ -1,7 +1,4 @@
-"""Exclusive use of a GPU: workers, or two sessions, would time each other's kernels.
-
-The lock lies in a folder of the user's own, where nobody else can replace it, or keep it locked.
-"""
+"""Exclusive use of a GPU: workers, or two sessions, would time each other's kernels."""
 
 from __future__ import annotations
 
@@ -23,18 +20,18 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import WORKERS_RUN
 
-PATIENCE = 3.0  # seconds of waiting until a message names the test that uses the GPU
-REPEAT = 60.0  # seconds between two messages, and until the first about a worker of this run
+PATIENCE = 3.0  # seconds of waiting before a message
+REPEAT = 60.0  # seconds between two messages
 LIMIT = 600.0  # seconds of waiting for the same test
 _POLL = 0.5
 
 
 class LockUnusable(DeviceError):
-    """The lock of a GPU cannot be used; one line with the path and the reason."""
+    """The lock of a GPU cannot be used."""
 
 
 class GpuBusy(LockUnusable):
-    """A test of another process uses the GPU for too long; one line that names it."""
+    """A test of another process uses the GPU for too long."""
 
 
 @contextmanager
@@ -45,12 +42,9 @@ def exclusive(
     test: str | None = None,
     limit: float,
 ) -> Iterator[None]:
-    """Wait until no other process uses the GPU, and lock it; the lock ends with this process.
+    """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
-    `facts`: of the GPU. A device without a UUID belongs to this process alone.
-    `tell`: prints a line about a long wait.
-    `test`: named to those who wait for this process.
-    `limit`: seconds of waiting for the same test.
+    `tell`: prints a line. `test`: named to others. `limit`: seconds of waiting for the same test.
     Raises `LockUnusable`; `GpuBusy`: the wait reached the limit.
     """
     if facts.uuid is None:
@@ -61,8 +55,9 @@ def exclusive(
     gpu = f"{printable(facts.name)} ({facts.uuid})"
     try:
         _acquire(lock, holder, gpu, tell, limit)
-        content = {"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}
-        holder.write_text(json.dumps(content))
+        holder.write_text(
+            json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)})
+        )
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -76,59 +71,45 @@ def exclusive(
 def _acquire(
     lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float
 ) -> None:
-    begun = since = time.monotonic()
-    last_line: float | None = None
-    last_seen = _content(holder)
+    begun = since = due = time.monotonic()
+    last_user = _user(holder)
     while True:
         try:
             lock.acquire(timeout=min(_POLL, PATIENCE, limit))
             return
         except Timeout:
-            now, seen = time.monotonic(), _content(holder)
-        if seen != last_seen:  # another test: the wait for it begins
-            since, last_seen = now, seen
-        name, of_this_run = _holder(seen)
+            now, user = time.monotonic(), _user(holder)
+        if user != last_user:  # the wait for another test begins
+            since, last_user = now, user
         if now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-            raise GpuBusy(
-                f"{gpu} is in use {waited}: {name} measures on it; end that process, or measure later"
-            )
-        due = begun + PATIENCE
-        if last_line is not None or of_this_run:
-            due = (last_line or since) + REPEAT
-        if now >= due:
-            last_line = now
+            raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
+        # Workers of a run wait all the time.
+        patience = REPEAT if user.startswith("worker") else PATIENCE
+        if now >= max(due, begun + patience):
+            due = now + REPEAT
             tell(
-                f"gpumem: waiting for {gpu}: {name} measures on it; gives up in "
+                f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
                 f"{since + limit - now:.0f} s; the lock is {lock.lock_file}"
             )
 
 
-def _content(holder: Path) -> str:
+def _user(holder: Path) -> str:
     try:
-        return holder.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # the holder has just begun, or has just ended
-        return ""
-
-
-def _holder(content: str) -> tuple[str, bool]:
-    """The process and the test that use the GPU, and whether they are of this run."""
-    try:
-        written = json.loads(content)
+        written = json.loads(holder.read_text(encoding="utf-8", errors="replace"))
         test = f" ({written['test']})" if written["test"] else ""
-        run = written.get("run")
-        of_this_run = run is not None and run == os.environ.get(WORKERS_RUN)
-        return printable(f"process {written['pid']}{test}"), of_this_run
-    except (ValueError, TypeError, KeyError):
-        return "another process", False
+        of_this_run = written.get("run") == os.environ.get(WORKERS_RUN, "")
+        return printable(f"{'worker' if of_this_run else 'process'} {written['pid']}{test}")
+    except (OSError, ValueError, TypeError, KeyError):  # it has just begun, or has just ended
+        return "another process"
 
 
 def lock_file(uuid: str) -> Path:
-    """The lock of a GPU. Raises `LockUnusable`: it cannot be opened, or others could replace it."""
+    """The lock of a GPU. Raises `LockUnusable`: others can replace it."""
     folder = Path()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
+            warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
             folder = user_runtime_path("gpumem", appauthor=False)
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
@@ -145,7 +126,6 @@ def lock_file(uuid: str) -> Path:
 
 
 def _not_ours(folder: os.stat_result, parent: os.stat_result) -> str | None:
-    """Why other users can replace a folder; None if they cannot."""
     if not hasattr(os, "getuid"):
         return None
     if not stat.S_ISDIR(folder.st_mode):

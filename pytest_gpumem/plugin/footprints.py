@@ -53,18 +53,6 @@ class FootprintFeature(Feature):
                 "a simulated device counts only the buffers of fixtures"
             )
 
-    @contextmanager
-    def tests(self, session: pytest.Session) -> Iterator[None]:
-        """Import what is needed where every test is watched, so that the first does not take longer."""
-        gpu = self._session
-        watches_all = gpu.settings.footprint in ("on", "trace")
-        if watches_all and gpu.measures and not session.config.option.collectonly:
-            from pytest_gpumem.plugin.watched_test import TROUBLE
-
-            with suppress(*TROUBLE):  # the first test says why
-                _ = gpu.footprints
-        yield
-
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         watched = item.stash[WATCHED] = self._begin(item)
         return NOTHING if watched is None else watched.phase("setup")

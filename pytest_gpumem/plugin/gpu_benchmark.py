@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -45,16 +45,17 @@ KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT
 
 
 def parameters_of(function: object) -> frozenset[str]:
-    """Names of the parameters that a kernel or a function takes by keyword; none of what has no signature."""
+    """The parameters that a kernel or a function takes by keyword; none of what has no signature."""
     if isinstance(function, BoundKernel):
         return frozenset(parameter.name for parameter in function.kernel.parameters)
+    if not callable(function):
+        return frozenset()
     try:
-        parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a function of an extension
         return frozenset()
-    return frozenset(
-        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    )
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
 
 
 class GpuBenchmark:
@@ -76,40 +77,6 @@ class GpuBenchmark:
         """
         return self._test.arena.stream
 
-    @overload
-    def __call__(
-        self,
-        function: BoundKernel | Work | Callable[..., object],
-        /,
-        *args: Any,
-        label: str | None = None,
-        stream: PersistingStream | None = None,
-        moved: int | str | None = None,
-        reads: Sequence[Any] | None = None,
-        writes: Sequence[Any] | None = None,
-        check: Callable[[], object] | None = None,
-        reference: Callable[[], object] | None = None,
-        mode: str | None = None,
-        count_pages: bool | None = None,
-        **limits: Unpack[LimitKeywords],
-    ) -> Result: ...
-    @overload
-    def __call__(
-        self,
-        function: BoundKernel | Callable[..., object],
-        /,
-        *args: Any,
-        label: str | None = None,
-        stream: PersistingStream | None = None,
-        moved: int | str | None = None,
-        reads: Sequence[Any] | None = None,
-        writes: Sequence[Any] | None = None,
-        check: Callable[[], object] | None = None,
-        reference: Callable[[], object] | None = None,
-        mode: str | None = None,
-        count_pages: bool | None = None,
-        **kwargs: Any,
-    ) -> Result: ...
     def __call__(
         self,
         function: BoundKernel | Work | Callable[..., object],
@@ -130,20 +97,25 @@ class GpuBenchmark:
 
         Args:
             function: what is launched.
-            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature or the name of a
-                limit goes to `function` if it has a parameter of that name; wrap it in a lambda to use both.
+            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword
+                of this signature or the name of a limit goes to `function` if it has a parameter of
+                that name; wrap it in a lambda to use both.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
-            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where `reads` and `writes` do not give it.
+            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where
+                `reads` and `writes` do not give it.
             reads, writes: lists of the arrays or buffers that one launch of a callable reads or writes, whole.
-            check: raises, or returns something false, if the result of one launch of a callable is wrong; called before and after timing.
-                Buffers of `writes` that are not in `reads` are poisoned before it.
-            reference: does on the host what a callable does on a GPU, through the buffers' `view()`; the simulated device runs it.
-            mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
-            count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
-            limits: limits of this measurement by name, such as `max_latency="12 us"`. They take precedence over those of the marker and
-                the session, and None lifts them. `max_gpu_page_faults` and `max_migrated` make the test count pages, without which they
-                are UNDECIDED.
+            check: raises, or returns something false, if the result of one launch of a callable is
+                wrong; called before and after timing. Buffers of `writes` that are not in `reads`
+                are poisoned before it.
+            reference: does on the host what a callable does on a GPU, through the buffers' `view()`;
+                the simulated device runs it.
+            mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot";
+                default: the marker's or the session's.
+            count_pages: count page faults and migrations of managed memory in an untimed pass;
+                default: the marker's or the session's.
+            limits: limits of this measurement by name, such as `max_latency="12 us"`. They take
+                precedence over those of the marker and the session, and None lifts them.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
@@ -154,39 +126,37 @@ class GpuBenchmark:
         self._entries.called = True
         test = self._test
         parameters = parameters_of(function)
-        own: dict[str, Any] = {
+        given: dict[str, Any] = {
             "label": label,
             "stream": stream,
             "mode": mode,
             "count_pages": count_pages,
+            "moved": moved,
+            "reads": reads,
+            "writes": writes,
+            "check": check,
+            "reference": reference,
         }
-        own |= dict(zip(DECLARED, (moved, reads, writes, check, reference), strict=True))
-        for name in parameters & own.keys():
-            # A persisting stream is a keyword of the measurement, whatever the function calls its own streams.
-            if own[name] is not None and not isinstance(own[name], PersistingStream):
-                kwargs[name], own[name] = own[name], None
-        label, stream, mode, count_pages, *fields = own.values()
-        declared = {
-            name: value for name, value in zip(DECLARED, fields, strict=True) if value is not None
-        }
-        given = {
-            name: kwargs.pop(name) for name in LIMITS if name in kwargs and name not in parameters
-        }
-        for name in [one for one in kwargs if one not in parameters]:
-            if isinstance(function, BoundKernel) and (near := did_you_mean(name, KEYWORDS)):
-                raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
-        label = self._check_label(label)
-        limits = self._limits(given)
+        for name in parameters & given.keys():
+            # A persisting stream is of the measurement, whatever the function calls its streams.
+            if given[name] is not None and not isinstance(given[name], PersistingStream):
+                kwargs[name], given[name] = given[name], None
+        limits: dict[str, Any] = {}
+        for name in list(kwargs):
+            if name in LIMITS and name not in parameters:
+                limits[name] = kwargs.pop(name)
+            elif isinstance(function, BoundKernel) and name not in parameters:
+                near = did_you_mean(name, KEYWORDS)
+                if near:
+                    raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
+        declared = {name: given[name] for name in DECLARED if given[name] is not None}
+        checked_label, checked_limits = self._check_label(given["label"]), self._limits(limits)
         target = test.conductor.target(
-            function, args, kwargs, arena=test.arena, stream=stream, **declared
+            function, args, kwargs, arena=test.arena, stream=given["stream"], **declared
         )
+        work = function if isinstance(function, Work) else None
         return self._measure(
-            target,
-            label,
-            limits,
-            mode,
-            count_pages,
-            function if isinstance(function, Work) else None,
+            target, checked_label, checked_limits, given["mode"], given["count_pages"], work
         )
 
     def case(
@@ -299,60 +269,58 @@ class GpuBenchmark:
             raise BadCall(
                 "this test was judged already: claim in its body, not while fixtures are torn down"
             )
-        labels = [measurement.label for measurement, _ in test.measurements]
-        if other not in labels or other == label:
-            known = ", ".join(repr(one) for one in labels if one != label)
+        by_label = {
+            measurement.label: index for index, (measurement, _) in enumerate(test.measurements)
+        }
+        if other not in by_label or other == label:
+            known = ", ".join(repr(name) for name in by_label if name != label)
             others = f"others are {known}" if known else "it is the only one"
             raise BadCall(
                 f"faster_than({other!r}): no other measurement of this test has that label; {others}"
             )
-        if (
-            isinstance(by, bool)
-            or not isinstance(by, (int, float))
-            or not (math.isfinite(by) and by >= 1)
-        ):
+        is_number = isinstance(by, (int, float)) and not isinstance(by, bool)
+        if not is_number or not math.isfinite(by) or by < 1:
             raise BadCall(
                 f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
             )
-        at = labels.index(label)
-        measurement, limits = test.measurements[at]
+        measurement, limits = test.measurements[by_label[label]]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(
                 f"faster_than({other!r}): this measurement has the claim {limits.faster_than} already"
             )
         origin = {**limits.origin, "faster_than": "result"}
-        test.measurements[at] = (
-            measurement,
-            structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin),
-        )
+        limits = structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
+        test.measurements[by_label[label]] = measurement, limits
 
     def _check_label(self, label: str | None) -> str:
-        if label is not None and (
-            not isinstance(label, str) or not label.strip() or not label.isprintable()
-        ):
+        is_text = isinstance(label, str) and label.strip() and label.isprintable()
+        if label is not None and not is_text:
             raise BadCall(
-                f"label={label!r}; it is a short text that tells this measurement from others of the same test"
+                f"label={label!r}; it is a short text that tells this measurement from others of "
+                "the same test"
             )
         label = label or ""
-        used = [measurement.label for measurement, _ in self._test.measurements]
-        if label in used:
+        if label in [measurement.label for measurement, _ in self._test.measurements]:
+            if label:
+                raise BadCall(f"label={label!r} was used for another measurement of this test")
             raise BadCall(
-                f"label={label!r} was used for another measurement of this test"
-                if label
-                else "this test measures a second time without label=; pass a different label= to each, which names its result"
+                "this test measures a second time without label=; pass a different label= to each, "
+                "which names its result"
             )
         key = key_of(self._test.item.nodeid, label)
         if label and key in self._test.session.tests:
             raise BadCall(
-                f"label={label!r} gives this measurement the name of the test {key}; choose another label"
+                f"label={label!r} gives this measurement the name of the test {key}; choose another "
+                "label"
             )
         return label
 
     def _limits(self, given: Mapping[str, object]) -> Limits:
-        if (whole := next((name for name in given if name in OF_FOOTPRINT), None)) is not None:
-            raise BadCall(
-                f"{whole} limits the memory of a test, not a measurement: give it to @pytest.mark.gpumem or to gpu_memory.watch()"
-            )
-        return merge_limits(
-            marker_limits(given, "call"), self._test.limits, self._test.session.settings
-        )
+        for name in given:
+            if name in OF_FOOTPRINT:
+                raise BadCall(
+                    f"{name} limits the memory of a test, not a measurement: give it to "
+                    "@pytest.mark.gpumem or to gpu_memory.watch()"
+                )
+        test = self._test
+        return merge_limits(marker_limits(given, "call"), test.limits, test.session.settings)

@@ -68,12 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     settings = _settings(
         config
-    )  # pytest_configure reads them again: plugins change options until then
+    )  # read again in pytest_configure: plugins change options until then
     in_a_gate = BASE_SELECTION in os.environ
     if settings.enabled and (settings.isolate or in_a_gate):
         from pytest_gpumem.plugin.workers import isolate
 
-        isolate(config, settings, asked=settings.isolate)
+        isolate(config, settings, by_option=settings.isolate)
     return (yield)
 
 
@@ -104,39 +104,34 @@ def pytest_configure(config: pytest.Config) -> None:
                 config.pluginmanager.register(Refusal(config, refused), "gpumem-refusal")
         return
     off = switched_off(os.environ)
-    idle = [
-        option
-        for option in OPTIONS
-        if option.name not in off and getattr(config.option, option.key, None) not in (None, False)
-    ]
-    if unfulfilled := [option.flag for option in idle if option.needs_results]:
-        raise pytest.UsageError(
-            f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run would be green"
-        )
-    config.stash[IDLE] = [option.flag for option in idle]
+    idle = []
+    for option in OPTIONS:
+        if option.name in off or getattr(config.option, option.key, None) in (None, False):
+            continue
+        if option.needs_results:
+            raise pytest.UsageError(
+                f"gpumem: {option.flag} without --gpumem: nothing would be measured, and the run "
+                "would be green"
+            )
+        idle.append(option.flag)
+    config.stash[IDLE] = idle
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     idle = config.stash.get(IDLE, [])
-    return (
-        [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"]
-        if idle
-        else []
-    )
+    if not idle:
+        return []
+    return [f"gpumem: off, which leaves {', '.join(idle)} without effect; --gpumem turns it on"]
 
 
 def _settings(config: pytest.Config) -> Settings:
+    options = {option.key: getattr(config.option, option.key, None) for option in OPTIONS}
+    ini = _unknown_ini_keys(config)
+    for option in OPTIONS:
+        ini[option.key] = _ini_value(config, option)
+    name = config.inipath.name if config.inipath else "the ini file"
     try:
-        return resolve(
-            {option.key: getattr(config.option, option.key, None) for option in OPTIONS},
-            os.environ,
-            {
-                **_unknown_ini_keys(config),
-                **{option.key: _ini_value(config, option) for option in OPTIONS},
-            },
-            config.inipath.name if config.inipath else "the ini file",
-            _overrides(config),
-        )
+        return resolve(options, os.environ, ini, name, _overrides(config))
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
 
@@ -151,24 +146,22 @@ def _ini_value(config: pytest.Config, option: Option) -> object:
 
 def _overrides(config: pytest.Config) -> list[str]:
     """The ini keys that `-o` sets."""
-    return [one.partition("=")[0].strip() for one in config.option.override_ini or ()]
+    return [text.partition("=")[0].strip() for text in config.option.override_ini or ()]
 
 
 def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
-    """Keys of the ini file and of `-o` that no plugin has registered: pytest itself only warns of them."""
+    """Keys of the ini file and of `-o` that no plugin has registered: pytest only warns of them."""
     written = getattr(config, "_inicfg", None)  # from pytest 9 on, which deprecates `inicfg`
-    found: dict[str, object] = {}
-    for key in (*(config.inicfg if written is None else written), *_overrides(config)):
+    keys = [*(config.inicfg if written is None else written), *_overrides(config)]
+    unknown: dict[str, object] = {}
+    for key in keys:
         try:
             config.getini(key)
         except ValueError:
-            found[key] = None
-        except (
-            TypeError,
-            pytest.UsageError,
-        ):  # a registered key with a value of another type, which pytest reports where it is used
+            unknown[key] = None
+        except (TypeError, pytest.UsageError):  # a value of another type, which pytest reports
             continue
-    return found
+    return unknown
 
 
 @pytest.hookimpl(wrapper=True)
@@ -177,7 +170,7 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     collected = list(items)
     result = yield
-    # A test that a conftest deselects has its mistake named too, as one that -k deselects, and a marker that a conftest adds counts.
+    # Mistakes in tests that somebody deselects are named too, and markers that a conftest adds count.
     _check_markers(config, list(dict.fromkeys([*collected, *items])), items)
     return result
 
@@ -185,54 +178,57 @@ def pytest_collection_modifyitems(
 def _check_markers(
     config: pytest.Config, collected: list[pytest.Item], items: list[pytest.Item]
 ) -> None:
-    """Skip the tests that need the plugin where it is off, and refuse the session for mistakes in markers, or fail their tests.
+    """Skip the tests that need the plugin where it is off, and refuse mistakes in markers.
     `collected`: with what was deselected.
     """
     off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
-    skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
     mistakes: dict[str, str] = {}
-    seen: set[str] = set()
     for item in collected:
-        if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
+        mistake = _mistake(item)
+        if mistake is not None:
             mistakes[item.nodeid] = mistake
+    seen: set[str] = set()
     for item in items:
-        if uses(item, TEST_FIXTURE):
-            if off and item.nodeid not in mistakes:
-                item.add_marker(skip, append=False)
-            elif not off and item.nodeid in seen:
-                mistakes[item.nodeid] = (
-                    "it is collected twice, and the second measurement would replace the first; collect it once"
-                )
-            seen.add(item.nodeid)
-    if mistakes:
-        from pytest_gpumem.plugin.workers import is_part
-        from pytest_gpumem.printable import printable
-
-        # A worker that raises here dies without a word to the user. A session that measures nothing runs its other tests.
-        if off or is_part(config):
-            for item in items:
-                if (
-                    item.nodeid in mistakes
-                ):  # its setup is that of no fixture, and no mark skips it or expects its failure
-                    vars(item)["setup"] = partial(
-                        pytest.fail, f"gpumem: {mistakes[item.nodeid]}", pytrace=False
-                    )
-                    vars(item)["iter_markers"] = lambda name=None: iter(())
-            return
-        tests: dict[
-            tuple[str, str], list[str]
-        ] = {}  # those of one function with the same mistake are one
-        for nodeid, mistake in mistakes.items():
-            tests.setdefault((nodeid.partition("[")[0], mistake), []).append(nodeid)
-        lines = [
-            f"gpumem: {nodeids[0]}{f' and {len(nodeids) - 1} more of it' if nodeids[1:] else ''}: {mistake}"
-            for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]
-        ]
-        if (more := len(tests) - len(lines)) > 0:
-            lines.append(
-                f"gpumem: {more} further {'test' if more == 1 else 'tests'} with such a mistake"
+        if not uses(item, TEST_FIXTURE):
+            continue
+        if off and item.nodeid not in mistakes:
+            item.add_marker(pytest.mark.skip(reason=NEEDS_GPUMEM), append=False)
+        elif not off and item.nodeid in seen:
+            mistakes[item.nodeid] = (
+                "it is collected twice, and the second measurement would replace the first; "
+                "collect it once"
             )
-        raise pytest.UsageError("\n".join(printable(lines)))
+        seen.add(item.nodeid)
+    if not mistakes:
+        return
+    from pytest_gpumem.plugin.workers import is_part
+    from pytest_gpumem.printable import printable
+
+    # A worker that raises here dies without a word. A session that measures nothing runs its other tests.
+    if not off and not is_part(config):
+        raise pytest.UsageError("\n".join(printable(_mistakes_in_words(mistakes))))
+    for item in items:
+        if item.nodeid in mistakes:
+            # It fails instead of the setup of its fixtures, and no mark skips it or expects it.
+            why = f"gpumem: {mistakes[item.nodeid]}"
+            vars(item)["setup"] = partial(pytest.fail, why, pytrace=False)
+            vars(item)["iter_markers"] = lambda name=None: iter(())
+
+
+def _mistakes_in_words(mistakes: dict[str, str]) -> list[str]:
+    """A line for the tests of each function with the same mistake."""
+    tests: dict[tuple[str, str], list[str]] = {}
+    for nodeid, mistake in mistakes.items():
+        tests.setdefault((nodeid.partition("[")[0], mistake), []).append(nodeid)
+    lines = []
+    for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]:
+        others = f" and {len(nodeids) - 1} more of it" if len(nodeids) > 1 else ""
+        lines.append(f"gpumem: {nodeids[0]}{others}: {mistake}")
+    more = len(tests) - len(lines)
+    if more > 0:
+        word = "test" if more == 1 else "tests"
+        lines.append(f"gpumem: {more} further {word} with such a mistake")
+    return lines
 
 
 MOST_MISTAKES = 10  # of markers, that are listed
@@ -240,13 +236,18 @@ MOST_MISTAKES = 10  # of markers, that are listed
 
 def _mistake(item: pytest.Item) -> str | None:
     """The mistake in a test's markers; None if there is none."""
+    if item.get_closest_marker(MARKER) is None:
+        return None
     try:
         keywords = marker_keywords(marks_of(item))
         limits = marker_limits(keywords)
         of_test(Settings(), keywords)
     except SettingsError as error:
         return str(error)
-    of_launch = [name for name in OF_LAUNCH if getattr(limits, name) is not None]
-    if of_launch and not measures(item):
-        return f"marker: {of_launch[0]} {getattr(limits, of_launch[0])} limits one launch of a measurement, and the test measures nothing"
+    for name in OF_LAUNCH:
+        if getattr(limits, name) is not None and not measures(item):
+            return (
+                f"marker: {name} {getattr(limits, name)} limits one launch of a measurement, and "
+                "the test measures nothing"
+            )
     return None

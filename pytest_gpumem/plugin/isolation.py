@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +18,7 @@ import pytest
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.deadline import FOLDER, last_words
-from pytest_gpumem.plugin.running import ENDS, Feature
+from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
 from pytest_gpumem.plugin.session import TEST, GpuSession
 from pytest_gpumem.plugin.workers import Channel, given, in_parts, is_part
 
@@ -86,12 +86,11 @@ class IsolationFeature(Feature):
                 with suppress(Exception):  # of what the lost context held
                     item.session._setupstate.teardown_exact(None)
 
-    @contextmanager
-    def logged(self, report: pytest.TestReport) -> Iterator[None]:
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         lost = self._session.lost_in is not None
         if self._in_worker and lost and report.when == "teardown":
             self._leave(report)  # before xdist sends it
-        yield
+        return NOTHING
 
     def _leave(self, report: pytest.TestReport) -> NoReturn:
         """End the worker, and leave the last report of its test."""

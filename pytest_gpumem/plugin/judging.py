@@ -48,8 +48,7 @@ def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
 
 
 def source_of(item: pytest.Item) -> str | None:
-    """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one. Functions that
-    it calls, its closure and its fixtures do not count."""
+    """SHA-256 of the text of a test's function with its decorators; None without one."""
     function = getattr(item, "function", None)
     if function is None:
         return None

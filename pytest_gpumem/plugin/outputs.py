@@ -166,7 +166,11 @@ class OutputFeature(Feature):
         why = f"UNDECIDED: {broken} raised by mistake"
         for omission in missing:
             ran = self._session.rows.end(omission.nodeid) is not None
-            if broken and ran and omission.status in (LOST, UNJUDGED):
+            if (
+                broken
+                and (ran or VerdictFeature.name in broken)
+                and omission.status in (LOST, UNJUDGED)
+            ):
                 yield replace(omission, status=UNJUDGED, reason=why)
             else:
                 yield omission

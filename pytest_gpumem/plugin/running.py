@@ -17,26 +17,36 @@ RUNNING_PLUGIN = "gpumem-running"  # name of the plugin with the hooks
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 PHASES: Mapping[str, Sequence[str]] = {
-    # Around a part of a test: the first enters first, and leaves last.
-    "test": ("verdicts", "exclusive use", "adoption", "outputs"),
-    "setup": ("verdicts", "footprint", "leftovers", "outputs"),
-    "fixture": ("footprint", "leftovers"),
-    "call": ("footprint", "isolation", "adoption", "waits"),
-    "teardown": ("isolation", "footprint", "leftovers", "outputs"),
-    # After the body, and after each report.
+    # Context managers around a part of a test. The first feature enters first, and leaves last.
+    "test": (
+        "verdicts",
+        "exclusive use",
+        "adoption",
+        "outputs",
+    ),  # and its reruns, (item, nextitem)
+    "setup": ("verdicts", "footprint", "leftovers", "outputs"),  # (item)
+    "fixture": ("footprint", "leftovers"),  # the setup of a fixture of any scope, (fixturedef)
+    "call": ("footprint", "isolation", "adoption", "waits"),  # (item)
+    "teardown": ("isolation", "footprint", "leftovers", "outputs"),  # (item)
+    # After the body, before its report is made; `error` ended it early. (item, error)
     "judge": ("verdicts",),
+    # After each report of a phase or of a subtest. (item, call, report)
     "report": ("verdicts",),
+    # Context managers of the session: around what plugins do with a report, also of a worker,
+    # (report), and around all tests, (session).
     "logged": ("verdicts", "isolation", "outputs"),
-    # The session.
+    "tests": ("expectations", "verdicts", "adoption"),
+    # The session: it begins, (session); what was collected, (report); what somebody left out,
+    # (items); what is to run, (session).
     "started": ("outputs",),
     "collected": ("expectations",),
     "deselected": ("expectations",),
     "selected": ("verdicts", "expectations", "outputs"),
-    "tests": ("expectations", "verdicts", "footprint", "adoption"),
+    # Ctrl-C or `pytest.exit` ends it, (excinfo), or an internal error, ().
     "interrupted": ("outputs",),
     "broke": ("outputs",),
 }
-"""By the phase, which is a method of `Feature`: the features that take part in it."""
+"""By the phase, which is a method of a feature with these arguments: the features that have it."""
 
 ENDS = (KeyboardInterrupt, pytest.exit.Exception)
 """Exceptions that end the session; no other may replace them."""
@@ -57,66 +67,6 @@ class Feature:
 
     name = ""  # in `PHASES`
 
-    # Context managers around a part of a test. An error of the test goes through them.
-
-    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
-        """Around all of a test, until its last report was given; once for all its reruns."""
-        return NOTHING
-
-    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
-        """Around the setup of its fixtures."""
-        return NOTHING
-
-    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> AbstractContextManager[None]:
-        """Around the setup of a fixture, of whatever scope."""
-        return NOTHING
-
-    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
-        """Around its body. Not of a test whose setup failed."""
-        return NOTHING
-
-    def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
-        """Around the teardown of its fixtures, if its setup was entered."""
-        return NOTHING
-
-    def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        """Judge a test whose body has ended, before its report is made. Raises what then fails it.
-        `error`: what ended the body early; None if it passed.
-        """
-
-    def report(
-        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
-    ) -> None:
-        """Complete a report of a phase or of a subtest."""
-
-    # The session
-
-    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
-        """Around what plugins do with a report, also of a worker."""
-        return NOTHING
-
-    def started(self, session: pytest.Session) -> None:
-        """Begin, before anything is printed."""
-
-    def collected(self, report: pytest.CollectReport) -> None:
-        """Take the report of what was collected, or was not."""
-
-    def deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Take the tests that somebody left out."""
-
-    def selected(self, session: pytest.Session) -> None:
-        """Take the tests that are to run."""
-
-    def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
-        """Around all tests."""
-        return NOTHING
-
-    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Take notice that Ctrl-C or `pytest.exit` ends the session."""
-
-    def broke(self) -> None:
-        """Take notice of an internal error, before it is printed."""
-
 
 def fail(report: pytest.TestReport, why: str) -> None:
     """Make a report that of a failure, also of a test that was expected to fail."""
@@ -133,7 +83,8 @@ class RunningHooks:
         by_name = {feature.name: feature for feature in features}
         self._features: dict[str, list[Feature]] = {}  # by the phase
         for phase, names in PHASES.items():
-            self._features[phase] = [by_name[name] for name in names if name in by_name]
+            present = [by_name[name] for name in names if name in by_name]
+            self._features[phase] = [feature for feature in present if hasattr(feature, phase)]
         self._set_up: list[Feature] = []  # those that entered the setup of the test that runs
         self._not_begun: BaseException | None = None  # why a feature could not begin with it
         self._refused: BaseException | None = None  # why its fixtures are not set up
@@ -142,10 +93,10 @@ class RunningHooks:
     def join(self, feature: Feature) -> None:
         """Add a part of a feature, behind the others."""
         for phase, features in self._features.items():
-            if getattr(type(feature), phase) is not getattr(Feature, phase):
+            if hasattr(feature, phase):
                 features.append(feature)
 
-    def taking_part(self, phase: str) -> list[Feature]:
+    def taking_part(self, phase: str) -> list[Any]:
         """The features of a phase that work."""
         return [feature for feature in self._features[phase] if feature.name not in self.broken]
 
@@ -251,7 +202,7 @@ class RunningHooks:
         phase.enter(self._of_a_set_up_test("teardown"), item)
         return (yield from phase.around())
 
-    def _of_a_set_up_test(self, phase: str) -> list[Feature]:
+    def _of_a_set_up_test(self, phase: str) -> list[Any]:
         """The features of a phase without those whose setup was not reached."""
         unreached = [feature for feature in self._features["setup"] if feature not in self._set_up]
         return [feature for feature in self.taking_part(phase) if feature not in unreached]

@@ -1,6 +1,6 @@
-"""pytest-xdist: which process of a session this is, what its processes tell each other, and the GPU of each worker.
+"""Workers of pytest-xdist, which is the engine beyond one process, one GPU and one machine.
 
-Other modules know no more of it than this: a session may have parts, whose results the process that hands out the tests has.
+Other modules know that a session may have parts: the process that hands out tests has their results.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import BASELINE_OF, Settings
 
-SESSION = "session"  # what a part is given: device and baseline of the whole, which stores the rows of all parts
+SESSION = "session"  # what a part is given: device and baseline of the whole
 REFUSED = "refused"  # what a part sends: why it cannot take part
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 _MIG = "MIG-"
-TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number among the workers of that machine, from 0 on
+TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number there, from 0 on
 
 
 def is_part(config: pytest.Config) -> bool:
-    """True in a worker, which runs the tests that are handed to it: another process has its results."""
+    """True in a worker: another process has its results."""
     return hasattr(config, "workerinput")
 
 
 def hands_out(config: pytest.Config) -> bool:
-    """True in the controller, which hands the tests to workers, and runs none itself."""
+    """True in the controller, which runs no test itself."""
     return not is_part(config) and getattr(config.option, "dist", "no") != "no"
 
 
@@ -43,45 +43,42 @@ def in_parts(config: pytest.Config) -> bool:
 
 
 def refuse_workers(config: pytest.Config, what: str) -> None:
-    """Raises `pytest.UsageError`: the session has workers; `what` says what one process does."""
+    """Raise `pytest.UsageError` if the session has workers. `what` says what one process does."""
     if in_parts(config):
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
 
 
-def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
-    """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
-    `asked`: by an option. A gate isolates without being asked, where it can: not what workers would refuse.
-    Raises `pytest.UsageError`: asked for, and pytest-xdist is not installed, or is switched off.
+def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> None:
+    """Have xdist run the tests in a worker, replaced however often, unless the user chose workers.
+    `by_option`: else by a gate, which isolates where it can.
+    Raises `pytest.UsageError`: by option, and pytest-xdist is not installed, or is switched off.
     """
     if is_part(config):
         return
     if not config.pluginmanager.hasplugin("xdist"):
-        if asked:
+        if by_option:
             raise pytest.UsageError(
                 "gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist"
             )
         return
     option = config.option
-    refused = settings.processes > 1 or option.collectonly
-    if (
-        option.numprocesses is None
-        and not option.tx
-        and not config.getoption("usepdb", False)
-        and (asked or not refused)
-    ):
-        option.tx = ["popen"]
-        option.dist = "load" if option.dist == "no" else option.dist
+    has_workers = option.numprocesses is not None or option.tx
+    refuses_workers = settings.processes > 1 or option.collectonly
+    if has_workers or config.getoption("usepdb", False) or (refuses_workers and not by_option):
+        return
+    option.tx = ["popen"]
+    if option.dist == "no":
+        option.dist = "load"
 
 
 BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
 
 
 def prepare(config: pytest.Config) -> None:
-    """With workers, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
-    `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
+    """With workers, switch pytest-benchmark off as its option does: it would say that nothing is measured."""
     option = config.option
     if hands_out(config) and not option.tx:
-        option.dist = "no"
+        option.dist = "no"  # it distributes nothing, and pytest-benchmark is to know
     if in_parts(config):
         off = benchmarks_are_off(config)
         # xdist gives the workers the options of the controller.
@@ -102,7 +99,7 @@ def given(config: pytest.Config, key: str) -> Any:
 
 
 class Channel:
-    """Both ends of what the processes of a session tell each other. Silent in a session of one process."""
+    """Both ends of what the processes of a session tell each other."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -112,15 +109,17 @@ class Channel:
         self._collected: list[Callable[[Iterable[str]], None]] = []
 
     def give(self, key: str, value: Callable[[bool], object]) -> None:
-        """Give every part a value before it starts. `value`: of a part, by whether it is on this machine; None gives nothing."""
+        """Give every part a value before it starts.
+        `value`: by whether the part is on this machine; None gives nothing.
+        """
         self._gives[key] = value
 
     def carry(self, key: str, send: Callable[[], object], receive: Callable[[Any], None]) -> None:
-        """Carry a value of a part, as it is at the part's end, to the process that has the results; not from one that crashed."""
+        """Carry a value from the end of a part, unless it crashed, to the process with the results."""
         self._sends[key], self._receives[key] = send, receive
 
     def collect(self, take: Callable[[Iterable[str]], None]) -> None:
-        """Take the node ids of the tests that the parts are to run: the process that hands them out collects nothing itself."""
+        """Take the node ids that the parts are to run: the controller collects nothing itself."""
         self._collected.append(take)
 
     def send(self) -> None:
@@ -130,9 +129,9 @@ class Channel:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        here = bool(node.gateway.spec.popen)
+        is_here = bool(node.gateway.spec.popen)
         for key, value in self._gives.items():
-            node.workerinput[f"gpumem_{key}"] = value(here)
+            node.workerinput[f"gpumem_{key}"] = value(is_here)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
@@ -142,22 +141,23 @@ class Channel:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         sent = getattr(node, "workeroutput", {})
-        if (why := sent.get(f"gpumem_{REFUSED}")) is not None:
+        refusal = sent.get(f"gpumem_{REFUSED}")
+        if refusal is not None:
             spec = node.gateway.spec
-            machine = "" if spec.popen else f" ({spec.ssh or spec.socket})"
-            raise pytest.UsageError(
-                printable(
-                    f"gpumem: worker {node.gateway.id}{machine}: {why.removeprefix('gpumem: ')}"
-                )
+            worker = (
+                node.gateway.id if spec.popen else f"{node.gateway.id} ({spec.ssh or spec.socket})"
             )
+            why = f"gpumem: worker {worker}: {refusal.removeprefix('gpumem: ')}"
+            raise pytest.UsageError(printable(why))
         for key, receive in self._receives.items():
-            if (value := sent.get(f"gpumem_{key}")) is not None:
+            value = sent.get(f"gpumem_{key}")
+            if value is not None:
                 receive(value)
 
 
 class Refusal:
-    """In a worker that cannot take part: ends it before it collects. xdist swallows a usage error of a worker, so the controller raises it:
-    no worker runs a test before all of them have collected.
+    """Ends a worker that cannot take part before it collects. xdist swallows its usage error, so the
+    controller raises it: no worker runs a test before all of them have collected.
     """
 
     def __init__(self, config: pytest.Config, error: pytest.UsageError) -> None:
@@ -174,8 +174,7 @@ class Refusal:
 
 
 def baseline_of_session(config: pytest.Config) -> Storage | None:
-    """In a worker, the place of the baseline, as the controller found it: a worker may run in another folder. One on the controller's
-    machine reads the copy that the controller brought up to date."""
+    """In a worker, which may run in another folder: the baseline of the controller."""
     session = given(config, SESSION)
     return None if session is None else storage(session["baseline"], offline=session["offline"])
 
@@ -189,55 +188,61 @@ def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
 
 
 def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> None:
-    """Raises `pytest.UsageError`: in a worker, whose GPU is of another model than the session's, or which has not its baseline."""
+    """Raise `pytest.UsageError` in a worker that has another model of GPU, or not the baseline."""
     whole: Mapping[str, Any] | None = given(config, SESSION)
     if whole is None:
         return
     if facts.key != whole["key"]:
         raise pytest.UsageError(
-            f"gpumem: its device is {facts.name} ({facts.key}), the session's is {whole['name']} ({whole['key']}); accepted are workers "
-            "with GPUs of one model: run each model in a session of its own"
+            f"gpumem: its device is {facts.name} ({facts.key}), the session's is {whole['name']} "
+            f"({whole['key']}); accepted are workers with GPUs of one model: run each model in a "
+            "session of its own"
         )
     if whole["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
         raise pytest.UsageError(
-            f"gpumem: the baseline {place} is a folder of the machine that started this worker, which {platform.node()} does not have; "
-            "accepted for workers on other machines is a URL, or a folder that all of them share"
+            f"gpumem: the baseline {place} is a folder of the machine that started this worker, which "
+            f"{platform.node()} does not have; accepted for workers on other machines is a URL, or a "
+            "folder that all of them share"
         )
 
 
 def own_in_turn(
     environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice
 ) -> str | None:
-    """In a worker on another machine, the value of `CUDA_VISIBLE_DEVICES` under which its own GPU is device 0; None if device 0 is."""
+    """In a worker on another machine: `CUDA_VISIBLE_DEVICES` with its GPU as device 0; None if it is."""
     if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
         return None
     every = orders(chosen.gpus, chosen.alike, environment.get(VISIBLE))
-    return every[int(environment[TURN]) % len(every)] if len(every) > 1 else None
+    if len(every) < 2:
+        return None
+    return every[int(environment[TURN]) % len(every)]
 
 
 def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> list[str]:
-    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of one model in turn is device 0, and the others follow.
+    """The values of `CUDA_VISIBLE_DEVICES` under which each GPU of a model in turn is device 0.
 
-    A process sees one MIG instance at most, the first in the list: of several, each is a GPU of its own.
+    A process sees one MIG instance at most: of several, each is a GPU of its own.
     `gpus`: UUIDs of the GPUs that this process sees, in its order.
     `alike`: those of the model of the first.
-    `visible`: `CUDA_VISIBLE_DEVICES` of this process, with indices, UUIDs or MIG instances; None if it is not set.
+    `visible`: `CUDA_VISIBLE_DEVICES` of this process; None if it is not set.
     """
     if gpus and gpus[0].startswith(_MIG):
-        listed = [name.strip() for name in (visible or "").split(",")]
-        return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
-    return [
-        ",".join((first, *(other for other in gpus if other != first)))
-        for first in gpus
-        if first in alike
-    ]
+        names = [name.strip() for name in (visible or "").split(",")]
+        instances = [name for name in names if name.startswith(_MIG)]
+        return list(dict.fromkeys(instances)) or [gpus[0]]
+    values = []
+    for first in gpus:
+        if first in alike:
+            others = [gpu for gpu in gpus if gpu != first]
+            values.append(",".join([first, *others]))
+    return values
 
 
 class Controller:
-    """In the controller: gives each worker a GPU of its own, and tells it what it must have.
+    """Gives each worker a GPU, and tells it what it must have.
 
-    With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own as device 0, so that code which names
-    no device, or device 0, runs there. The GPU stands in the worker's specification: the worker that replaces a crashed one has the same.
+    With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own as
+    device 0. The GPU stands in the worker's specification: the worker that replaces it has the same.
     """
 
     def __init__(
@@ -259,25 +264,22 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
-        here = [spec for spec in specs if spec.popen]
-        if len(self._orders) > 1:
-            for spec, order in zip(here, cycle(self._orders), strict=False):
-                spec.env.setdefault(VISIBLE, order)
-        machines = Counter[object]()
-        for spec in (
-            spec for spec in specs if not spec.popen
-        ):  # which GPUs its machine has, it must find out itself
-            machine = spec.ssh or spec.socket or spec.id
-            spec.env.setdefault(TURN, str(machines[machine]))
-            machines[machine] += 1
+        gpus, machines = cycle(self._orders), Counter[object]()
+        for spec in specs:
+            if not spec.popen:  # which GPUs its machine has, it must find out itself
+                machine = spec.ssh or spec.socket or spec.id
+                spec.env.setdefault(TURN, str(machines[machine]))
+                machines[machine] += 1
+            elif len(self._orders) > 1:
+                spec.env.setdefault(VISIBLE, next(gpus))
 
-    def _session(self, here: bool) -> dict[str, object]:
+    def _session(self, is_here: bool) -> dict[str, object]:
         place = self._baseline
         return {
             "key": self._facts.key,
             "name": self._facts.name,
             "baseline": place.location,
             "baseline_of": self._baseline_of,
-            "offline": here,
+            "offline": is_here,
             "exists": place.folder.exists(),
         }

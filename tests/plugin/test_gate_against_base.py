@@ -558,3 +558,26 @@ def test_a_new_folder_of_tests_is_new(gate: Gate, workers: str) -> None:
     code, text = gate({"gpu/test_new.py": new}, f"origin/main --max-regression 5% -- gpu{workers}")
     assert code == 0, text
     assert "new, base does not have it: gpu/test_new.py::test_new" in text
+
+
+BROKEN = """
+import pytest_gpumem.plugin.{module} as module
+
+def raises(self, *arguments):
+    raise ZeroDivisionError("of nothing")
+
+module.{feature}.{method} = raises
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "feature", "method"),
+    [("footprints", "FootprintFeature", "setup"), ("verdicts", "VerdictFeature", "judge")],
+)
+def test_a_part_of_the_plugin_that_breaks_leaves_no_verdict(
+    gate: Gate, module: str, feature: str, method: str
+) -> None:
+    change = {"conftest.py": BROKEN.format(module=module, feature=feature, method=method)}
+    code, text = gate(change)
+    assert code == 6, text
+    assert "raised by mistake" in gate_result(text)

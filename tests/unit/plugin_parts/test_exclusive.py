@@ -54,6 +54,8 @@ def test_a_wait_names_the_test_and_begins_anew_with_another_one(
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     monkeypatch.setattr(module, "REPEAT", 0.1)
+    monkeypatch.setattr(module, "_POLL", 0.02)
+    monkeypatch.delenv(module.WORKERS_RUN, raising=False)  # else it is a worker that holds it
     first = hold("test_a.py::test_\x1b")
     first.__enter__()
     lines: list[str] = []
