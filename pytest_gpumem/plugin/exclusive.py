@@ -20,18 +20,18 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import WORKERS_RUN
 
-PATIENCE = 3.0  # seconds of waiting before a message
-REPEAT = 60.0  # seconds between two messages
+PATIENCE = 3.0  # seconds before a message
+REPEAT = 60.0  # seconds between messages
 LIMIT = 600.0  # seconds of waiting for the same test
 _POLL = 0.5
 
 
 class LockUnusable(DeviceError):
-    """The lock of a GPU cannot be used."""
+    """The lock cannot be used."""
 
 
 class GpuBusy(LockUnusable):
-    """A test of another process uses the GPU for too long."""
+    """Another process uses the GPU for too long."""
 
 
 @contextmanager

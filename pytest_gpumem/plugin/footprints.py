@@ -160,7 +160,7 @@ class FootprintFeature(Feature):
                 self._session.footprints.stop()
 
     def _say_once(self, why: str) -> None:
-        """Say at the session's end why memory is not watched, or not all of it: the first reason."""
+        """Say at the session's end why memory is not watched: the first reason."""
         if not self._refused:
             self._session.remark(why)
             self._refused = True

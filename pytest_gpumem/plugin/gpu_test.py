@@ -68,7 +68,7 @@ class GpuTest:
 
     @contextmanager
     def spending(self, label: str) -> Iterator[Plan]:
-        """The plan of a measurement that is about to begin; limits its time, and charges it to a total budget."""
+        """The plan of a measurement; limits its time, and charges it to a total budget."""
         session, nodeid = self.session, self.item.nodeid
         begun, plan = self.device.now(), self._plan(label)
         limit: AbstractContextManager[None] = nullcontext()
@@ -83,7 +83,7 @@ class GpuTest:
                 session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def _plan(self, label: str) -> Plan:
-        """The plan of a measurement. Its budget is the smaller of its own and its share of the total."""
+        """The plan with the smaller of its own budget and its share of the total."""
         settings, budgets = self.settings, list[float]()
         if settings.budget is not None:
             budgets.append(settings.budget)

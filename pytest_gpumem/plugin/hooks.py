@@ -1,6 +1,7 @@
-"""The entry point: options, the marker, and the switch. Without `--gpumem` nothing else of the package is imported.
+"""The entry point: options, the marker, and the switch.
 
-pytest imports this module in every session of everyone who has the plugin installed. PYTEST_DONT_REWRITE
+pytest imports it in every session of everyone who has the plugin installed. Without `--gpumem`
+nothing else of the package is imported. PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             more: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar}
             if option.bare is not None:
                 more |= {"nargs": "?", "const": option.bare}
-            # Everything defaults to None, flags too: without a value here, the environment and the ini file decide.
+            # None, of flags too: the environment and the ini file decide.
             group.addoption(
                 option.flag,
                 dest=option.key,
@@ -137,7 +138,7 @@ def _settings(config: pytest.Config) -> Settings:
 
 
 def _ini_value(config: pytest.Config, option: Option) -> object:
-    """The value of an option in the ini file. In native TOML (`[tool.pytest]`, pytest 9) flags and numbers are values of their own type."""
+    """The value of an option in the ini file; in native TOML of its own type."""
     written = getattr(config, "_inicfg", {}).get(option.key)
     if written is not None and not option.repeats and getattr(written, "mode", "ini") == "toml":
         return written.value
@@ -170,7 +171,7 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     collected = list(items)
     result = yield
-    # Mistakes in tests that somebody deselects are named too, and markers that a conftest adds count.
+    # Mistakes in deselected tests are named too, and markers that a conftest adds count.
     _check_markers(config, list(dict.fromkeys([*collected, *items])), items)
     return result
 
@@ -204,7 +205,7 @@ def _check_markers(
     from pytest_gpumem.plugin.workers import is_part
     from pytest_gpumem.printable import printable
 
-    # A worker that raises here dies without a word. A session that measures nothing runs its other tests.
+    # A worker that raises dies without a word. Without measurements the other tests run.
     if not off and not is_part(config):
         raise pytest.UsageError("\n".join(printable(_mistakes_in_words(mistakes))))
     for item in items:

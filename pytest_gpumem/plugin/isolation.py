@@ -26,8 +26,8 @@ _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its p
 
 
 class IsolationFeature(Feature):
-    """Waits for the work of each test, so that a lost context is the failure of the test that lost it.
-    A worker leaves after such a test. In another process, later tests that use the device do not run.
+    """Waits for the work of each test, so that the test that lost the context fails. A worker leaves
+    after it. In another process, later tests that use the device do not run.
     """
 
     name = "isolation"
@@ -60,7 +60,7 @@ class IsolationFeature(Feature):
         self._wait(item)
 
     def _wait(self, item: pytest.Item) -> None:
-        """Wait for the work of a test. Of one without our fixtures, only the loss of the context is its failure."""
+        """Wait for the work of a test. One without our fixtures fails by a lost context alone."""
         try:
             self._session.wait(item)
         except ContextLost:

@@ -1,4 +1,4 @@
-"""What a test leaves on the device: the set-aside of L2, window lines and limits of the device are restored."""
+"""What a test leaves on the device: set-aside of L2, window lines and limits are restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session puts out: ranges for profilers, and at its end terminal, files, baseline and exit code."""
+"""What a session puts out: ranges for profilers, terminal, files, baseline, exit code."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class OutputFeature(Feature):
         return (yield)
 
     def _finish(self, session: pytest.Session) -> None:
-        """From the last test to the exit code: nothing is written before the last verdict is known."""
+        """Write nothing before the last verdict is known."""
         gpu = self._session
         self._hush()
         if self._leaves:
@@ -177,8 +177,7 @@ class OutputFeature(Feature):
 
     @property
     def _leaves(self) -> bool:
-        """True if the context was lost, and the process ends with the session. A program that called
-        pytest goes on with its own."""
+        """True if the context was lost, and the process ends with the session."""
         gpu = self._session
         if gpu.lost_in is None or gpu.facts.simulated:
             return False
@@ -189,8 +188,7 @@ class OutputFeature(Feature):
         return gpu.is_part or is_pytest
 
     def _hush(self) -> None:
-        """Have libraries print no traceback for each piece of memory of a lost context. Cython prints
-        an error of a destructor by the one hook, and reports it by the other."""
+        """Have libraries print no traceback for each piece of lost memory, by Cython's two hooks."""
         if self._leaves:
             sys.excepthook = sys.unraisablehook = _print_nothing
 
@@ -200,7 +198,7 @@ class OutputFeature(Feature):
     def pytest_report_header(
         self, config: pytest.Config
     ) -> Generator[None, list[object], list[object]]:
-        """The session's lines below pytest-benchmark's, whose defaults hold for no GPU; with -v it stays."""
+        """The session's lines in place of pytest-benchmark's, whose defaults hold for no GPU."""
         lines = yield
         # pytest prints them from the last one on.
         shown: list[object] = []
@@ -281,7 +279,7 @@ def _print_nothing(*_: object) -> None:
 
 
 def _leave(session: pytest.Session) -> None:
-    """End the process before the libraries print a traceback for each piece of memory of a lost context."""
+    """End the process before libraries print a traceback for each piece of lost memory."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -290,7 +288,7 @@ def _leave(session: pytest.Session) -> None:
 
 @contextmanager
 def _stoppable(session: pytest.Session) -> Iterator[None]:
-    """Have Ctrl-C, `pytest.exit` and errors end the session as while tests run: results are written all the same."""
+    """Have an interrupt or an error end the session, whose results are written all the same."""
     config = session.config
     try:
         yield

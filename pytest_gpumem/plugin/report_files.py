@@ -44,7 +44,7 @@ class ReportFiles:
             self._writable("--benchmark-json", Path(results))
 
     def _writable(self, flag: str, written: Path) -> Path:
-        """A file relative to where pytest was called. Raises `pytest.UsageError`: it cannot be written."""
+        """A file relative to where pytest was called. Raises `pytest.UsageError`: unwritable."""
         path = Path(self._session.config.invocation_params.dir, written)
         why = unwritable(path)
         if why is not None:

@@ -302,7 +302,7 @@ class _Phase:
         self.error = error
 
     def enter(self, features: Iterable[Feature], *arguments: object) -> list[Feature]:
-        """Have features enter; return those that did. The first error ends it, but in the teardown."""
+        """Have features enter; return those that did. An error ends it, but in the teardown."""
         entered = []
         for feature in features:
             if self._over:
@@ -326,7 +326,7 @@ class _Phase:
         return self._when != "teardown" or isinstance(self.error, _STOPS)
 
     def defer(self) -> BaseException | None:
-        """What ended the phase before it began, which now ends a later one; None for what ends the session."""
+        """What ends a later phase in place of this one; None for what ends the session."""
         if isinstance(self.error, _STOPS):
             return None
         error, self.error = self.error, None

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class GpuSession:
-    """A session. The device is opened at its first use, so never in a process that hands out the tests."""
+    """A session. The device is opened at its first use, so never by a controller of workers."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class GpuSession:
 
     @property
     def reports_elsewhere(self) -> bool:
-        """True in a worker and in a forked child: only reports reach the process that has the rows."""
+        """True in a worker and in a forked child: another process has the rows."""
         return self.is_part or os.getpid() != self._pid
 
     @property
@@ -158,7 +158,7 @@ class GpuSession:
         return self.held(item.nodeid, merge_limits(None, marker, self.settings, names), names)
 
     def held(self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)) -> Limits:
-        """The limits to which a test with these `limits` is held. `names`: the limits that apply."""
+        """The limits to which a test with these `limits` is held. `names`: those that apply."""
         test = None if self.base is None else self.base.tests.get(nodeid)
         if test is None:
             return limits

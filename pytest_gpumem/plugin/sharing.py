@@ -1,4 +1,4 @@
-"""Exclusive use of the session's GPUs: the lock of a test that measures, and the memory kept for the next."""
+"""Exclusive use of a session's GPUs, and the memory that is kept for the next test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ExclusiveFeature(Feature):
 
 
 def reserved(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:
-    """UUIDs of the GPUs of a test: one, two if it uses `peer_buffer`, or as many as its marker says.
+    """UUIDs of a test's GPUs: one, two with `peer_buffer`, or as many as its marker says.
     Raises `Unsupported`: the marker needs more than there are.
     """
     count = of_marker(marker_keywords(marks_of(item)), "gpus")

@@ -216,7 +216,7 @@ def _session(
 def _merged_and_added(
     accepted: Acceptances, config: pytest.Config, settings: Settings
 ) -> tuple[Acceptances, Acceptances]:
-    """The accepted changes that BASE has too, and those that the change of a gate adds, if they count.
+    """The accepted changes of BASE, and those that the change of a gate adds, if they count.
 
     Raises `RevisionError`: git cannot tell the history.
     """

@@ -1,4 +1,4 @@
-"""The verdicts of a session's tests: each is judged at the end of its body, and its report gets its rows."""
+"""The verdicts of tests: each is judged at its body's end, and its report gets its rows."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class VerdictFeature(Feature):
             test.entries.excuse()
 
     def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Fail the report that ends a test by a further process, and by the rows of its attempts."""
+        """Fail a report by a further process, and by earlier attempts of the test."""
         if not report.failed:
             for process in self._session.further:
                 why = process.failure_of(item.nodeid)

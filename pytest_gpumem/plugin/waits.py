@@ -1,4 +1,4 @@
-"""The waits of each test's body: `--gpumem-waits`, and the limit `max_waits` of a test that measures nothing."""
+"""The waits of each test's body: `--gpumem-waits`, and the limit `max_waits`."""
 
 from __future__ import annotations
 

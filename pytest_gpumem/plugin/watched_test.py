@@ -34,9 +34,9 @@ from pytest_gpumem.settings import (
 
 T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)
-"""Errors of the device and of libraries: memory is not read then, and limits on it are UNDECIDED."""
+"""Errors of the device and of libraries: limits on memory are UNDECIDED then."""
 YOUNG, OLD = 1, 2
-"""Generations of the garbage collector: of most objects of a test, and of all, which takes tens of milliseconds."""
+"""Generations of the garbage collector: of most objects of a test, and of all."""
 NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 
 
@@ -192,7 +192,7 @@ class WatchedTest:
 
     @contextmanager
     def warmed_up(self) -> Iterator[None]:
-        """Have the function of the test called as often as `warmups` says before the call that counts.
+        """Have the function called as often as `warmups` says before the call that counts.
         Raises `SettingsError`: it cannot be called again.
         """
         item = self.item
@@ -267,7 +267,7 @@ def _let_go(item: pytest.Item) -> None:
 def with_footprints(
     item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
 ) -> list[Row]:
-    """The rows of a test at the end of its body, with the footprints of the test and of its parts."""
+    """The rows of a test at the end of its body, with its footprint and those of its parts."""
     watched: WatchedTest | None = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
         return list(rows)

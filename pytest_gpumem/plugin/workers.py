@@ -75,7 +75,7 @@ BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of worke
 
 
 def prepare(config: pytest.Config) -> None:
-    """With workers, switch pytest-benchmark off as its option does: it would say that nothing is measured."""
+    """With workers, switch pytest-benchmark off as its option does: else it warns."""
     option = config.option
     if hands_out(config) and not option.tx:
         option.dist = "no"  # it distributes nothing, and pytest-benchmark is to know
@@ -115,7 +115,7 @@ class Channel:
         self._gives[key] = value
 
     def carry(self, key: str, send: Callable[[], object], receive: Callable[[Any], None]) -> None:
-        """Carry a value from the end of a part, unless it crashed, to the process with the results."""
+        """Carry a value from the end of a part to the process with the results."""
         self._sends[key], self._receives[key] = send, receive
 
     def collect(self, take: Callable[[Iterable[str]], None]) -> None:
@@ -156,8 +156,8 @@ class Channel:
 
 
 class Refusal:
-    """Ends a worker that cannot take part before it collects. xdist swallows its usage error, so the
-    controller raises it: no worker runs a test before all of them have collected.
+    """Ends a worker that cannot take part before it collects. xdist swallows its usage error, so
+    the controller raises it: no worker runs a test before all have collected.
     """
 
     def __init__(self, config: pytest.Config, error: pytest.UsageError) -> None:
@@ -209,7 +209,7 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
 def own_in_turn(
     environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice
 ) -> str | None:
-    """In a worker on another machine: `CUDA_VISIBLE_DEVICES` with its GPU as device 0; None if it is."""
+    """In a worker on another machine: `CUDA_VISIBLE_DEVICES` of its turn; None: as it is."""
     if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
         return None
     every = orders(chosen.gpus, chosen.alike, environment.get(VISIBLE))
@@ -241,8 +241,8 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
 class Controller:
     """Gives each worker a GPU, and tells it what it must have.
 
-    With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own as
-    device 0. The GPU stands in the worker's specification: the worker that replaces it has the same.
+    With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own
+    as device 0. A worker that replaces another has the same: it stands in the specification.
     """
 
     def __init__(

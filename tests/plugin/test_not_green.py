@@ -106,7 +106,7 @@ def after_files(text: str) -> str:
             lambda project: project.write("conftest.py", CRASH),
             "",
             "",
-            1,
+            6,
             id="a crash while judging",
         ),
         pytest.param(

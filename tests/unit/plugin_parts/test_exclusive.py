@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.plugin import exclusive as module
 from pytest_gpumem.plugin.exclusive import GpuBusy, LockUnusable, exclusive, lock_file
+from pytest_gpumem.settings import WORKERS_RUN
 
 FACTS = choose("sim:h100").facts
 GPU = replace(FACTS, uuid="GPU-1234")
@@ -25,6 +26,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own folder, as a login makes it."""
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
+    monkeypatch.delenv(WORKERS_RUN, raising=False)  # of the workers of these tests
     monkeypatch.setattr(module, "user_runtime_path", lambda name, appauthor: folder / name)
     return folder
 
@@ -55,7 +57,6 @@ def test_a_wait_names_the_test_and_begins_anew_with_another_one(
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     monkeypatch.setattr(module, "REPEAT", 0.1)
     monkeypatch.setattr(module, "_POLL", 0.02)
-    monkeypatch.delenv(module.WORKERS_RUN, raising=False)  # else it is a worker that holds it
     first = hold("test_a.py::test_\x1b")
     first.__enter__()
     lines: list[str] = []
