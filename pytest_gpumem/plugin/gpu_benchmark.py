@@ -116,6 +116,7 @@ class GpuBenchmark:
                 default: the marker's or the session's.
             limits: limits of this measurement by name, such as `max_latency="12 us"`. They take
                 precedence over those of the marker and the session, and None lifts them.
+                `max_gpu_page_faults` and `max_migrated` make the test count pages.
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
