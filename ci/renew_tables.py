@@ -44,7 +44,6 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,11 +76,7 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         for row in document.rows
         if which is None or row.nodeid.startswith(nodeid) == (which == "of")
     ]
-    drawn = (
-        summary(rows, device, width=WIDTH, colour=False, in_session=True)
-        if short
-        else table(rows, device, width=WIDTH, colour=False, notes=False)
-    )
+    drawn = table(rows, device, width=WIDTH, colour=False, every=not short)
     return "\n".join(
         [head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn]
     )

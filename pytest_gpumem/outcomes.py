@@ -122,6 +122,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "counted, in doubt by its conditions, or by its noise without a duet; a simulated device takes the place of the baseline's GPU; "
         "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
+    "doctor": {
+        Exit.FAILED: "nothing can be measured: no GPU can be used, and GPUMEM_DEVICE chooses no "
+        "simulated device",
+    },
     "explain": {
         Exit.FAILED: "a test failed in base or head; what was counted is printed",
         Exit.NO_VERDICT: "nothing was counted: there is no GPU or no tool, or no kernel was measured",

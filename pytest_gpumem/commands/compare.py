@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,14 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import WhatRan
-from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.differences import describe
-from pytest_gpumem.reporting.row_facts import names_of
-from pytest_gpumem.reporting.summary import OF_FILES, remedies
+from pytest_gpumem.reporting.row import names_of
+from pytest_gpumem.reporting.table import remedies
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.units import format_share, format_time, sizes
 
 _HEADINGS = ("base", "head", "change", "between", "catches")
-_SIMULATED, _BETWEEN = "(simulated)", "between"
 MOST = 20  # rows whose figures are listed
 
 _Value = float | int | str | None
@@ -54,7 +52,7 @@ def text(
     simulated = " (simulated)" if any(pair.row.verdict.simulated for pair in compared.pairs) else ""
     failed = [row for row in compared.rows if row.verdict.outcome is Outcome.FAIL]
     after = [f"FAIL{simulated} {row.key}: {row.verdict.reason}" for row in failed]
-    after += remedies(compared.rows, OF_FILES)
+    after += remedies(compared.rows, {})
     after += [
         f"changed between the sides: {what} ({count} of {len(compared.rows)})"
         for what, count in Counter(what for row in compared.rows for what in row.changed).items()
@@ -77,42 +75,13 @@ OF_FILES_LOST = "compare runs of the same tests; gpumem accept TEST --scope remo
 
 
 def _table(compared: SetComparison, width: int, colour: bool) -> str:
-    rows = list(zip(compared.pairs, names_of(compared.rows), strict=True))
-
-    def columns(without: Sequence[str]) -> Columns:
-        lines = []
-        for pair, name in rows:
-            figures = [
-                "" if heading in without else text
-                for heading, text in zip(_HEADINGS, _times(pair), strict=True)
-            ]
-            simulated = (
-                ""
-                if not pair.row.verdict.simulated
-                else " (sim)"
-                if _SIMULATED in without
-                else " (simulated)"
-            )
-            lines.append(
-                Line(
-                    name,
-                    figures,
-                    Text(
-                        pair.row.verdict.outcome.word + simulated,
-                        style=pair.row.verdict.outcome.style,
-                    ),
-                )
-            )
-        return Columns("test", _HEADINGS, "verdict", lines)
-
-    found, _ = narrowed(((_SIMULATED, 28), (_BETWEEN, 28)), width, columns)
-    intervals = any(row.figures[_HEADINGS.index(_BETWEEN)] for row in found.rows)
-    drawn = found.drawn(width, colour)
-    return (
-        f"{drawn}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above"
-        if intervals
-        else drawn
-    )
+    lines = []
+    for pair, name in zip(compared.pairs, names_of(compared.rows), strict=True):
+        verdict = pair.row.verdict
+        simulated = " (simulated)" if verdict.simulated else ""
+        text = Text(f"{verdict.outcome.word}{simulated}", style=verdict.outcome.style)
+        lines.append(Line(name, _times(pair), text))
+    return Columns("test", _HEADINGS, "verdict", lines).drawn(width, colour)
 
 
 def _times(pair: Pair) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from pytest_gpumem.settings import (
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
     from pytest_gpumem.baselines.storage import Storage
+    from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.reporting.run import Place
     from pytest_gpumem.runs.base import Base
     from pytest_gpumem.runs.decision import Decision, OfBase
@@ -120,10 +121,9 @@ def gate(
     from further processes in 60 s at most. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
-    from pytest_gpumem.reporting.columns import fitted
-    from pytest_gpumem.reporting.concerns import ending
-    from pytest_gpumem.reporting.summary import counts_text
-    from pytest_gpumem.runs.decision import if_meant, loosened_lines, without_effect
+    from pytest_gpumem.reporting.conclusion import conclusion_lines
+    from pytest_gpumem.reporting.terminal import counts_text
+    from pytest_gpumem.runs.decision import loosened_lines, without_effect
     from pytest_gpumem.runs.report import rounded_duration
 
     _check_arguments(pytest_arguments, output)
@@ -179,34 +179,64 @@ def gate(
         for one in without_effect(decision, changes, added)
     ]
     lines = (*of_files, *loosened_lines(changes, added), *decision.remarks)
-    decision = replace(decision, remarks=lines)
-    meant = if_meant(decision)
+    errors = {failure.nodeid: failure.message for failure in screened.failures if not failure.unrun}
+    conclusion = _conclusion(replace(decision, remarks=lines), gated, screened.document, errors)
+    decision = replace(decision, remarks=lines[:-1])
     if screened.document is not None:
-        _tell(
-            output,
-            base,
-            screened.document,
-            replace(decision, remarks=(*lines, *meant)),
-            screened.places,
-        )
+        _tell(output, base, screened.document, decision, screened.places, conclusion)
     else:
-        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(list(lines))))
+        text = [*decision.remarks, *conclusion_lines(conclusion, 100)]
+        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(text)))
     if written := [name for name in FILES if (output / name).exists()]:
         _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
         _say(remark)
-    if decision.code == Exit.FAILED and screened.document is not None:
-        errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
-        counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [
-            *ending(decision.rows, gated.again, errors),
-            *meant,
-            counts,
-            f"report: {output / REPORT}",
-        ]
-        for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
-            click.echo(part)
+    first, *further = conclusion_lines(conclusion, terminal()[0])
+    click.echo(f"gpumem gate: {first}")
+    for line in further:
+        click.echo(line)
+    if screened.document is not None:
+        device = screened.document.device.name_and_driver
+        took = rounded_duration(time.monotonic() - begun)
+        click.echo(printable(f"{counts_text(decision.rows)}; {took} on {device}"))
+        if (output / REPORT).exists():
+            click.echo(printable(f"report: {output / REPORT}"))
     return decision.code
+
+
+def _conclusion(
+    decision: Decision, gated: GateRun, document: Document | None, errors: Mapping[str, str]
+) -> Conclusion:
+    """How the gate ends, for every output. `errors`: of tests that failed, by node id."""
+    from pytest_gpumem.reporting.conclusion import (
+        GREEN,
+        NO_VERDICT,
+        RED,
+        Conclusion,
+        advice,
+        failing_rows,
+    )
+    from pytest_gpumem.runs.decision import if_meant
+
+    colour = {Exit.FINE: GREEN, Exit.FAILED: RED}.get(Exit(decision.code), NO_VERDICT)
+    why = decision.remarks[-1].replace(" (simulated): ", ": ")
+    for prefix, words in (
+        ("ACCEPTED: ", "accepted, "),
+        ("no verdict under --strict: ", "under --strict, "),
+        (f"{colour}: ", ""),
+    ):
+        if why.startswith(prefix):
+            why = words + why.removeprefix(prefix)
+            break
+    failing = failing_rows(decision.rows)
+    steps: list[tuple[str, str]] = []
+    if colour == RED:
+        meant = if_meant(decision)
+        steps = advice(gated.again(failing[0]) if failing else (), meant, gate=True)
+    simulated = document is not None and document.device.simulated
+    return Conclusion(
+        colour, [why], decision.rows, decision.missing, steps, errors, simulated=simulated
+    )
 
 
 def _accepted(merge_base: str) -> list[Acceptance]:
@@ -338,7 +368,8 @@ class GateRun:
         `duet`: its verdicts, by row key.
         """
         from pytest_gpumem.judging.differences import fails_by_memory
-        from pytest_gpumem.reporting.concerns import EXPLAINED, worst_first
+        from pytest_gpumem.reporting.conclusion import EXPLAINED
+        from pytest_gpumem.reporting.row import worst_first
 
         known = []
         for row in rows:
@@ -367,7 +398,7 @@ class GateRun:
             memory_differences,
             row_differences,
         )
-        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS
+        from pytest_gpumem.reporting.conclusion import CAUSE_SECONDS
         from pytest_gpumem.runs import RunError
 
         if not rows or self.of_base is None:
@@ -700,7 +731,7 @@ def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure],
     """The failures of a JUnit file, in its order, and where its tests are defined, by node id.
     `selected`: tests whose node ids are known; of others the names in the file stand.
     """
-    from pytest_gpumem.reporting.concerns import place_of
+    from pytest_gpumem.reporting.github import place_of
 
     ids = () if selected is None else (*selected.tests, *selected.others)
     named = {_in_junit(nodeid): nodeid for nodeid in ids}
@@ -724,7 +755,12 @@ def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure],
 
 
 def _tell(
-    output: Path, base: str, document: Document, decision: Decision, places: Mapping[str, Place]
+    output: Path,
+    base: str,
+    document: Document,
+    decision: Decision,
+    places: Mapping[str, Place],
+    conclusion: Conclusion,
 ) -> None:
     """Write results, report and summary, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.reporting import html, markdown
@@ -739,10 +775,11 @@ def _tell(
         shown.utc,
         shown.revision,
         remarks=decision.remarks,
+        conclusion=conclusion,
     )
     saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
-    run = replace(run, past=past, footprints=saved.newest_footprints)
+    run = replace(run, past=past)
     summary = markdown.page(run)
     _write(output / SUMMARY, summary)
     if run.rows:
@@ -806,7 +843,7 @@ def _write(path: Path, text: str) -> None:
 
 def _announce(rows: Sequence[Row], summary: str, places: Mapping[str, Place]) -> None:
     """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
-    from pytest_gpumem.reporting.concerns import summarise, workflow_commands
+    from pytest_gpumem.reporting.github import summarise, workflow_commands
 
     if (note := summarise(summary, os.environ)) is not None:
         click.echo(printable(note), err=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import PROPERTY, figures
+from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
@@ -78,8 +78,7 @@ def why_text(row: Row) -> str:
     if not why:
         return ""
     lines = [f"why: {row.key}: {why[0]}", *(f"  {line}" for line in why[1:])]
-    width = shutil.get_terminal_size().columns
-    return "\n".join(part for line in lines for part in wrapped(line, width, indent="    "))
+    return "\n".join(part for line in lines for part in wrapped(line, columns(), indent="    "))
 
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -258,7 +257,7 @@ class VerdictFeature(Feature):
                 if final
                 else short_texts(failing)
             )
-            raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
+            raise broken_limits(failing, [*texts, *filter(None, map(why_text, by_key.values()))])
 
     def report(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport

@@ -12,10 +12,11 @@ import pytest
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.conclusion import conclusion_of
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.concerns import VARIABLE, place_of, summarise, workflow_commands
+from pytest_gpumem.reporting.github import VARIABLE, place_of, summarise, workflow_commands
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
@@ -103,8 +104,8 @@ class OutputFeature(Feature):
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             revision=replay.revision(gpu.config),
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
-            footprints=gpu.baseline.newest_footprints,
             remarks=missing_lines(gpu.missing),
+            conclusion=conclusion_of(gpu),
         )
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:

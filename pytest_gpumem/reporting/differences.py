@@ -1,10 +1,11 @@
-"""Differences as text. All of their sentences are here."""
+"""Differences, and the lines of code that take memory, as text. All of their sentences are here."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
 
 from pytest_gpumem.judging.differences import shape
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.difference import (
     CPU_FAULTS,
     DECLARED,
@@ -12,15 +13,15 @@ from pytest_gpumem.records.difference import (
     GPU_FAULTS,
     MIGRATED,
     ORDER,
+    PEAK,
     Difference,
     Value,
 )
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.footprints import allocations_of, before_text, place
 from pytest_gpumem.units import short_bytes, sizes
 
-LONGEST = 60  # characters of a kernel's name in a sentence
+_NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 _OF_BYTES = (DECLARED, MIGRATED, "shared", "dynamic_shared", "local", "nbytes")
 """Kinds, and fields of a step, whose values are bytes."""
 _WORDS = {
@@ -57,7 +58,7 @@ def describe(difference: Difference) -> str:
         return "1 further difference" if now == 1 else f"{now} {kind}"
     if kind in (GPU_FAULTS, CPU_FAULTS) and was == 0:
         return f"{now} {kind} where there were none"
-    subject = f"{kind} {_short(difference.name)}".rstrip()
+    subject = f"{kind} {difference.name}".rstrip()
     if difference.times > 1:
         subject = f"{difference.times} × {subject}"
     if field == "code":
@@ -104,5 +105,28 @@ def _of_memory(difference: Difference, site: Site) -> str:
     return f"+{short_bytes(difference.now - difference.was)} at {place(site)} ({before_text(difference)})"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+def place(site: Site) -> str:
+    """The place of a site in one line: "model.py:12 in forward: y = a * b"."""
+    if not site.file:
+        return _NO_PYTHON
+    code = f": {site.code}" if site.code else ""
+    return f"{site.file}:{site.line} in {site.function}{code}"
+
+
+def allocations_of(site: Site, kind: str) -> str:
+    """The library of a site and the number of its allocations: "PyTorch, 3 allocations"."""
+    memory = "" if site.kind == "device" else f" {site.kind}"
+    return f"{site.library}{memory}, {counted(_count(site, kind), 'allocation')}"
+
+
+def before_text(difference: Difference) -> str:
+    """What a line that grew took before: "64 MiB before", with its text where that was another."""
+    assert isinstance(difference.was, int)
+    if not difference.was:
+        return "new"
+    before = f"{short_bytes(difference.was)} before"
+    return f"{before}, by {difference.name}" if difference.name else before
+
+
+def _count(site: Site, kind: str) -> int:
+    return site.at_peak_count if kind == PEAK else site.kept_count

@@ -46,7 +46,7 @@ from pytest_gpumem.records.row import (
     Verdict,
     did_not_run,
 )
-from pytest_gpumem.reporting.concerns import worst_first
+from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
@@ -266,27 +266,18 @@ def without_effect(
 SHOWN = 3  # tests that one line names
 
 
-def if_meant(decision: Decision) -> list[str]:
-    """A line with the command that accepts what makes a gate red, if something can be accepted."""
+def if_meant(decision: Decision) -> str:
+    """The command that accepts what makes a gate red; empty if nothing can be accepted."""
     if decision.code != Exit.FAILED:
-        return []
-    rows = worst_first(
-        row for row in decision.rows if row.test_error is not True and any(changes_of(row))
-    )
-    named = list(
-        dict.fromkeys(
-            [
-                *(row.nodeid for row in rows),
-                *(one.nodeid for one in decision.missing if one.may_be_meant),
-            ]
-        )
-    )
-    if not named:
-        return []
-    which = f" (the worst {SHOWN} of {len(named)} tests)" if len(named) > SHOWN else ""
-    return [
-        f"if it is meant, commit the file that this writes{which}: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'"
-    ]
+        return ""
+    acceptable = []
+    for row in decision.rows:
+        if row.test_error is not True and any(changes_of(row)):
+            acceptable.append(row)
+    tests = [row.nodeid for row in worst_first(acceptable)]
+    tests += [missing.nodeid for missing in decision.missing if missing.may_be_meant]
+    named = list(dict.fromkeys(tests))
+    return f"gpumem accept {shlex.join(named[:SHOWN])} --reason '...'" if named else ""
 
 
 def with_accepted(decision: Decision, tests: Mapping[str, Sequence[str]]) -> Decision:

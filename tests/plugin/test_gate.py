@@ -152,7 +152,7 @@ def test_a_slower_run_fails_and_so_does_the_next(
         slower = gpumem("--gpumem-save", "--benchmark-autosave")
         slower.assert_outcomes(failed=1)
         slower.stdout.fnmatch_lines(
-            ["+* against *max_regression 2% (call)*", "  verdict *FAIL (simulated), *::test_copy"]
+            ["latency *, was *, max_regression 2%", "  verdict *FAIL (simulated), *::test_copy"]
         )
     assert len(stored_in(pytester.path)) == 3
     # Nor does pytest-benchmark's own storage take the regressed row.
@@ -181,8 +181,9 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
     test = "test_a_session_ends_with_what_fails_why_and_what_to_do.py::test_copy"
     text = " ".join(line.strip().removesuffix(" \\") for line in result.outlines[begins:-1])
     assert re.fullmatch(
-        rf"FAIL \(simulated\) {test}: \+\S+ % against 3 saved runs, .*: slower than max_regression 2% \(call\) allows "
-        rf"why: declared bytes \S+ MiB → \S+ MiB repeat: pytest .* --gpumem .* {test} if it is meant, commit the file that this writes: "
+        rf"FAIL \(simulated\) {test} latency .*, was .*: \+\S+ %, max_regression 2% \+\S+ % .* "
+        rf"why: declared bytes \S+ MiB → \S+ MiB to repeat: pytest .* --gpumem .* {test} "
+        r"to repair: .* to accept, commit what this writes: "
         rf"gpumem accept {test} --scope time --size \S+% --reason '...'",
         text,
     ), text
@@ -197,7 +198,7 @@ def test_no_baseline_is_a_warning_and_fails_when_strict(
     relaxed = gpumem()
     relaxed.assert_outcomes(passed=1)
     relaxed.stdout.fnmatch_lines(
-        ["NEW: 1 row has nothing to compare with: *", "1 row (simulated): 1 NEW"]
+        ["NEW *::test_copy: *; to store this state: *", "1 row (simulated): 1 NEW"]
     )
     strict = gpumem("--gpumem-strict")
     strict.assert_outcomes(failed=1)

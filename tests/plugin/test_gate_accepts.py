@@ -107,7 +107,7 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     assert "accepted time up to 2" in accepted.stdout
     code, last, text = gates.gate()
     assert code == 0, text
-    assert last.startswith("ACCEPTED: 1 test +2")
+    assert last.startswith("green: accepted, 1 test +2")
     assert last.endswith(" % by this change")
     assert "a change of it is accepted: test_it.py::test_copy" in text
     summary = (gates.project.folder / "gpumem-results" / "summary.md").read_text()
@@ -141,7 +141,7 @@ def test_a_duet_decides_how_much_slower_a_change_is(gates: Gates) -> None:
     code, last, text = gates.gate(options=["--accept-from-change", "--rounds-max", "11"])
     assert code == 0, text
     assert "the duet decides it" in text
-    assert last.startswith("ACCEPTED: 1 test +2")
+    assert last.startswith("green: accepted, 1 test +2")
 
 
 def test_between_the_merge_and_the_next_saved_run_a_test_is_guarded(gates: Gates) -> None:
@@ -168,7 +168,9 @@ def test_memory_and_copies_are_accepted_and_the_time_is_not(gates: Gates, words:
     assert red == 1, text
     gates.accept("test_it.py::test_copied", "--scope", "kernels")
     code, last, text = gates.gate(words)
-    assert (code, last) == (0, "ACCEPTED: 1 test max_copied_bytes 101 MiB by this change"), text
+    assert (code, last) == (0, "green: accepted, 1 test max_copied_bytes 101 MiB by this change"), (
+        text
+    )
     gates.change({"kern.py": KERN.replace("100", "200")})
     assert gates.gate(copied)[0] == 1
     gates.accept("test_it.py::test_copied", "--scope", "kernels")
@@ -179,7 +181,7 @@ def test_memory_and_copies_are_accepted_and_the_time_is_not(gates: Gates, words:
     gates.change({"kern.py": KERN.replace("64 <<", "65 <<")})
     gates.accept("test_it.py::test_memory", "--scope", "memory", "--size", "65 MiB")
     code, last, text = gates.gate(f"{ALL} -- -k test_memory")
-    assert (code, last) == (0, "ACCEPTED: 1 test a peak of 65 MiB by this change"), text
+    assert (code, last) == (0, "green: accepted, 1 test a peak of 65 MiB by this change"), text
     gates.change({"kern.py": KERN.replace("64 <<", "66 <<")})
     assert gates.gate(f"{ALL} -- -k test_memory")[0] == 1
 
@@ -207,7 +209,7 @@ def test_a_removed_test(gates: Gates, renamed: bool) -> None:
     (made,) = acceptances(gates.project.folder)
     assert [change.scope.value for change in made.changes] == ["removed"]
     code, last, text = gates.gate(words)
-    assert (code, last) == (0, "ACCEPTED: 1 test removed by this change"), text
+    assert (code, last) == (0, "green: accepted, 1 test removed by this change"), text
     assert ("new, base does not have it: test_it.py::test_renamed" in text) is renamed
     assert "removed: test_it.py::test_copy: its removal was accepted" in text
     assert gates.gate(words, ["--screen-only"])[0] == 1
@@ -255,7 +257,9 @@ def test_a_loosened_limit(gates: Gates) -> None:
     )
     assert "  in place of " in accepted.stdout
     code, last, text = gates.gate()
-    assert (code, last) == (0, "ACCEPTED: 1 test max_regression 2% -> 50% by this change"), text
+    assert (code, last) == (0, "green: accepted, 1 test max_regression 2% -> 50% by this change"), (
+        text
+    )
     assert (
         "limit of test_it.py::test_copy: max_regression 2% -> 50% in this change (accepted, "
         in text
@@ -285,7 +289,7 @@ def test_a_loosened_limit_of_a_call(gates: Gates) -> None:
     code, last, text = gates.gate()
     assert (code, last) == (
         0,
-        "ACCEPTED: 1 test max_regression 2% -> 50%, max_latency 45 us -> 1 ms by this change",
+        "green: accepted, 1 test max_regression 2% -> 50%, max_latency 45 us -> 1 ms by this change",
     ), text
 
 
@@ -323,11 +327,11 @@ def test_without_a_baseline_the_figures_of_base_are_accepted(gates: Gates) -> No
     assert code == 1, text
     assert "memory up to 65 MiB" in gates.accept("test_it.py::test_memory").stdout
     code, last, text = gates.gate(words)
-    assert (code, last) == (0, "ACCEPTED: 1 test a peak of 65 MiB by this change"), text
+    assert (code, last) == (0, "green: accepted, 1 test a peak of 65 MiB by this change"), text
 
 
 def test_strict_takes_what_is_accepted(gates: Gates) -> None:
     gates.change(SLOWER)
     gates.accept("test_it.py::test_copy", "--scope", "time", "--size", "30%")
     code, last, text = gates.gate(options=["--screen-only", "--accept-from-change", "--strict"])
-    assert (code, last) == (6, "no verdict under --strict: the device is simulated"), text
+    assert (code, last) == (6, "no verdict: under --strict, the device is simulated"), text

@@ -130,7 +130,7 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     asked = ("--rounds-max", "12", "--max-regression", "1%", "--", "tests", "-n0")
     result = run(*asked, rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == [
+    assert result.stdout.splitlines()[:2] == [
         "gpumem gate: cleared by the duet: t.py::a",
         "gpumem gate: green: 2 rows",
     ]
@@ -145,10 +145,10 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     }  # a limit of a test wins over it, as in the screen
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
-    assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
+    assert "green: 2 rows\ncleared by the duet: t.py::a" in summary
     assert "**2 rows: 2 PASS**" in summary
     report = (tmp_path / "gpumem-results" / "report.html").read_text()
-    assert "<li>cleared by the duet: t.py::a</li><li>green: 2 rows</li>" in report
+    assert "green: 2 rows\ncleared by the duet: t.py::a" in report
     assert '<span class="chip pass">2 PASS</span>' in report
     assert "FAIL</span>" not in report
 
@@ -161,7 +161,7 @@ def test_the_report_draws_the_saved_runs_of_the_history_that_both_sides_share(
         store.save([passing], revision)
     assert run("--screen-only", rows=(passing,)).exit_code == 0
     assert (
-        "<figcaption>history: 2 earlier runs<"
+        "<figcaption>2 saved runs and this one<"
         in (tmp_path / "gpumem-results" / "report.html").read_text()
     )
 
@@ -173,10 +173,7 @@ def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
     )
     run(rows=(row(Code.SLOWER), *settled), duet={"t.py::a": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
-    assert (
-        "**3 rows: 3 PASS (2 by the same code)**"
-        in (tmp_path / "gpumem-results" / "summary.md").read_text()
-    )
+    assert "**3 rows: 3 PASS**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
 
 
 def test_a_noisy_row_has_a_duet_whatever_code_it_runs(run: Run, tmp_path: Path) -> None:
@@ -200,9 +197,8 @@ def test_what_the_duet_confirms_is_red_at_its_place(
     result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
-    assert line.startswith(
-        "::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet"
-    )
+    assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: ")
+    assert "so the duet" in line
     assert (tmp_path / "steps.md").read_text() == (
         tmp_path / "out" / "summary.md"
     ).read_text() + "\n"
@@ -213,7 +209,7 @@ def test_a_summary_that_cannot_be_written_changes_no_verdict(
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "nowhere/steps.md")
     result = run(rows=(row(),))
-    assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 row\n")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "gpumem gate: green: 1 row")
     assert (
         "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory"
         in result.stderr
@@ -286,7 +282,7 @@ def test_a_row_without_a_baseline_is_for_the_duet_and_a_new_one_is_named(
     assert run(rows=alone, duet={"t.py::a": "FAIL", "t.py::b": "PASS"}).exit_code == 1
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a", "t.py::b"]
     new = run(rows=alone, duet={"t.py::a": None, "t.py::b": "PASS"})
-    assert (new.exit_code, new.stdout.splitlines()) == (
+    assert (new.exit_code, new.stdout.splitlines()[:2]) == (
         0,
         [
             "gpumem gate: new, base does not have it: t.py::a",
@@ -307,9 +303,13 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     alone = run(rows=(broken, row(name="b")))
     end = [
         "gpumem gate: red: 1 of 2 rows fails",
-        "FAIL t.py::a: said by the screen of a",
-        "  repeat: gpumem duet main --test t.py::a",
-        "if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'",
+        "FAIL t.py::a",
+        "  latency 1.000 ms, was 970.9 us: +3.00 %, max_regression 1%",
+        "  said by the screen of a",
+        "to repeat: gpumem duet main --test t.py::a",
+        "to repair: change the code, or the limit if the project owns it",
+        "to accept, commit what this writes and gate with --accept-from-change: "
+        "gpumem accept t.py::a --reason '...'",
         "2 rows: 1 FAIL, 1 PASS; 0 s on NVIDIA H100 80GB HBM3",
         "report: gpumem-results/report.html",
     ]

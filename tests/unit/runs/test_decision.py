@@ -553,24 +553,19 @@ def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
 
 def test_a_red_gate_names_the_command_that_accepts_it() -> None:
     red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
-    assert if_meant(red) == [
-        "if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'"
-    ]
+    assert if_meant(red) == "gpumem accept t.py::a --reason '...'"
     lost = with_missing(
         red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")]
     )
-    assert if_meant(lost) == [
-        "if it is meant, commit the file that this writes (the worst 3 of 4 tests): "
-        "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
-    ]
+    assert if_meant(lost) == "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
     crashed = with_missing(
         red, [Omission("t.py::d", "", "lost", why) for why in (NOT_REACHED, ITS_TEST_FAILED)]
     )
     assert if_meant(crashed) == if_meant(red)
     assert not any("gpumem accept" in line for line in crashed.remarks)
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
-        assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
-    assert if_meant(decided(row())) == []
+        assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == ""
+    assert if_meant(decided(row())) == ""
 
 
 def test_a_row_that_a_duet_passes_is_accepted_by_its_kernels() -> None:
