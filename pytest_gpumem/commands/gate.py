@@ -20,7 +20,12 @@ import click
 from msgspec import structs
 
 from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
+from pytest_gpumem.baselines.accepted import (
+    Acceptance,
+    Acceptances,
+    acceptances,
+    own_limits,
+)
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
 from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.files import write_whole
@@ -231,8 +236,11 @@ def _conclusion(
     failing = failing_rows(decision.rows)
     steps: list[tuple[str, str]] = []
     if colour == RED:
-        meant = if_meant(decision)
-        steps = advice(gated.again(failing[0]) if failing else (), meant, gate=True)
+        limits = list[str]()
+        for row in failing:
+            limits += own_limits(row)
+        repeat = gated.again(failing[0]) if failing else ()
+        steps = advice(repeat, if_meant(decision), gate=True, limits=limits)
     simulated = document is not None and document.device.simulated
     return Conclusion(
         colour, [why], decision.rows, decision.missing, steps, errors, simulated=simulated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.baselines.accepted import changes_of, command
+from pytest_gpumem.baselines.accepted import changes_of, command, own_limits
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
@@ -33,12 +33,13 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
     steps: list[tuple[str, str]] = []
     failing = worst_first(failing)
     if failing:
-        acceptable = []
+        acceptable, limits = [], list[str]()
         for row in failing:
+            limits += own_limits(row)
             if row.test_error is not True and any(changes_of(row)):
                 acceptable.append(row)
         accept = command(acceptable[0]) if acceptable else ""
-        steps = advice(_again(failing[0], session), accept, gate=False)
+        steps = advice(_again(failing[0], session), accept, gate=False, limits=limits)
     return Conclusion(RED, causes, failing, session.missing, steps)
 
 

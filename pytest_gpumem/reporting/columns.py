@@ -24,7 +24,6 @@ class Line:
     name: str
     figures: Sequence[str | Text] = ()  # as many as the table has columns of figures
     last: str | Text = ""  # such as the verdict
-    below: Sequence[str] = ()  # lines under the name, indented and dim
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,10 @@ class Columns:
         for index in range(len(self.figures)):
             if any(len(row.figures[index]) for row in rows):
                 shown.append(index)
-        room = self._room_for_names(rows, shown, width)
+        room = width - sum(self._width(index) + 2 for index in shown)
+        if self.last:
+            room -= max([len(self.last), *(len(row.last) for row in rows)]) + 2
+        room = max(LEAST_NAME, room)
         table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
         longest = max([cell_len(row.name) for row in rows if cell_len(row.name) <= room] or [0])
         table.add_column(self.name, no_wrap=True, min_width=longest)
@@ -73,19 +75,13 @@ class Columns:
             if cell_len(line.name) > room:
                 lines.append(line.name)
             lines.append(drawn.pop(0))
-            for below in line.below:
-                lines += _printed(Text(f"  {below}", style="dim"), colour)
         return "\n".join(lines)
 
-    def _room_for_names(self, rows: Sequence[Line], shown: Sequence[int], width: int) -> int:
-        """The columns that are left for names, `LEAST_NAME` at least."""
-        others = 0
-        for index in shown:
-            texts = [self.figures[index], *(row.figures[index] for row in rows)]
-            others += max(len(text) for text in texts) + 2
-        if self.last:
-            others += max([len(self.last), *(len(row.last) for row in rows)]) + 2
-        return max(LEAST_NAME, width - others)
+    def _width(self, index: int) -> int:
+        rows = [line for line in self.lines if isinstance(line, Line)]
+        return max(
+            len(text) for text in [self.figures[index], *(row.figures[index] for row in rows)]
+        )
 
 
 def _styled(text: str | Text) -> Text:

@@ -111,16 +111,23 @@ def _renamed(conclusion: Conclusion) -> list[str]:
     return lines
 
 
-def advice(repeat: Sequence[str], accept: str, *, gate: bool) -> list[tuple[str, str]]:
+def advice(
+    repeat: Sequence[str], accept: str, *, gate: bool, limits: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """What to do about a failure, in the order repeat, repair, accept.
 
     `repeat`: the words of the command that measures it again; empty if there is none.
     `accept`: the command that accepts it; empty if nothing can be accepted.
+    `limits`: names of broken limits that no acceptance covers.
     """
     steps = []
     if repeat:
         steps.append(("to repeat", shlex.join(repeat)))
-    steps.append(("to repair", "change the code, or the limit if the project owns it"))
+    repair = "change the code"
+    if limits:
+        names = ", ".join(dict.fromkeys(limits))
+        repair += f", or the value of {names}, which cannot be accepted"
+    steps.append(("to repair", repair))
     if accept:
         needs = " and gate with --accept-from-change" if gate else ""
         steps.append((f"to accept, commit what this writes{needs}", accept))

@@ -60,7 +60,7 @@ def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
     if row.verdict.reason not in broken_limits(row):
         terms.append(("reason", row.verdict.reason))
     for term, text in details(row, facts):
-        if term not in ("limit", "why", "changed since", "measured"):
+        if term not in ("limit", "why", "changed since"):
             terms.append((term, text))
     terms.append(("device", f"{facts.name_and_driver}, {facts.key}"))
     room = max(len(term) for term, _ in terms) + 2
@@ -79,17 +79,12 @@ def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
     yield "latency", latency
     if not measurement.checked:
         yield "unchecked", "no check compared the result of a launch with a reference"
-    interval = measurement.latency_per_access_interval
-    if interval is not None:
-        yield "95 % interval", f"{format_time(interval[0])} to {format_time(interval[1])}/access"
     yield from _of_traffic(measurement, facts)
     if measurement.window is not None:
         yield "window", window_text(measurement.window)
     samples = basis(measurement)
     if measurement.placement_spread is not None:
         samples += f", spread between placements {format_share(measurement.placement_spread)}"
-    if measurement.discarded:
-        samples += f", {measurement.discarded} discarded under throttling"
     yield "samples", samples
     method = f"{measurement.mode}, sampler {measurement.sampler}"
     yield "method", f"{method} ({measurement.sampler_reason})"
@@ -101,9 +96,6 @@ def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
     conditions = conditions_text(measurement.during or measurement.conditions[1])
     if conditions:
         yield "conditions", conditions
-    if measurement.provenance is not None:
-        taken = (measurement.provenance.utc, measurement.provenance.card)
-        yield "measured", " ".join([part for part in taken if part])
     for note in measurement.notes:
         yield "note", note
 
@@ -162,10 +154,7 @@ def migrations_text(migrations: Migrations) -> str:
 
 def _of_footprint(footprint: Footprint) -> Details:
     if footprint.watched:
-        yield "peak memory", _by_library(footprint.peak, footprint, "peak", "device")
-        for kind, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
-            if peak:
-                yield f"peak, {kind}", _by_library(peak, footprint, "peak", kind)
+        yield "peak memory", _by_library(footprint.peak, footprint, "peak")
         if footprint.ended:
             yield "kept", _by_library(footprint.kept, footprint, "kept")
         if footprint.ended and footprint.reserved:
@@ -180,12 +169,9 @@ def _of_footprint(footprint: Footprint) -> Details:
         yield "waits", footprint.waits.not_read or footprint.waits.text or "none"
 
 
-def _by_library(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:
+def _by_library(total: int, footprint: Footprint, name: str) -> str:
     """A total, and what each library has of it."""
-    uses = []
-    for use in footprint.uses:
-        if getattr(use, name) > 0 and kind in (None, use.kind):
-            uses.append(use)
+    uses = [use for use in footprint.uses if getattr(use, name) > 0]
     uses.sort(key=lambda use: -getattr(use, name))
     parts = []
     for use in uses:

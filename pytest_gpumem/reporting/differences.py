@@ -21,7 +21,6 @@ from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import short_bytes, sizes
 
-_NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 _OF_BYTES = (DECLARED, MIGRATED, "shared", "dynamic_shared", "local", "nbytes")
 """Kinds, and fields of a step, whose values are bytes."""
 _WORDS = {
@@ -40,7 +39,7 @@ def why_lines(row: Row) -> list[str]:
 
 
 def place_of(row: Row) -> tuple[str, int] | None:
-    """The file and line of a row's first difference, relative to pytest's root folder; None if it is of no line there."""
+    """The file and line of a row's first difference, relative to pytest's root folder, if any."""
     site = row.differences[0].site if row.differences else None
     if site is None or not site.file or PurePosixPath(site.file).is_absolute():
         return None
@@ -48,7 +47,7 @@ def place_of(row: Row) -> tuple[str, int] | None:
 
 
 def describe(difference: Difference) -> str:
-    """One difference as a sentence: "kernel triad: block 256 → 128", "+16 MiB at model.py:4 in layer: y = x * 2 (64 MiB before)"."""
+    """One difference as a sentence: "kernel triad: block 256 → 128"."""
     if difference.site is not None:
         return _of_memory(difference, difference.site)
     kind, field, was, now = difference.kind, difference.field, difference.was, difference.now
@@ -63,11 +62,9 @@ def describe(difference: Difference) -> str:
         subject = f"{difference.times} × {subject}"
     if field == "code":
         # The reference that a simulated device runs has no machine code.
-        return (
-            "reference: other source"
-            if difference.name == "reference"
-            else f"{subject}: its module changed"
-        )
+        if difference.name == "reference":
+            return "reference: other source"
+        return f"{subject}: its module changed"
     if not field and was is None:
         return f"{subject} added" + (f" ({now})" if now else "")
     if not field and now is None:
@@ -98,35 +95,19 @@ def _value(value: Value, field: str, of_bytes: bool) -> str:
 
 
 def _of_memory(difference: Difference, site: Site) -> str:
-    assert isinstance(difference.now, int)
-    if difference.was is None:
-        return f"{short_bytes(difference.now)} at {place(site)} ({allocations_of(site, difference.kind)})"
-    assert isinstance(difference.was, int)
-    return f"+{short_bytes(difference.now - difference.was)} at {place(site)} ({before_text(difference)})"
-
-
-def place(site: Site) -> str:
-    """The place of a site in one line: "model.py:12 in forward: y = a * b"."""
-    if not site.file:
-        return _NO_PYTHON
-    code = f": {site.code}" if site.code else ""
-    return f"{site.file}:{site.line} in {site.function}{code}"
-
-
-def allocations_of(site: Site, kind: str) -> str:
-    """The library of a site and the number of its allocations: "PyTorch, 3 allocations"."""
-    memory = "" if site.kind == "device" else f" {site.kind}"
-    return f"{site.library}{memory}, {counted(_count(site, kind), 'allocation')}"
-
-
-def before_text(difference: Difference) -> str:
-    """What a line that grew took before: "64 MiB before", with its text where that was another."""
-    assert isinstance(difference.was, int)
-    if not difference.was:
-        return "new"
-    before = f"{short_bytes(difference.was)} before"
-    return f"{before}, by {difference.name}" if difference.name else before
-
-
-def _count(site: Site, kind: str) -> int:
-    return site.at_peak_count if kind == PEAK else site.kept_count
+    """Such as "+16 MiB at model.py:4 in layer: y = x * 2 (64 MiB before)"."""
+    was, now = difference.was, difference.now
+    assert isinstance(now, int)
+    where = "a thread without Python code, such as PyTorch's backward pass"
+    if site.file:
+        code = f": {site.code}" if site.code else ""
+        where = f"{site.file}:{site.line} in {site.function}{code}"
+    if not isinstance(was, int):
+        memory = "" if site.kind == "device" else f" {site.kind}"
+        count = site.at_peak_count if difference.kind == PEAK else site.kept_count
+        by = f"{site.library}{memory}, {counted(count, 'allocation')}"
+        return f"{short_bytes(now)} at {where} ({by})"
+    before = f"{short_bytes(was)} before" if was else "new"
+    if was and difference.name:
+        before += f", by {difference.name}"
+    return f"+{short_bytes(now - was)} at {where} ({before})"

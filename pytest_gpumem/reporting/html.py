@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +62,7 @@ def page(run: Run) -> str:
         script=Markup(script),
         title=f"{facts.name} (simulated)" if simulated else facts.name,
         simulated=simulated,
-        taken=_taken(run),
+        taken=printable(f"{run.utc}, revision {run.revision or 'unknown'}"),
         header=header(facts, run.settings),
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],
         headings=headings,
@@ -82,13 +81,6 @@ def _digest(text: str) -> str:
 def _css(view: RowView) -> str:
     """The class of an outcome: "pass", "fail", "measured" or "doubt"."""
     return _CLASSES.get(view.outcome, "doubt")
-
-
-def _taken(run: Run) -> str:
-    """When the run was, to the minute, and the start of its revision."""
-    utc = re.sub(r"T(\d\d:\d\d).*(\+00:00|Z)$", r" \1 UTC", run.utc)
-    revision = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", printable(run.revision or ""))
-    return f"{utc}, revision {revision}" if revision else utc
 
 
 def _line(view: RowView, headings: Sequence[str]) -> dict[str, object]:

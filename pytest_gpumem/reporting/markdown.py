@@ -33,9 +33,7 @@ def page(run: Run) -> str:
         return "\n\n".join([*parts, "Nothing was measured."]) + "\n"
     parts.append(f"**{counts_text(rows)}**")
     shown = views(worst_first(rows), facts)
-    concerns = [view for view in shown if attention(view.row) < FINE]
-    if concerns:
-        parts.append(table(concerns[:MOST]))
+    parts.append(table([view for view in shown if attention(view.row) < FINE][:MOST]))
     parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
     # 200: the heading and the last sentence of what is folded
     room = LIMIT - len("\n\n".join(parts)) - 200
@@ -45,6 +43,8 @@ def page(run: Run) -> str:
 
 def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
     """Rows as a table of at most `room` characters, with the number of rows that do not fit."""
+    if not shown:
+        return ""
     headings = headings_of(shown)
     lines = [f"| test | {' | '.join([*headings, 'verdict'])} |"]
     lines.append(f"|---|{'--:|' * len(headings)}---|")
@@ -54,7 +54,7 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
         for heading in headings:
             figure = view.figures.get(heading)
             cells.append(escaped(figure.text) if figure is not None else "")
-        text = view.shown_verdict
+        text = f"{view.verdict} (simulated)" if view.simulated else view.verdict
         cells.append(text if view.outcome.quiet else f"**{text}**")
         rows.append(f"| {' | '.join(cells)} |")
     fitting, left = _fitting(rows, room - sum(len(line) for line in lines))

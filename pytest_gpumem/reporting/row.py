@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.judging.screen import base_latency
@@ -28,22 +28,25 @@ from pytest_gpumem.units import (
     sizes,
 )
 
-_MEMORY = "peak_bytes kept_bytes reserved_bytes allocations"
-_LAUNCH = "kernels copies copied_bytes waits registers spill_bytes moved_bytes"
-_PAGES = "gpu_page_faults cpu_page_faults migrated_bytes"
-EXACT = (*_MEMORY.split(), *_LAUNCH.split(), *_PAGES.split())
-"""Figures of bytes and counts. Of each, less is better."""
+EXACT = {
+    "peak_bytes": "footprint.peak",
+    "kept_bytes": "footprint.kept",
+    "reserved_bytes": "footprint.reserved",
+    "allocations": "footprint.allocations",
+    "kernels": "measurement.what_ran.kernels",
+    "copies": "measurement.what_ran.copies",
+    "copied_bytes": "measurement.what_ran.copied_bytes",
+    "waits": "measurement.what_ran.waits",
+    "registers": "measurement.what_ran.registers",
+    "spill_bytes": "measurement.what_ran.spill",
+    "moved_bytes": "measurement.moved_bytes.total",
+    "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
+    "cpu_page_faults": "measurement.migrations.launch.cpu_faults",
+    "migrated_bytes": "measurement.migrations.launch.migrated",
+}
+"""Figures of bytes and counts, each with its place in a row. Of each, less is better."""
 HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
-HEADINGS = (
-    "latency",
-    "host",
-    "bandwidth",
-    "% of peak",
-    "base",
-    "change",
-    "peak memory",
-    "kept",
-)
+HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
 """The columns of figures. An output leaves out those without any figure."""
 
 
@@ -65,11 +68,6 @@ class RowView:
     outcome: Outcome  # FAIL if the test failed, whatever the verdict
     simulated: bool
     figures: dict[str, Figure] = field(default_factory=dict)  # by heading, those that are known
-
-    @property
-    def shown_verdict(self) -> str:
-        """The verdict, which says whether it is of a simulated device."""
-        return f"{self.verdict} (simulated)" if self.simulated else self.verdict
 
 
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
@@ -184,28 +182,22 @@ def exact_figures(row: Row) -> dict[str, int]:
     """Those of `EXACT` that are known."""
     known: dict[str, int] = {}
     measurement, footprint = row.measurement, row.footprint
-    if measurement is not None and measurement.moved_bytes is not None:
-        known["moved_bytes"] = measurement.moved_bytes.total
     ran = measurement.what_ran if measurement is not None else None
-    if ran is not None and ran.order:
-        known["kernels"] = ran.kernels
-        known["copies"] = ran.copies
-        known["copied_bytes"] = ran.copied_bytes
-        known["waits"] = ran.waits
-        if any(step.registers is not None for step in ran.of(StepKind.KERNEL)):
-            known["registers"] = ran.registers
-            known["spill_bytes"] = ran.spill
-    migrations = measurement.migrations if measurement is not None else None
-    if migrations is not None and migrations.launch is not None:
-        known["gpu_page_faults"] = migrations.launch.gpu_faults
-        known["cpu_page_faults"] = migrations.launch.cpu_faults
-        known["migrated_bytes"] = migrations.launch.migrated
-    if footprint is not None and footprint.watched:
-        known["peak_bytes"] = footprint.peak
-        known["allocations"] = footprint.allocations
-        if footprint.ended:  # until then nothing is kept, only in use
-            known["kept_bytes"] = footprint.kept
-            known["reserved_bytes"] = footprint.reserved
+    left_out = set[str]()
+    if ran is None or not ran.order:  # no launch was watched
+        left_out |= {"kernels", "copies", "copied_bytes", "waits", "registers", "spill_bytes"}
+    elif all(step.registers is None for step in ran.of(StepKind.KERNEL)):
+        left_out |= {"registers", "spill_bytes"}
+    if footprint is None or not footprint.watched:
+        left_out |= {"peak_bytes", "kept_bytes", "reserved_bytes", "allocations"}
+    elif not footprint.ended:  # until then nothing is kept, only in use
+        left_out |= {"kept_bytes", "reserved_bytes"}
+    for name, place in EXACT.items():
+        value: Any = row
+        for attribute in place.split("."):
+            value = getattr(value, attribute, None)
+        if value is not None and name not in left_out:
+            known[name] = value
     if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
         known["waits"] = footprint.waits.count
     return known

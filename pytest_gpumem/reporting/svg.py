@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 520, 230  # units of a chart
 LEFT, RIGHT, TOP, BOTTOM = 78, 506, 12, 206  # edges of its plot
-COLOURS = 6  # classes s0, s1 ... of the style sheet
+COLOURS = 4  # classes s0, s1 ... of the style sheet
 CHARACTER = 7.0  # units across a character, on average
 LOG_FROM = 20.0  # ratio of the largest to the smallest x from which on the axis is logarithmic
 

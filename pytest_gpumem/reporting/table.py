@@ -53,11 +53,11 @@ def table(
         sentences.append(f"and {counted(len(shown) - len(listed), 'further row')}: -v lists them")
     if every:
         sentences += _notes(measured)
-    open_rows = []
-    for row in measured:
-        if not (saved and row.verdict.outcome is Outcome.NEW):
-            open_rows.append(row)
-    sentences += remedies(open_rows)
+    if saved:
+        new = (row for row in measured if row.verdict.outcome is not Outcome.NEW)
+        sentences += remedies(new, {})
+    else:
+        sentences += remedies(measured)
     sentences += since_the_baseline(measured)
     sentences += wait_totals(measured)
     sentences.append(counts_text(rows))

@@ -307,7 +307,7 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
         "  latency 1.000 ms, was 970.9 us: +3.00 %, max_regression 1%",
         "  said by the screen of a",
         "to repeat: gpumem duet main --test t.py::a",
-        "to repair: change the code, or the limit if the project owns it",
+        "to repair: change the code",
         "to accept, commit what this writes and gate with --accept-from-change: "
         "gpumem accept t.py::a --reason '...'",
         "2 rows: 1 FAIL, 1 PASS; 0 s on NVIDIA H100 80GB HBM3",

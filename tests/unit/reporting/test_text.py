@@ -56,7 +56,8 @@ def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
 
 
 def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
-    steps = advice(["pytest", "t.py::test_blur"], "gpumem accept t.py::test_blur", gate=True)
+    repeat, accept = ["pytest", "t.py::test_blur"], "gpumem accept t.py::test_blur"
+    steps = advice(repeat, accept, gate=True, limits=["max_latency"])
     ending = Conclusion(RED, ["1 of 2 rows fails"], [make_row(), failing(make_row)], (), steps)
     assert conclusion_lines(ending, 120) == [
         "red: 1 of 2 rows fails",
@@ -68,7 +69,7 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
         "  268.3 us against 134.1 us of other",
         "  why: sectors per request 4 → 8",
         "to repeat: pytest t.py::test_blur",
-        "to repair: change the code, or the limit if the project owns it",
+        "to repair: change the code, or the value of max_latency, which cannot be accepted",
         "to accept, commit what this writes and gate with --accept-from-change: "
         "gpumem accept t.py::test_blur",
     ]
