@@ -8,7 +8,7 @@ A marker stands on a line of its own before a ```text block, which is replaced:
                                         from the record of a script of ci/bench; a line that says so where there is none yet
     <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
     <!-- record: FILE without NODEID -->    all others
-    <!-- summary: FILE -->              the end of that session: a line for each test, or for each kind of test
+    <!-- summary: FILE -->              the end of that session: the rows with a limit or a doubt, and the counts
     <!-- texts: FILE -->                its figures that belong to the experiments of CUDA's guides and other texts; of a record of
                                         l2_persistence.py those of two windows at once
     <!-- output: FILE -->               what a script of this repository prints
@@ -45,6 +45,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.table import table
+from pytest_gpumem.reporting.terminal import counts_text
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
@@ -76,7 +77,11 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         for row in document.rows
         if which is None or row.nodeid.startswith(nodeid) == (which == "of")
     ]
-    drawn = table(rows, device, width=WIDTH, colour=False, every=not short)
+    shown = rows
+    if short:
+        shown = [row for row in rows if row.verdict.outcome is not Outcome.MEASURED]
+    lines = table(shown, device, width=WIDTH, colour=False).splitlines()
+    drawn = "\n".join([*lines[:-1], *wrapped(counts_text(rows), WIDTH)])
     return "\n".join(
         [head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn]
     )
@@ -229,7 +234,9 @@ def of_today(
 
 
 def _without_limits(row: Row) -> Row:
-    """The row; MEASURED if it has no limit, which older records call PASS."""
+    """The row without notes; MEASURED if it has no limit, which older records call PASS."""
+    if row.measurement is not None:
+        row = replace(row, measurement=replace(row.measurement, notes=()))
     judged = row.verdict.outcome is not Outcome.PASS or any(
         getattr(row.limits, name) is not None for name in LIMITS
     )

@@ -49,7 +49,7 @@ def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
     place = _number_of(names)
     series: dict[str, list[Point]] = {}
     for index, (name, view) in enumerate(zip(names, shown, strict=True)):
-        x, label, rest = float(index), name, ""
+        x, label, rest = float(index), "", name  # without a number, each row is a series
         if place is not None:
             match = list(_NUMBER.finditer(name))[place]
             label = match[0]
@@ -60,9 +60,10 @@ def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
         point = Point(x, y.value, label, f"{name}: {y.text}", noise * y.value)
         series.setdefault(rest, []).append(point)
     write = format_rate if figure == "bandwidth" else format_time
-    ordered = [sorted(series[rest], key=lambda point: point.x) for rest in sorted(series)]
+    for points in series.values():
+        points.sort(key=lambda point: point.x)
     caption = f"{function}: {figure}"
-    return Chart(caption, curves(ordered, write, caption), tuple(sorted(series)))
+    return Chart(caption, curves(list(series.values()), write, caption), tuple(series))
 
 
 def _parameters(row: Row) -> str:

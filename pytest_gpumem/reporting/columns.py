@@ -138,17 +138,21 @@ def fitted(line: str, width: int) -> list[str]:
     match = _COMMAND.fullmatch(line)
     if len(line) <= width or match is None:
         return wrapped(line, width, indent="    ")
-    program, *words = _WORD.findall(match["command"])
-    lines = [f"{match['before']}{program}"]
-    for index, word in enumerate(words):
-        # The first word is the command, and an option stays with its value.
-        of_option = index > 0 and words[index - 1].startswith("--") and not word.startswith("-")
-        of_option = of_option and "=" not in words[index - 1]
-        if index == 0 or of_option or len(lines[-1]) + len(word) + 3 <= width:
-            lines[-1] += f" {word}"
+    program, command, *words = _WORD.findall(match["command"])
+    parts: list[str] = []
+    for word in words:
+        # An option stays with its value.
+        if parts and re.fullmatch(r"--?[\w-]+", parts[-1]) and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = [f"{match['before']}{program} {command}"]
+    for part in parts:
+        if len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" {part}"
         else:
             lines[-1] += " \\"
-            lines.append(f"    {word}")
+            lines.append(f"    {part}")
     return lines
 
 

@@ -15,7 +15,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import LOST, Omission, Row, did_not_run
 from pytest_gpumem.reporting.columns import fitted
 from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.row import broken_limits, verdict_text, worst_first
+from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, worst_first
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs
 CAUSE_SECONDS = 60.0  # that looking for what differs may take
@@ -41,7 +41,7 @@ def first_line(conclusion: Conclusion) -> str:
     """The colour and why: "red (simulated): 1 of 5 rows fails"."""
     simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
     causes = "; ".join(conclusion.causes)
-    return f"{conclusion.colour}{' (simulated)' if simulated else ''}: {causes}"
+    return f"{conclusion.colour}{mark(simulated)}: {causes}"
 
 
 def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
@@ -86,11 +86,10 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
     `error`: the first line of the error of its test, if that is known.
     """
-    simulated = " (simulated)" if row.verdict.simulated else ""
     if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
         own = "its test failed by an assertion or an error of its own"
         return [f"FAIL {row.key}", f"  {error or own}"]
-    lines = [f"{verdict_text(row)}{simulated} {row.key}"]
+    lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
     for text in broken_limits(row):
         lines.append(f"  {' '.join(text.split())}")
     lines += [f"  why: {why}" for why in why_lines(row)[:1]]
@@ -129,6 +128,8 @@ def advice(
         repair += f", or the value of {names}, which cannot be accepted"
     steps.append(("to repair", repair))
     if accept:
-        needs = " and gate with --accept-from-change" if gate else ""
-        steps.append((f"to accept, commit what this writes{needs}", accept))
+        words = "to accept, commit what this writes"
+        if gate:
+            words += " and gate with --accept-from-change"
+        steps.append((words, accept))
     return steps

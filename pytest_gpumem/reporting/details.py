@@ -17,7 +17,7 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.reporting.differences import why_lines
-from pytest_gpumem.reporting.row import base_of, broken_limits, change_of
+from pytest_gpumem.reporting.row import base_of, broken_limits, change_of, mark
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
@@ -51,16 +51,16 @@ def details(row: Row, facts: DeviceFacts) -> Details:
 def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
     """The text of a failing test: each broken limit, then the details."""
     row, facts = printable(row), printable(facts)
-    simulated = " (simulated)" if row.verdict.simulated else ""
     lines = []
     for text in broken_limits(row):
         for line in text.splitlines():
             lines += hanging("", line, width)
-    terms = [("verdict", f"{row.verdict.outcome.word}{simulated}, {row.key}")]
+    verdict = f"{row.verdict.outcome.word}{mark(row.verdict.simulated)}"
+    terms = [("verdict", f"{verdict}, {row.key}")]
     if row.verdict.reason not in broken_limits(row):
         terms.append(("reason", row.verdict.reason))
     for term, text in details(row, facts):
-        if term not in ("limit", "why", "changed since"):
+        if term not in ("limit", "change", "why", "changed since"):
             terms.append((term, text))
     terms.append(("device", f"{facts.name_and_driver}, {facts.key}"))
     room = max(len(term) for term, _ in terms) + 2
@@ -86,8 +86,7 @@ def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
     if measurement.placement_spread is not None:
         samples += f", spread between placements {format_share(measurement.placement_spread)}"
     yield "samples", samples
-    method = f"{measurement.mode}, sampler {measurement.sampler}"
-    yield "method", f"{method} ({measurement.sampler_reason})"
+    yield "method", f"{measurement.mode}, sampler {measurement.sampler}"
     if measurement.overlap is not None:
         hidden = measurement.overlap.hidden(measurement.latency)
         if hidden is not None:
@@ -154,15 +153,16 @@ def migrations_text(migrations: Migrations) -> str:
 
 def _of_footprint(footprint: Footprint) -> Details:
     if footprint.watched:
-        yield "peak memory", _by_library(footprint.peak, footprint, "peak")
+        peak = _by_library(footprint.peak, footprint, "peak")
+        if footprint.allocations:
+            count = counted(footprint.allocations, "allocation")
+            peak += f", {count}, the largest {short_bytes(footprint.largest)}"
+        yield "peak memory", peak
         if footprint.ended:
             yield "kept", _by_library(footprint.kept, footprint, "kept")
         if footprint.ended and footprint.reserved:
             reserved = _by_library(footprint.reserved, footprint, "reserved")
             yield "reserved", f"{reserved}; pools hold it and nobody uses it"
-        if footprint.allocations:
-            largest = short_bytes(footprint.largest)
-            yield "allocations", f"{footprint.allocations}, the largest {largest}"
     for reason in footprint.not_watched:
         yield "not watched", reason
     if footprint.waits is not None:
@@ -175,7 +175,12 @@ def _by_library(total: int, footprint: Footprint, name: str) -> str:
     uses.sort(key=lambda use: -getattr(use, name))
     parts = []
     for use in uses:
-        library = use.library if use.kind == "device" else f"{use.library} {use.kind}"
-        size = "" if len(uses) == 1 else f" {short_bytes(getattr(use, name))}"
-        parts.append(f"{library}{size}")
-    return f"{short_bytes(total)} ({', '.join(parts)})" if parts else short_bytes(total)
+        part = use.library
+        if use.kind != "device":
+            part += f" {use.kind}"
+        if len(uses) > 1:
+            part += f" {short_bytes(getattr(use, name))}"
+        parts.append(part)
+    if not parts:
+        return short_bytes(total)
+    return f"{short_bytes(total)} ({', '.join(parts)})"

@@ -54,7 +54,7 @@ def describe(difference: Difference) -> str:
     if kind == ORDER:
         return "the same steps in another order"
     if kind == FURTHER:
-        return "1 further difference" if now == 1 else f"{now} {kind}"
+        return f"{now} {kind}"
     if kind in (GPU_FAULTS, CPU_FAULTS) and was == 0:
         return f"{now} {kind} where there were none"
     subject = f"{kind} {difference.name}".rstrip()
@@ -65,15 +65,20 @@ def describe(difference: Difference) -> str:
         if difference.name == "reference":
             return "reference: other source"
         return f"{subject}: its module changed"
-    if not field and was is None:
-        return f"{subject} added" + (f" ({now})" if now else "")
-    if not field and now is None:
-        return f"{subject} removed" + (f" ({was})" if was else "")
+    if not field and (was is None or now is None):
+        what = "added"
+        if now is None:
+            what = "removed"
+        value = was or now
+        return f"{subject} {what} ({value})" if value else f"{subject} {what}"
     values = " → ".join(_values(difference))
+    if field.startswith("argument"):
+        return f"{subject}: {field}: {values}"
     if field:
-        colon = ":" if field.startswith("argument") else ""
-        return f"{subject}: {_WORDS.get(field, field)}{colon} {values}"
-    return f"{subject}: {values}" if difference.name else f"{subject} {values}"
+        return f"{subject}: {_WORDS.get(field, field)} {values}"
+    if difference.name:
+        return f"{subject}: {values}"
+    return f"{subject} {values}"
 
 
 def _values(difference: Difference) -> tuple[str, ...]:
@@ -85,13 +90,17 @@ def _values(difference: Difference) -> tuple[str, ...]:
 
 
 def _value(value: Value, field: str, of_bytes: bool) -> str:
+    if value is None and field in ("window", "cluster"):
+        return "none"
     if value is None:
-        return "none" if field in ("window", "cluster") else "unknown"
+        return "unknown"
     if isinstance(value, tuple):
         return shape(value)
     if isinstance(value, float):
         return f"{value:.3g}"
-    return short_bytes(value) if of_bytes and isinstance(value, int) else str(value)
+    if of_bytes and isinstance(value, int):
+        return short_bytes(value)
+    return str(value)
 
 
 def _of_memory(difference: Difference, site: Site) -> str:

@@ -11,7 +11,14 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import row_lines
 from pytest_gpumem.reporting.differences import place_of as line_of
-from pytest_gpumem.reporting.row import FAILING, FINE, attention, verdict_text, worst_first
+from pytest_gpumem.reporting.row import (
+    FAILING,
+    FINE,
+    attention,
+    mark,
+    verdict_text,
+    worst_first,
+)
 from pytest_gpumem.reporting.run import Place
 
 MOST = 10  # annotations of each level that GitHub shows of a step; it drops further ones silently
@@ -43,8 +50,7 @@ def _annotation(level: str, row: Row, place: Place | None) -> str:
     where = ""
     if place is not None:
         where = f"file={_property(place.file)},line={place.line},"
-    simulated = " (simulated)" if row.verdict.simulated else ""
-    title = _property(f"gpumem: {verdict_text(row)}{simulated}")
+    title = _property(f"gpumem: {verdict_text(row)}{mark(row.verdict.simulated)}")
     text = f"{row.key}: {row.verdict.reason}"
     if attention(row) == FAILING:
         name, *reasons = row_lines(row)

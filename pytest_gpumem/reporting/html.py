@@ -22,7 +22,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.charts import of_saved_runs, of_tests
 from pytest_gpumem.reporting.details import details
-from pytest_gpumem.reporting.row import RowView, headings_of, views, worst_first
+from pytest_gpumem.reporting.row import RowView, headings_of, mark, views, worst_first
 from pytest_gpumem.reporting.run import Run, run_lines
 from pytest_gpumem.reporting.terminal import counts_text, header
 
@@ -60,7 +60,7 @@ def page(run: Run) -> str:
         policy=policy,
         style=Markup(style),
         script=Markup(script),
-        title=f"{facts.name} (simulated)" if simulated else facts.name,
+        title=f"{facts.name}{mark(simulated)}",
         simulated=simulated,
         taken=printable(f"{run.utc}, revision {run.revision or 'unknown'}"),
         header=header(facts, run.settings),

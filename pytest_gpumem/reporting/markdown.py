@@ -9,7 +9,15 @@ from collections.abc import Iterable, Sequence
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.row import FINE, RowView, attention, headings_of, views, worst_first
+from pytest_gpumem.reporting.row import (
+    FINE,
+    RowView,
+    attention,
+    headings_of,
+    mark,
+    views,
+    worst_first,
+)
 from pytest_gpumem.reporting.run import Run, run_lines
 from pytest_gpumem.reporting.terminal import counts_text, header
 
@@ -22,8 +30,7 @@ _REASONS = 20_000  # characters of a page that the reasons may take
 def page(run: Run) -> str:
     """The page: the conclusion, then all rows, folded, what needs a look first."""
     rows, facts = printable((list(run.rows), run.facts))
-    simulated = " (simulated)" if facts.simulated else ""
-    parts = [f"### gpumem: {escaped(facts.name)}{simulated}"]
+    parts = [f"### gpumem: {escaped(facts.name)}{mark(facts.simulated)}"]
     if facts.simulated:
         parts.append(f"> **No GPU is measured:** times come from a model of {escaped(facts.name)}.")
     lines = run_lines(run, WIDTH)
@@ -50,13 +57,11 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
     lines.append(f"|---|{'--:|' * len(headings)}---|")
     rows = []
     for view in shown:
-        cells = [code(view.name)]
-        for heading in headings:
-            figure = view.figures.get(heading)
-            cells.append(escaped(figure.text) if figure is not None else "")
-        text = f"{view.verdict} (simulated)" if view.simulated else view.verdict
-        cells.append(text if view.outcome.quiet else f"**{text}**")
-        rows.append(f"| {' | '.join(cells)} |")
+        cells = [escaped(text) for text in view.texts(headings)]
+        verdict = f"{view.verdict}{mark(view.simulated)}"
+        if not view.outcome.quiet:
+            verdict = f"**{verdict}**"
+        rows.append(f"| {' | '.join([code(view.name), *cells, verdict])} |")
     fitting, left = _fitting(rows, room - sum(len(line) for line in lines))
     lines += fitting
     if left:

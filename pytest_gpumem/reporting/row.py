@@ -69,6 +69,16 @@ class RowView:
     simulated: bool
     figures: dict[str, Figure] = field(default_factory=dict)  # by heading, those that are known
 
+    def texts(self, headings: Iterable[str]) -> list[str]:
+        """The figures under these headings; empty where there is none."""
+        nothing = Figure("", 0.0)
+        return [self.figures.get(heading, nothing).text for heading in headings]
+
+
+def mark(simulated: bool) -> str:
+    """What follows everything that says nothing about a GPU."""
+    return " (simulated)" if simulated else ""
+
 
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
     """The rows of a report. `memory`: show every peak, not only one that is limited."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.text import Text
-
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
@@ -46,9 +44,12 @@ def table(
     shown = views(measured, facts, memory=memory)
     if not every:
         shown.sort(key=lambda view: attention(view.row))
-    listed = shown if every else shown[:MOST]
-    lines = [_drawn(listed, width, colour)] if listed else []
-    sentences = []
+    listed = shown
+    if not every:
+        listed = shown[:MOST]
+    lines, sentences = list[str](), list[str]()
+    if listed:
+        lines.append(_drawn(listed, width, colour))
     if len(shown) > len(listed):
         sentences.append(f"and {counted(len(shown) - len(listed), 'further row')}: -v lists them")
     if every:
@@ -67,15 +68,16 @@ def table(
 
 
 def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
+    from rich.text import Text
+
     headings = headings_of(shown)
     lines = []
     for view in shown:
-        figures = []
-        for heading in headings:
-            figures.append(view.figures[heading].text if heading in view.figures else "")
-        simulated = " (sim)" if view.simulated else ""
-        verdict = Text(f"{view.verdict}{simulated}", style=view.outcome.style)
-        lines.append(Line(view.name, figures, verdict))
+        text = view.verdict
+        if view.simulated:
+            text += " (sim)"
+        verdict = Text(text, style=view.outcome.style)
+        lines.append(Line(view.name, view.texts(headings), verdict))
     return Columns("test", headings, "verdict", lines).drawn(width, colour)
 
 
@@ -89,8 +91,10 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             for note in row.measurement.notes:
                 notes.setdefault(note, []).append(row.key)
     for note, keys in notes.items():
-        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-        yield f"note: {keys[0]}{more}: {note}"
+        which = keys[0]
+        if len(keys) > 1:
+            which += f" and {len(keys) - 1} more"
+        yield f"note: {which}: {note}"
     if unchecked:
         yield f"{counted(unchecked, 'row')} measured without a check of the result"
 
@@ -116,8 +120,10 @@ def remedies(rows: Iterable[Row], to_do: Mapping[Outcome, str] = TO_DO) -> list[
             which = f"{counted(len(those), 'row')}, such as {first.key}"
         # A duet judges the time alone.
         of_time = outcome is Outcome.NEW or first.limits.max_regression is not None
-        remedy = f"; {to_do[outcome]}" if outcome in to_do and of_time else ""
-        sentences.append(f"{outcome.word} {which}: {first.verdict.reason}{remedy}")
+        sentence = f"{outcome.word} {which}: {first.verdict.reason}"
+        if outcome in to_do and of_time:
+            sentence += f"; {to_do[outcome]}"
+        sentences.append(sentence)
     return sentences
 
 
@@ -133,11 +139,11 @@ def wait_totals(rows: Sequence[Row]) -> Iterator[str]:
     lines: Counter[str] = Counter()
     tests = 0
     for row in rows:
-        waits = row.footprint.waits if row.footprint is not None else None
-        if waits is not None and waits.lines:
-            tests += 1
-            for line in waits.lines:
-                lines[line.place] += line.count
+        if row.footprint is None or row.footprint.waits is None:
+            continue
+        tests += bool(row.footprint.waits.lines)
+        for line in row.footprint.waits.lines:
+            lines[line.place] += line.count
     if lines:
         most = ", ".join(f"{place} {count} x" for place, count in lines.most_common(LARGEST))
         times, places = counted(lines.total(), "time"), counted(len(lines), "line")

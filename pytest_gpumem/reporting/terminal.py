@@ -25,6 +25,7 @@ from pytest_gpumem.records.row import (
     Row,
 )
 from pytest_gpumem.reporting.details import conditions_text
+from pytest_gpumem.reporting.row import mark
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 
@@ -120,7 +121,7 @@ def one_place(stream: TextIO, other: TextIO) -> bool:
 def counts_text(rows: Sequence[Row]) -> str:
     """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
     measured = [row for row in rows if row.measured_something]
-    simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
+    simulated = mark(any(row.verdict.simulated for row in rows))
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
