@@ -20,15 +20,13 @@ from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.settings import device_choice
 from pytest_gpumem.units import QuantityError
 
-__all__ = ["Check", "Report", "Status", "examine", "find", "text"]
-
 SCHEMA = 3  # version of the layout of the JSON
 
 
 @dataclass(frozen=True)
 class Report:
     checks: tuple[Check, ...]
-    summary: str  # one sentence: what this machine can measure
+    summary: str  # what this machine can measure
     device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if none can be used
     card: Card | None = None  # the card as the driver (NVML) describes it; None without an answer
 

@@ -35,7 +35,7 @@ _UNKNOWN = "the driver does not say"
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check."""
+    """A check."""
 
     name: str
     status: Status
@@ -53,7 +53,8 @@ def gpu_checks(
         yield Check("GPU", Status.OK, device_text(facts))
         yield from _abilities(facts)
     if card is not None:
-        yield from _state(card)
+        yield _throttling(card)
+        yield _processes(card)
     elif facts is not None:
         detail = f"clocks, throttling and other processes cannot be read: {unseen}"
         remedy = "pip install nvidia-ml-py; in a container: NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -87,15 +88,6 @@ def _abilities(facts: DeviceFacts) -> Iterator[Check]:
     else:
         remedy = "measure managed memory on bare Linux, on a GPU that can"
         yield Check("managed memory", Status.WARNING, f"{why}; its tests skip", remedy)
-
-
-def _state(card: Card) -> Iterator[Check]:
-    """Checks of what disturbs a measurement now."""
-    if card.compute_mode == "prohibited":
-        detail = "prohibited: no process may use the GPU"
-        yield Check("compute mode", Status.FAILURE, detail, "sudo nvidia-smi -c 0")
-    yield _throttling(card)
-    yield _processes(card)
 
 
 def _throttling(card: Card) -> Check:
@@ -158,7 +150,7 @@ def _install(extra: str, major: str) -> str:
 
 
 def tool_checks(environment: Mapping[str, str]) -> Iterator[Check]:
-    """Checks of Nsight's tools, and of the permission to read hardware counters."""
+    """Nsight's tools, and the permission to read counters."""
     for tool in (NSYS, NCU):
         try:
             path = find(tool, environment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -43,9 +43,12 @@ def of_tests(shown: Sequence[RowView]) -> list[Chart]:
 
 def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
     names = [_parameters(view.row) for view in shown]
-    bandwidths = [view.figures.get("bandwidth") for view in shown]
-    known = all(rate is not None and math.isfinite(rate.value) for rate in bandwidths)
-    figure = "bandwidth" if known else "latency"
+    figure = "bandwidth"
+    write: Callable[[float], str] = format_rate
+    for view in shown:
+        rate = view.figures.get("bandwidth")
+        if rate is None or not math.isfinite(rate.value):
+            figure, write = "latency", format_time
     place = _number_of(names)
     series: dict[str, list[Point]] = {}
     for index, (name, view) in enumerate(zip(names, shown, strict=True)):
@@ -53,13 +56,14 @@ def _of_test(function: str, shown: Sequence[RowView]) -> Chart:
         if place is not None:
             match = list(_NUMBER.finditer(name))[place]
             label = match[0]
-            x = float(parse_bytes(f"{match[1]} {match[2]}") if match[2] else match[1])
+            x = float(match[1])
+            if match[2]:
+                x = float(parse_bytes(f"{match[1]} {match[2]}"))
             rest = f"{name[: match.start()]} {name[match.end() :]}".strip(" -,_=[]")
-        y, measured = view.figures[figure], view.row.measurement
-        noise = measured.noise or 0.0 if measured is not None else 0.0
-        point = Point(x, y.value, label, f"{name}: {y.text}", noise * y.value)
-        series.setdefault(rest, []).append(point)
-    write = format_rate if figure == "bandwidth" else format_time
+        y, half = view.figures[figure], 0.0
+        if view.row.measurement is not None:
+            half = y.value * (view.row.measurement.noise or 0.0)
+        series.setdefault(rest, []).append(Point(x, y.value, label, f"{name}: {y.text}", half))
     for points in series.values():
         points.sort(key=lambda point: point.x)
     caption = f"{function}: {figure}"
@@ -71,7 +75,7 @@ def _parameters(row: Row) -> str:
     inside = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
     # A dash after a letter or a digit separates two parameters.
     inside = re.sub(r"(?<=\w)-(?=\w)", ", ", inside)
-    return ", ".join(part for part in (inside, row.label) if part) or "alone"
+    return ", ".join(filter(None, (inside, row.label))) or "alone"
 
 
 def _number_of(names: Sequence[str]) -> int | None:
@@ -92,8 +96,7 @@ def of_saved_runs(row: Row, past: Sequence[Past]) -> Chart | None:
         return None
     points = []
     for index, run in enumerate(past):
-        revision = f" {run.revision[:7]}" if run.revision else ""
-        tip = f"{run.utc:%Y-%m-%d}{revision}: {format_time(run.latency)}"
+        tip = f"{run.utc:%Y-%m-%d} {(run.revision or '')[:7]}: {format_time(run.latency)}"
         points.append(Point(index, run.latency, f"{run.utc:%m-%d}", tip, run.half_width or 0.0))
     latency = row.measurement.latency
     now = Point(len(past), latency, "this run", f"this run: {format_time(latency)}")

@@ -43,31 +43,26 @@ class Columns:
         """The table in lines without trailing blanks."""
         from rich.cells import cell_len
         from rich.table import Table
-        from rich.text import Text
 
-        rows = [line for line in self.lines if isinstance(line, Line)]
-        shown = []
-        for index in range(len(self.figures)):
-            if any(len(row.figures[index]) for row in rows):
-                shown.append(index)
-        room = width - sum(self._width(index) + 2 for index in shown)
-        if self.last:
-            room -= max([len(self.last), *(len(row.last) for row in rows)]) + 2
-        room = max(LEAST_NAME, room)
+        room = width  # for the names
         table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-        longest = max([cell_len(row.name) for row in rows if cell_len(row.name) <= room] or [0])
-        table.add_column(self.name, no_wrap=True, min_width=longest)
-        for index in shown:
-            table.add_column(self.figures[index], no_wrap=True, justify="right")
-        if self.last:
-            table.add_column(self.last, no_wrap=True)
-        for row in rows:
-            name = row.name if cell_len(row.name) <= room else ""
-            cells = [Text(name), *(_styled(row.figures[index]) for index in shown)]
-            table.add_row(*cells, *([_styled(row.last)] if self.last else []))
+        table.add_column(self.name, no_wrap=True)
+        shown = []
+        for index, heading in enumerate((*self.figures, self.last)):
+            longest = self._longest(index)
+            if longest:
+                shown.append(index)
+                room -= max(longest, len(heading)) + 2
+                last = index == len(self.figures)
+                table.add_column(heading, no_wrap=True, justify="left" if last else "right")
+        room = max(LEAST_NAME, room)
+        for line in self.lines:
+            if isinstance(line, Line):
+                cells = [line.name if cell_len(line.name) <= room else ""]
+                figures = (*line.figures, line.last)
+                table.add_row(*cells, *(figures[index] for index in shown))
         heading, *drawn = _printed(table, colour)
-        rule = "-" * max([cell_len(line) for line in _printed(table, False)] or [0])
-        lines = [heading, rule]
+        lines = [heading, "-" * max(map(cell_len, _printed(table, False)))]
         for line in self.lines:
             if not isinstance(line, Line):
                 lines += _printed(line, colour)
@@ -77,17 +72,13 @@ class Columns:
             lines.append(drawn.pop(0))
         return "\n".join(lines)
 
-    def _width(self, index: int) -> int:
-        rows = [line for line in self.lines if isinstance(line, Line)]
-        return max(
-            len(text) for text in [self.figures[index], *(row.figures[index] for row in rows)]
-        )
-
-
-def _styled(text: str | Text) -> Text:
-    from rich.text import Text
-
-    return Text(text) if isinstance(text, str) else text
+    def _longest(self, index: int) -> int:
+        """The length of the longest figure in a column."""
+        longest = 0
+        for line in self.lines:
+            if isinstance(line, Line):
+                longest = max(longest, len((*line.figures, line.last)[index]))
+        return longest
 
 
 def _printed(renderable: object, colour: bool) -> list[str]:
@@ -101,6 +92,7 @@ def _printed(renderable: object, colour: bool) -> list[str]:
         color_system="standard" if colour else None,
         no_color=not colour,
         highlight=False,
+        markup=False,  # brackets in ids
         emoji=False,
         legacy_windows=False,
     )

@@ -48,8 +48,9 @@ def as_csv(run: Run) -> str:
             "key": row.key,
             "nodeid": row.nodeid,
             "label": row.label,
-            "code": row.verdict.code.value if row.verdict.code is not None else None,
         }
+        if row.verdict.code is not None:
+            known["code"] = row.verdict.code.value
         values = [known.get(name) for name in HEADINGS]
         values += [row.extra.get(name) for name in extra]
         writer.writerow([_field(value) for value in values])
@@ -102,7 +103,9 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
 def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
     """JUnit properties: the figures as JSON, and those that a person looks for, each by itself.
     `facts`: of the session's device."""
-    suffix = f"[{row.label}]" if row.label else ""
+    suffix = ""
+    if row.label:
+        suffix = f"[{row.label}]"
     known = figures(row, facts)
     entries: list[tuple[str, object]] = [(f"{PROPERTY}{suffix}", json.dumps(known))]
     for name in READABLE:

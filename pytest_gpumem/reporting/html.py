@@ -62,7 +62,7 @@ def page(run: Run) -> str:
         script=Markup(script),
         title=f"{facts.name}{mark(simulated)}",
         simulated=simulated,
-        taken=printable(f"{run.utc}, revision {run.revision or 'unknown'}"),
+        taken=printable(f"{run.utc[:16].replace('T', ' ')} UTC, revision {run.revision}"),
         header=header(facts, run.settings),
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],
         headings=headings,
@@ -87,11 +87,10 @@ def _line(view: RowView, headings: Sequence[str]) -> dict[str, object]:
     """A row of the table of results. Its figures have a text and a value to sort by."""
     cells = []
     for heading in headings:
-        figure = view.figures.get(heading)
-        if figure is None:
-            cells.append((heading, "", ""))
-        else:
-            cells.append((heading, figure.text, f"{figure.value:.6g}"))
+        text, value = "", ""
+        if heading in view.figures:
+            text, value = view.figures[heading].text, f"{view.figures[heading].value:.6g}"
+        cells.append((heading, text, value))
     checked = view.row.measurement is None or view.row.measurement.checked
     return {
         "name": view.name,

@@ -109,13 +109,17 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     """The keys, without their file where they are unique without it."""
     keys = [row.key for row in rows]
     tests = [key.partition("::")[2] for key in keys]
-    return tests if all(tests) and len(set(tests)) == len(keys) else keys
+    if all(tests) and len(set(tests)) == len(keys):
+        return tests
+    return keys
 
 
 def function_of(row: Row) -> str:
     """The id of a row's test function, without the parameters of this call."""
     file, colons, test = row.nodeid.partition("::")
-    return f"{file}{colons}{test.partition('[')[0]}" if colons else file.partition("[")[0]
+    if not colons:
+        return file.partition("[")[0]
+    return f"{file}::{test.partition('[')[0]}"
 
 
 def verdict_text(row: Row) -> str:
@@ -136,11 +140,12 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
         bandwidth = measurement.asked_bandwidth or measurement.bandwidth
         # Where each access waits for the one before, bytes per second mean nothing.
         if bandwidth and not measurement.accesses_per_launch:
-            asked = " asked" if measurement.asked_bandwidth is not None else ""
-            known["bandwidth"] = Figure(f"{format_rate(bandwidth)}{asked}", bandwidth)
+            known["bandwidth"] = Figure(format_rate(bandwidth), bandwidth)
             share = measurement.share_of_peak(facts)
-            # Bytes that are asked for repeatedly count once, so L2 would look slow.
-            if share is not None and not asked:
+            if measurement.asked_bandwidth is not None:
+                # Bytes that are asked for repeatedly count once in a share: L2 would look slow.
+                known["bandwidth"] = Figure(f"{format_rate(bandwidth)} asked", bandwidth)
+            elif share is not None:
                 known["% of peak"] = Figure(f"{share * 100:.1f} %", share)
     if HOST in row.extra:
         known["host"] = Figure(format_time(row.extra[HOST]), row.extra[HOST])
@@ -176,7 +181,8 @@ def _memory(row: Row, every: bool) -> dict[str, Figure]:
 
 def change_of(row: Row) -> float | None:
     """The change of the latency against the reference, as a share; None without a reference."""
-    return row.verdict.comparison.delta if row.verdict.comparison is not None else None
+    comparison = row.verdict.comparison
+    return None if comparison is None else comparison.delta
 
 
 def base_of(row: Row) -> float | None:
@@ -220,8 +226,9 @@ def attention(row: Row) -> int:
     """How soon a row needs a look: `FAILING` first, `FINE` not at all."""
     if row.failed or row.verdict.outcome is Outcome.FAIL:
         return FAILING
-    open_outcomes = (Outcome.UNDECIDED, Outcome.ACCEPTED)
-    return UNDECIDED if row.verdict.outcome in open_outcomes else FINE
+    if row.verdict.outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED):
+        return UNDECIDED
+    return FINE
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
@@ -253,9 +260,9 @@ class _Compared(NamedTuple):
 def _compared(row: Row, name: str) -> _Compared | None:
     """A figure against the limit of that name; None where another row or the device's peak is
     needed for it, which only the judge knows."""
-    written = getattr(row.limits, name, None) if name in LIMITS else None
-    if written is None:
+    if name not in LIMITS or getattr(row.limits, name) is None:
         return None
+    written = getattr(row.limits, name)
     try:
         if name in ("max_latency", "min_bandwidth", "max_regression"):
             return _of_time(row, name, written)
@@ -299,7 +306,7 @@ def _of_count(row: Row, name: str, written: str) -> _Compared | None:
     figure, limit, more = str(count), written, f"{count - most:+d}"
     if of_bytes:
         figure, limit = sizes(count, most)
-        more = f"+{short_bytes(count - most)}" if count >= most else short_bytes(count - most)
+        more = f"+{short_bytes(count - most)}"
     words = stem.replace("_", " ")
     return _Compared(f"{words} {figure}, {name} {limit}: {more}", (count - most) / (most or 1))
 
@@ -317,5 +324,4 @@ def broken_limits(row: Row) -> list[str]:
                 lines.append(comparison.text)
             if comparison is None or result.limit == "max_regression":
                 lines.append(result.reason)
-    known = [line for line in lines if line]
-    return known or [row.verdict.reason]
+    return list(filter(None, lines)) or [row.verdict.reason]

@@ -55,7 +55,7 @@ def curves(
         low, most = xs[0], xs[-1]
         if log:
             low, most, value = math.log(low), math.log(most), math.log(value)
-        share = (value - low) / (most - low) if most > low else 0.5
+        share = (value - low) / ((most - low) or 1.0)
         return round(LEFT + 20 + share * (RIGHT - LEFT - 40), 1)
 
     def y_of(value: float) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
@@ -56,21 +57,29 @@ def header(
     plan = _plan(settings)
     if baseline:
         plan += f"; baseline: {baseline}"
-    return printable([f"gpumem: {device}", f"  {plan}"] if plan else [f"gpumem: {device}"])
+    lines = [f"gpumem: {device}"]
+    if plan:
+        lines.append(f"  {plan}")
+    return printable(lines)
 
 
 def device_text(facts: DeviceFacts) -> str:
     """The GPU in one line."""
+    peak = "unknown"
+    if facts.dram_peak:
+        peak = format_rate(facts.dram_peak)
     parts = [
-        f"{facts.name} MIG {facts.mig_profile}" if facts.mig_profile else facts.name,
+        facts.name,
         f"driver {facts.driver or 'unknown'}",
         f"CUDA {facts.cuda or 'unknown'}",
-        f"peak {format_rate(facts.dram_peak)}" if facts.dram_peak else "peak unknown",
+        f"peak {peak}",
         f"{facts.memory_bytes / 2**30:.1f} GiB",
         f"L2 {format_bytes(facts.l2_bytes)}",
     ]
-    if facts.ecc is not None:
-        parts.append(f"ECC {'on' if facts.ecc else 'off'}")
+    if facts.mig_profile:
+        parts.append(f"MIG {facts.mig_profile}")
+    if facts.ecc is False:
+        parts.append("ECC off")
     if facts.mps:
         parts.append("MPS on")
     if facts.link:
@@ -89,7 +98,7 @@ def _plan(settings: Mapping[str, object]) -> str:
     for name in (*_PLAN, *_LIMITS):
         value = settings.get(name)
         if value is not None and (name == "mode" or value != usual.get(name)):
-            parts.append(name if value is True else f"{name} {value}")
+            parts.append(f"{name} {value}".removesuffix(" True"))
     return ", ".join(parts)
 
 
@@ -120,18 +129,24 @@ def one_place(stream: TextIO, other: TextIO) -> bool:
 
 def counts_text(rows: Sequence[Row]) -> str:
     """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
-    measured = [row for row in rows if row.measured_something]
-    simulated = mark(any(row.verdict.simulated for row in rows))
-    counts = Counter(row.verdict.outcome for row in measured)
+    counts: Counter[Outcome] = Counter()
+    by_error, nothing, simulated = set[str](), set[str](), False
+    for row in rows:
+        simulated = simulated or row.verdict.simulated
+        if not row.measured_something:
+            nothing.add(row.nodeid)
+            continue
+        counts[row.verdict.outcome] += 1
+        if row.test_error is True:
+            by_error.add(row.nodeid)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
         outcomes.append(f"{counts[outcome]} {outcome.word}")
-    colon = ": " if outcomes else ""
-    parts = [f"{counted(len(measured), 'row')}{simulated}{colon}{', '.join(outcomes)}"]
-    by_error = {row.nodeid for row in measured if row.test_error is True}
+    parts = [f"{counted(counts.total(), 'row')}{mark(simulated)}"]
+    if outcomes:
+        parts[0] += f": {', '.join(outcomes)}"
     if by_error:
         parts.append(f"{counted(len(by_error), 'test')} failed by an assertion or an error")
-    nothing = {row.nodeid for row in rows if not row.measured_something}
     if nothing:
         parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
     return "; ".join(parts)
@@ -146,7 +161,7 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
     names = {LOST: "lost", ACCEPTED: "removed", UNJUDGED: "not judged"}
     crashed: dict[str, set[str]] = {}
     not_run: dict[str, Counter[str]] = {}
-    listed: dict[str, list[str]] = {name: [] for name in names.values()}
+    listed: dict[str, list[str]] = {}
     for omission in missing:
         if omission.status == NOT_RUN:
             thing = {ROW: "measurement", TEST: "test"}.get(omission.what, "limit")
@@ -158,22 +173,28 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
             why = f"did not run because {omission.reason.partition(DID_NOT_RUN)[2]}"
             crashed.setdefault(why, set()).add(omission.nodeid)
         else:
-            limit = "" if omission.what in (ROW, TEST) else f", {omission.what}"
-            listed[names[omission.status]].append(f"{omission.key}{limit}: {omission.reason}")
+            key = omission.key
+            if omission.what not in (ROW, TEST):
+                key += f", {omission.what}"
+            name = names[omission.status]
+            listed.setdefault(name, []).append(f"{name}: {key}: {omission.reason}")
     lines = []
     for why, tests in crashed.items():
         count = counted(len(tests), "test")
         lines.append(f"lost: {count} {why}; --gpumem-isolate runs them all the same")
-    for name, entries in listed.items():
-        lines += [f"{name}: {entry}" for entry in entries[:MOST]]
+    for name in names.values():
+        entries = listed.get(name, [])
+        lines += entries[:MOST]
         if len(entries) > MOST:
             lines.append(f"{name}: {len(entries) - MOST} further")
     if any(omission.may_be_meant for omission in missing):
         lines.append(remedy)
     for thing, reasons in not_run.items():
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        of = " of the baseline" if thing == "measurement" else ""
-        lines.append(f"not run: {counted(reasons.total(), thing)}{of} ({counts})")
+        what = counted(reasons.total(), thing)
+        if thing == "measurement":
+            what += " of the baseline"
+        lines.append(f"not run: {what} ({counts})")
     return lines
 
 

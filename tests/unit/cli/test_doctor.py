@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.doctor import Check, Report, Status, find, text
-from pytest_gpumem.doctor.checks import gpu_checks, package_checks, tool_checks
+from pytest_gpumem.doctor import Report, find, text
+from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_checks, tool_checks
 from pytest_gpumem.records.device import Card, CardProcess
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0")
@@ -53,12 +53,10 @@ def test_what_disturbs_a_measurement_is_named_with_who_else_has_the_gpu() -> Non
         CARD,
         throttle_reasons=("sw_power_cap",),
         processes=(process,),
-        compute_mode="prohibited",
     )
     checks = by_name(gpu_checks(replace(H100, mps=True), "", card, ""))
     assert "pid 41 (python, 2 GiB)" in checks["other processes"].detail
     assert "sw_power_cap" in checks["throttling"].detail
-    assert checks["compute mode"].status is Status.FAILURE
     assert checks["MPS"].status is Status.WARNING
 
 

@@ -201,6 +201,7 @@ def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFa
     first, second = header(facts, {"mode": "hot", "placements": 3}, "none in x")
     assert first.startswith("gpumem: NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0, peak ")
     assert second == "  mode hot, placements 3; baseline: none in x"
+    assert ", MIG 1g.10gb" in header(replace(facts, mig_profile="1g.10gb"), {})[0]
     assert "peak unknown" in header(replace(facts, dram_peak=0.0), {})[0]
     throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
     assert (
