@@ -387,7 +387,7 @@ def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(
         done = gate(**SIMULATED, GATE_OPTIONS="--screen-only")
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.fullmatch(
-            r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change",
+            r"gpumem gate: green \(simulated\): accepted, 1 test \+1\d\.\d % by this change",
             gate_result(done.stdout),
         )
     saved = project.run(*step("save", "Save"), **SIMULATED)
@@ -438,6 +438,10 @@ def test_a_broken_driver_turns_nothing_green(
     project: Project, job: Callable[[], tuple[str, dict[str, str]]]
 ) -> None:
     done = project.run(*job())
+    # GitLab's script ends with `gpumem doctor` already, which is a step of its own at GitHub.
+    if done.returncode == 1:
+        assert "Nothing can be measured here" in done.stdout
+        return
     assert done.returncode == 4, done.stdout + done.stderr
     assert "a broken driver must not turn a pipeline green" in done.stderr
 

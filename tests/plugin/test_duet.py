@@ -431,7 +431,7 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
     whys = [
         line
         for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines()
-        if line.startswith("why: ")
+        if line.strip().startswith("why: ")
     ]
     assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
 
@@ -454,7 +454,8 @@ def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Projec
         "test_mine": 0.05,
         "test_same": 0.02,
     }
-    assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
+    summary = (project.folder / "gpumem-results" / "summary.md").read_text()
+    assert summary.count("PASS, same code (simulated)") == 2
 
 
 def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(
