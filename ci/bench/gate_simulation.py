@@ -207,7 +207,7 @@ def percent(count: int, total: int) -> float:
 
 
 def random_of(*cell: object) -> Random:
-    """Return the generator of a cell, which depends on no other cell."""
+    """Return the generator of a cell."""
     return np.random.default_rng(zlib.crc32(repr(cell).encode()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_a_slow_mode_of_head_alone_passes_where_the_screen_misses_it() -> None:
     passes, generator = 0, random()
     for _ in range(400):
         (row,) = gate.suite_of([gate.K256], FULL, 0.0, generator)
-        row.kernel = gate.replace(gate.K256, mode=0.1)
+        row.kernel = replace(gate.K256, mode=0.1)
         passes += row.passes_screen([], same_code=False)
     assert 0.85 < passes / 400 < 0.94
 
@@ -101,7 +102,7 @@ def test_three_faster_days_in_turn_begin_it_anew() -> None:
 
 @pytest.mark.parametrize("heavy", [False, True])
 def test_processes_are_drawn_with_the_stated_spreads(heavy: bool) -> None:
-    kernel = gate.replace(gate.K2, heavy=heavy)
+    kernel = replace(gate.K2, heavy=heavy)
     logs = kernel.processes(random(), 20_000)
     # Quartiles of a normal lie 1.349 standard deviations apart, those of this t 1.529 / sqrt(3).
     apart = 1.529 / np.sqrt(3) if heavy else 1.349
@@ -110,7 +111,7 @@ def test_processes_are_drawn_with_the_stated_spreads(heavy: bool) -> None:
 
 
 def test_a_mode_is_a_share_of_the_processes() -> None:
-    logs = gate.replace(gate.K256, mode=0.3).processes(random(), 5000)
+    logs = replace(gate.K256, mode=0.3).processes(random(), 5000)
     assert np.mean(logs > 0.04) == pytest.approx(0.3, abs=0.02)
 
 
