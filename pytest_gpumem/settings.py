@@ -49,11 +49,8 @@ SELECTION = "_GPUMEM_SELECTION"
 """By a gate: the file into which a session writes the tests that it selects."""
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"
 """By a gate, for its screen: the file of the tests that BASE selects."""
-WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
-
-ADOPT = "adopt"  # what the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU
 
 _NO = ("0", "false", "no", "off")
 
@@ -211,10 +208,10 @@ class Option(NamedTuple):
     @property
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
-        return (
-            self.name in LIMITS
-            or self.name == "existing"
-            or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        return self.name in LIMITS or self.role in (
+            OptionRole.STRICTNESS,
+            OptionRole.SAVING,
+            OptionRole.OUTPUT,
         )
 
     @property
@@ -332,12 +329,12 @@ OPTIONS: tuple[Option, ...] = (
         bare="on",
     ),
     Option(
-        "existing",
+        "adopt",
         OptionRole.MEASURING,
-        _choice((ADOPT,)),
-        "adopt: measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
-        "WORD",
+        _flag,
+        "Measure the GPU too where a test calls pytest-benchmark's benchmark. Default: true.",
         on_marker=True,
+        ini_only=True,
     ),
     Option(
         "waits",
@@ -394,14 +391,6 @@ OPTIONS: tuple[Option, ...] = (
         "PLACE",
     ),
     Option(
-        "baseline_window",
-        OptionRole.JUDGING,
-        _count,
-        "Newest saved runs of each row that are compared with. Default: 20.",
-        "N",
-        ini_only=True,
-    ),
-    Option(
         "strict",
         OptionRole.STRICTNESS,
         _flag,
@@ -418,11 +407,10 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"gpus": _count, "oversubscribe": _flag, "warmups": _count, "adopt": _flag}
+    {"gpus": _count, "oversubscribe": _flag, "warmups": _count}
 )
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
-memory than its GPU has free, how often its function is called before its memory counts, and whether its use of pytest-benchmark may be
-measured on the GPU."""
+memory than its GPU has free, and how often its function is called before its memory counts."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(
     dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS))
@@ -461,7 +449,7 @@ class Settings(NamedTuple):
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     count_pages: bool = False
     footprint: str = "auto"
-    existing: str | None = None  # `ADOPT`
+    adopt: bool = True
     waits: bool = False
     allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
@@ -472,7 +460,6 @@ class Settings(NamedTuple):
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_of: str | None = None
     """In a gate, its BASE: only runs of the history that HEAD shares with it count."""
-    baseline_window: int = 20
     strict: bool = False
     report: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
@@ -655,16 +642,6 @@ def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
             )
         given |= {"budget": budget.each, "total_budget": None}
     return settings._replace(**given, origins=origins)
-
-
-def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
-    """Mode and sampler that a duet imposes on a row, by its key, so that head is measured as base is; empty where it does not."""
-    if not environment.get(WAYS):
-        return {}
-    import json
-
-    found: dict[str, Any] = json.loads(environment[WAYS]).get(key, {})
-    return found
 
 
 def merge_limits(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.baselines.accepted import changes_of, command, own_limits
+from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
-from pytest_gpumem.outcomes import Code
+from pytest_gpumem.outcomes import Code, Exit
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.conclusion import RED, Conclusion, advice
+from pytest_gpumem.reporting.conclusion import Conclusion, advice
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.settings import OptionRole, of_role
 
@@ -35,12 +35,12 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
     if failing:
         acceptable, limits = [], list[str]()
         for row in failing:
-            limits += own_limits(row)
+            limits += absolute_limits(row)
             if row.test_error is not True and any(changes_of(row)):
                 acceptable.append(row)
         accept = command(acceptable[0]) if acceptable else ""
-        steps = advice(_again(failing[0], session), accept, gate=False, limits=limits)
-    return Conclusion(RED, causes, failing, session.missing, steps)
+        steps = advice(_again(failing[0], session), accept, option=False, limits=limits)
+    return Conclusion(Exit.FAILED, causes, failing, session.missing, advice=steps)
 
 
 def _again(row: Row, session: GpuSession) -> list[str]:

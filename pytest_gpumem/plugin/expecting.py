@@ -27,8 +27,9 @@ from pytest_gpumem.judging.expectations import (
     discharge,
     of_base,
 )
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.plugin import running
+from pytest_gpumem.plugin.adoption import adopts
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -175,10 +176,10 @@ class ExpectationFeature(Feature):
     def _expected(self) -> list[Expectation]:
         """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
         gpu = self._session
-        expected = [
-            Expectation(row.nodeid, label=row.label)
-            for row in gpu.baseline.expected(gpu.settings.mode).values()
-        ]
+        expected = []
+        for key, row in gpu.baseline.expected(gpu.settings.mode).items():
+            if gpu.merged.removal_of(key) is None:
+                expected.append(Expectation(row.nodeid, label=row.label))
         own = {nodeid: self._relied_on(nodeid) for nodeid in self._seen["tests"]}
         if gpu.base is not None:
             expected += of_base(
@@ -186,9 +187,11 @@ class ExpectationFeature(Feature):
             )
         for nodeid, one in own.items():
             limits = gpu.held(nodeid, Limits() if one is None else one.limits)
-            expected += [
-                Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None
-            ]
+            for name in LIMITS:
+                # A limit of the session is about the GPU, which a benchmark of the host does not use.
+                free = nodeid in gpu.without_gpu and not by_marker(limits, name)
+                if getattr(limits, name) is not None and not free:
+                    expected.append(Expectation(nodeid, name))
         return expected
 
     def discharged(self, *, complete: bool) -> Iterator[Omission]:
@@ -206,12 +209,10 @@ class ExpectationFeature(Feature):
             missing = discharge(one, gpu.rows.of(one.nodeid), ended)
             if missing is not None:
                 lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
-                if missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
-                    missing = replace(
-                        missing,
-                        status=ACCEPTED,
-                        reason=f"its removal was accepted ({by.who}: {by.reason})",
-                    )
+                by = gpu.added.removal_of(missing.key)
+                if missing.status == LOST and by is not None:
+                    reason = f"its removal was accepted ({by.who}: {by.reason})"
+                    missing = replace(missing, status=ACCEPTED, reason=reason)
                 yield missing
 
     def _ended(self, nodeid: str, *, complete: bool) -> Ending:
@@ -300,10 +301,11 @@ def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
-    """The limits that somebody relies on for a test: those of its marker, and those of the session that its fixtures are about. None for a
-    test without limits that does not measure."""
+    """The limits that somebody relies on for a test: those of its marker, and those of the session
+    that its fixtures are about. None for a test without limits that does not measure."""
     try:
         marker = marker_limits(marker_keywords(marks_of(item)))
+        adopted = adopts(item, settings)
     except SettingsError:  # reported where the marker is read
         return None
     limits = merge_limits(None, marker, settings, LIMITS)
@@ -312,6 +314,8 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
         for name in LIMITS
         if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)
     }
+    if adopted:
+        about.update(OF_MEASUREMENT)
     if settings.footprint == "off":
         about.difference_update(OF_FOOTPRINT)
     names = [

@@ -18,7 +18,6 @@ from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftoverWarning
-from pytest_gpumem.plugin.replay import NotOurTimer
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import UnknownPeak
@@ -73,7 +72,6 @@ MISTAKES = (
     BadWindow,
     LeftoverWarning,
     NoTraffic,
-    NotOurTimer,
     SettingsError,
     QuantityError,
     DeviceError,

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
-from pytest_gpumem.baselines.accepted import Acceptances, acceptances, awaiting
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.deadline import FOLDER
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
-from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
@@ -50,10 +49,11 @@ from pytest_gpumem.plugin.workers import (
     settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, Settings
+from pytest_gpumem.revisions import RevisionError, ancestry
+from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, Settings, switched_off
 from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         WorkFeature(session),  # has waited for the work when the others look at what a test leaves
         expectations,
         *(results or ()),
-        ExistingFeature(session, channel),
+        AdoptionFeature(session, channel),
         WaitFeature(session),
     ]
     config.add_cleanup(session.close)
@@ -171,9 +171,9 @@ def _session(
         else None
     )
     try:
-        baseline, accepted, added = _with_accepted(
-            store.load(shared, settings.baseline_window), config, settings
-        )
+        accepted = acceptances(config.rootpath)
+        merged, added = _merged_and_added(accepted, config, settings)
+        baseline = store.load(shared, accepted)
     except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     if (
@@ -189,7 +189,7 @@ def _session(
         chosen,
         store,
         baseline,
-        accepted,
+        merged,
         added,
         None if of_base is None else of_base.selection,
     )
@@ -233,27 +233,19 @@ def _is_the_program() -> bool:
     return program.stem in ("pytest", "py.test") or program.parts[-2:] == ("pytest", "__main__.py")
 
 
-def _with_accepted(
-    baseline: Baseline, config: pytest.Config, settings: Settings
-) -> tuple[Baseline, Acceptances, Acceptances]:
-    """The baseline, the accepted changes that no saved run took over, and in a gate those that its change adds.
+def _merged_and_added(
+    accepted: Acceptances, config: pytest.Config, settings: Settings
+) -> tuple[Acceptances, Acceptances]:
+    """The accepted changes that BASE has too, and those that the change of a gate adds, if they count.
 
-    Against a named history, a change that is accepted there has taken the place of the runs before: the row is NEW, which a gate's duet
-    decides.
-    Raises `UserError`: a file of an accepted change cannot be used.
     Raises `RevisionError`: git cannot tell the history.
     """
-    found = acceptances(config.rootpath)
-    if not found or settings.baseline_of is None:
-        return baseline, Acceptances(found, baseline.taken_over), Acceptances()
-    merged = files_at(
-        ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath
-    )
-    waiting = Acceptances([one for one in found if one.file_name in merged], baseline.taken_over)
-    added = Acceptances(
-        [one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ()
-    )
-    return awaiting(baseline, waiting), waiting, added
+    if settings.baseline_of is None or not accepted.files:
+        return accepted, Acceptances()
+    merge_base = ancestry(settings.baseline_of, (), config.rootpath).merge_base
+    added = accepted.added_since(merge_base)
+    merged = {name: file for name, file in accepted.files.items() if name not in added.files}
+    return Acceptances(merged), added if ACCEPTS in os.environ else Acceptances()
 
 
 def _leave(session: pytest.Session) -> None:
@@ -310,7 +302,7 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
     if (given := baseline_of_session(config)) is not None:
         return given
     if settings.baseline is None:
-        place = Storage(replay.storage_folder(config).absolute())
+        place = Storage(entries.storage_folder(config).absolute())
     else:
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
@@ -368,10 +360,12 @@ class Session(Feature):
         self._channel = channel
         # the other GPU of a saved run that pytest-benchmark compares with
         self._left_out: str | None = None
+        self._left_out_names: set[str] = set()  # of its entries
 
     def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(
-            uses(item, BENCHMARK_FIXTURE) for item in session.items
+            uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out_names
+            for item in session.items
         ):
             raise pytest.UsageError(
                 f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
@@ -443,12 +437,21 @@ class Session(Feature):
             not session.config.option.collectonly and not gpu.ranges.tool_attached()
         ):  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
+        failed = self._undecided(gpu.screen()) or failed
         open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(
             session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written
         )
+
+    def _undecided(self, rows: Sequence[Row]) -> bool:
+        """True if rows that stay undecided fail the session: under strict, where no duet follows."""
+        duet_follows = ANNOUNCE in switched_off(os.environ)
+        if not rows or not self._session.settings.strict or duet_follows:
+            return False
+        self._session.remark(f"--gpumem-strict: {counted(len(rows), 'row')} undecided: this fails")
+        return True
 
     @property
     def _leaves(self) -> bool:
@@ -499,7 +502,7 @@ class Session(Feature):
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
         try:
-            with replay.without_table(
+            with entries.without_table(
                 self._session.config, always=self._session.ranges.tool_attached()
             ):
                 return (yield)
@@ -511,9 +514,10 @@ class Session(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
-        self._left_out = (
-            replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
-        )
+        names = entries.leave_out(compared_benchmark, self._session.facts.key)
+        if names:
+            self._left_out = str(compared_benchmark["gpu"].get("key", "an unnamed GPU"))
+            self._left_out_names.update(names)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
@@ -523,7 +527,7 @@ class Session(Feature):
             if (
                 fed := one.get("extra_info", {}).get("gpumem")
             ) is not None:  # since then the row may have been judged again
-                one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
+                fed.update(found.get((fed["range"], fed.get("label", "")), {}))
         output_json["gpumem"] = document(
             session.facts, list(session.rows), session.settings.to_json(), session.missing
         )

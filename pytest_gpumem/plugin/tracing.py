@@ -69,7 +69,7 @@ def with_lines(row: Row, session: GpuSession) -> Row:
     """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
     if row.footprint is None or not fails_by_memory(row):
         return row
-    past = session.baseline.past_footprints(row.key)
+    past = session.baseline.reference_footprints(row)
     lines = memory_differences(past[-1].footprint if past else None, row.footprint)
     return replace(
         row,

@@ -20,6 +20,7 @@ Launches = Annotated[
     int, Meta(ge=1, le=_LARGEST)
 ]  # A number of launches that figures are of; figures of no launch mean nothing
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
+ByteChange = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import LOST, Omission, Row, did_not_run
 from pytest_gpumem.reporting.columns import fitted
@@ -18,23 +18,28 @@ from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, worst_first
 
 EXPLAINED = 5  # rows that a conclusion names, with what differs
-CAUSE_SECONDS = 60.0  # that looking for what differs may take
-GREEN, RED, NO_VERDICT = "green", "red", "no verdict"
+COLOURS: Mapping[int, str] = {Exit.FINE: "green", Exit.FAILED: "red"}  # by exit code
 
 
 @dataclass(frozen=True)
 class Conclusion:
     """How a session or a gate ends, as plain data."""
 
-    colour: str  # "green", "red" or "no verdict"
-    causes: Sequence[str]  # why, in few words
-    rows: Sequence[Row] = ()  # the rows that make it so; those without a failure in themselves too
+    code: int  # exit code
+    causes: Sequence[str]  # why, in few words, such as "1 of 3 rows fails"
+    rows: Sequence[Row] = ()  # all rows of a gate, or those that fail a session
     missing: Sequence[Omission] = ()  # what was not judged
+    remarks: Sequence[str] = ()  # what a reader of a gate should know, a sentence each
     advice: Sequence[tuple[str, str]] = ()
     """What to do: a word such as "repeat", "repair" or "accept", and a command or a sentence."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """By node id, the first line of the error of tests that failed by themselves."""
     simulated: bool = False  # no GPU was measured
+
+    @property
+    def colour(self) -> str:
+        """ "green", "red" or "no verdict"."""
+        return COLOURS.get(self.code, "no verdict")
 
 
 def first_line(conclusion: Conclusion) -> str:
@@ -111,12 +116,13 @@ def _renamed(conclusion: Conclusion) -> list[str]:
 
 
 def advice(
-    repeat: Sequence[str], accept: str, *, gate: bool, limits: Sequence[str] = ()
+    repeat: Sequence[str], accept: str, *, option: bool, limits: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """What to do about a failure, in the order repeat, repair, accept.
 
     `repeat`: the words of the command that measures it again; empty if there is none.
     `accept`: the command that accepts it; empty if nothing can be accepted.
+    `option`: name the gate's option, which was not given.
     `limits`: names of broken limits that no acceptance covers.
     """
     steps = []
@@ -129,7 +135,7 @@ def advice(
     steps.append(("to repair", repair))
     if accept:
         words = "to accept, commit what this writes"
-        if gate:
+        if option:
             words += " and gate with --accept-from-change"
         steps.append((words, accept))
     return steps

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 _OF_TIME = ("latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak")
 _ABOUT = "utc revision gpu simulated key nodeid label verdict code failed mode sampler samples"
-HEADINGS = (*_ABOUT.split(), "placements", *_OF_TIME, *EXACT, "change", "reason")
+HEADINGS = (*_ABOUT.split(), "placements", *_OF_TIME, *EXACT, "change", "reach", "reason")
 READABLE = (
-    *("verdict", "reason", *_OF_TIME, "change", *EXACT),
+    *("verdict", "reason", *_OF_TIME, "change", "reach", *EXACT),
     *("mode", "sampler", "gpu", "simulated"),
 )
 """Figures that have a JUnit property of their own."""
@@ -95,8 +95,13 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     if row.extra:
         known["extra"] = row.extra
     known.update(exact_figures(row))
-    if row.verdict.comparison is not None:
-        known["change"] = row.verdict.comparison.delta
+    comparison = row.verdict.comparison
+    if comparison is not None:
+        known["change"] = comparison.delta
+        known["saved_processes"] = comparison.processes
+        known["saved_days"] = comparison.days
+        if comparison.reach is not None:
+            known["reach"] = comparison.reach
     return known
 
 

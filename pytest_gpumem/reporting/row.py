@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pytest_gpumem.judging.finding import change
-from pytest_gpumem.judging.screen import base_latency
+from pytest_gpumem.judging.latencies import base_latency
 from pytest_gpumem.limits import LIMITS, count_of
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import StepKind
 from pytest_gpumem.units import (
     QuantityError,
@@ -123,10 +123,8 @@ def function_of(row: Row) -> str:
 
 
 def verdict_text(row: Row) -> str:
-    """Such as "PASS", "PASS, same code", "PASS, test failed"."""
+    """Such as "PASS", "PASS, test failed"."""
     text = row.verdict.outcome.word
-    if row.verdict.code is Code.SAME_CODE:
-        text += ", same code"
     if row.failed and row.verdict.outcome is not Outcome.FAIL:
         text += ", test failed"
     return text
@@ -180,18 +178,20 @@ def _memory(row: Row, every: bool) -> dict[str, Figure]:
 
 
 def change_of(row: Row) -> float | None:
-    """The change of the latency against the reference, as a share; None without a reference."""
+    """The change of the latency as a share: of a duet, else against the reference; None without."""
+    if row.verdict.paired is not None:
+        return row.verdict.paired.change
     comparison = row.verdict.comparison
     return None if comparison is None else comparison.delta
 
 
 def base_of(row: Row) -> float | None:
-    """Seconds of the reference that a change is against."""
-    comparison = row.verdict.comparison
+    """Seconds of what the change of a row is against."""
+    delta = change_of(row)
     # A damaged file may have a change of -1 or less.
-    if row.measurement is None or comparison is None or comparison.delta <= -1:
+    if row.measurement is None or delta is None or delta <= -1:
         return None
-    return base_latency(row.measurement, comparison)
+    return base_latency(row.measurement, Comparison(delta))
 
 
 def exact_figures(row: Row) -> dict[str, int]:

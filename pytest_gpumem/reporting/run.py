@@ -9,7 +9,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines, failing_rows, row_lines
-from pytest_gpumem.reporting.table import TO_DO, remedies
+from pytest_gpumem.reporting.table import remedies
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ def run_lines(run: Run, width: int) -> list[str]:
     else:
         for row in failing_rows(run.rows):
             lines += row_lines(row)
-    # A conclusion has its own advice.
-    to_do = TO_DO if run.conclusion is None else {}
-    for line in (*run.remarks, *remedies(run.rows, to_do)):
+    for line in run.remarks:
         if line not in lines:
             lines.append(line)
+    # The remarks of a gate name the rows without a verdict.
+    if run.conclusion is None or not run.conclusion.remarks:
+        lines += remedies(run.rows, store=run.conclusion is None)
     return printable(lines)

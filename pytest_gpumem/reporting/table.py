@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Code, Outcome
@@ -54,11 +54,7 @@ def table(
         sentences.append(f"and {counted(len(shown) - len(listed), 'further row')}: -v lists them")
     if every:
         sentences += _notes(measured)
-    if saved:
-        new = (row for row in measured if row.verdict.outcome is not Outcome.NEW)
-        sentences += remedies(new, {})
-    else:
-        sentences += remedies(measured)
+    sentences += remedies(measured, store=not saved)
     sentences += since_the_baseline(measured)
     sentences += wait_totals(measured)
     sentences.append(counts_text(rows))
@@ -99,31 +95,28 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{counted(unchecked, 'row')} measured without a check of the result"
 
 
-TO_DO = {
-    Outcome.UNDECIDED: "to decide: gpumem duet BASE",
-    Outcome.NEW: "to store this state: pytest --gpumem --gpumem-save",
-}
+def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
+    """A sentence for each reason that leaves rows without a verdict. It says what decides them.
 
-
-def remedies(rows: Iterable[Row], to_do: Mapping[Outcome, str] = TO_DO) -> list[str]:
-    """A sentence for each reason that leaves rows without a verdict, and what decides them."""
-    groups: dict[tuple[Outcome, Code | None], list[Row]] = {}
+    `store`: name the command that stores NEW rows.
+    """
+    groups: dict[tuple[Outcome, Code | None, str], list[Row]] = {}
     for row in rows:
         outcome = row.verdict.outcome
         if outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) and not row.test_error:
-            groups.setdefault((outcome, row.verdict.code), []).append(row)
+            # The reason of a NEW row has no figures: rows share it.
+            reason = row.verdict.reason if outcome is Outcome.NEW else ""
+            groups.setdefault((outcome, row.verdict.code, reason), []).append(row)
     sentences = []
-    for (outcome, _), those in sorted(groups.items(), key=lambda group: group[0][0].rank):
-        first = those[0]
-        which = first.key
-        if len(those) > 1:
-            which = f"{counted(len(those), 'row')}, such as {first.key}"
-        # A duet judges the time alone.
-        of_time = outcome is Outcome.NEW or first.limits.max_regression is not None
-        sentence = f"{outcome.word} {which}: {first.verdict.reason}"
-        if outcome in to_do and of_time:
-            sentence += f"; {to_do[outcome]}"
-        sentences.append(sentence)
+    for outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW):
+        of_outcome = [those for key, those in groups.items() if key[0] is outcome]
+        for those in of_outcome:
+            which = those[0].key
+            if len(those) > 1:
+                which = f"{counted(len(those), 'row')}, such as {which}"
+            sentences.append(f"{outcome.word} {which}: {those[0].verdict.reason}")
+        if outcome is Outcome.NEW and store and of_outcome:
+            sentences[-1] += "; to store this state: pytest --gpumem --gpumem-save"
     return sentences
 
 

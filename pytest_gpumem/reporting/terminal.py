@@ -31,7 +31,7 @@ from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 
 MOST = 20  # lost measurements that are listed; the results have all
-REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed"
+REMEDY = "to remove a measurement on purpose: gpumem accept TEST --change removed"
 
 
 def header(

@@ -114,7 +114,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
         "test_memory": "PASS",
         "test_memory[part]": "MEASURED",
     }
-    assert rows["test_it.py::test_free"]["comparison"]["runs"] == 1
+    assert rows["test_it.py::test_free"]["comparison"]["processes"] == 1
     markdown, html = ((pytester.path / name).read_text() for name in ("steps.md", "report.html"))
     assert "**4 rows (simulated): 2 PASS, 2 measured**" in markdown
     assert "| measured (simulated) |" in markdown

@@ -13,16 +13,16 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Past, Row
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.conclusion import RED, Conclusion
+from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
-SLOWER = Comparison(0.1234, 0.1201, 0.1266, 0.008, 5)
+SLOWER = Comparison(0.1234, 0.008, processes=5)
 HOSTILE = [
     "</code></pre><script>alert(1)</script>",
     "a|b|c",
@@ -85,7 +85,9 @@ def test_the_page_has_every_row_with_its_figures_worst_first(
 
 
 def test_every_page_has_the_conclusion_of_the_terminal(facts: DeviceFacts, rows: list[Row]) -> None:
-    ending = Conclusion(RED, ["1 of 5 rows fails"], rows, advice=[("to repeat", "pytest x")])
+    ending = Conclusion(
+        Exit.FAILED, ["1 of 5 rows fails"], rows, advice=[("to repeat", "pytest x")]
+    )
     run = Run(rows, facts, {}, conclusion=ending, remarks=["cleared by the duet: t.py::test_x"])
     lines = (
         "red: 1 of 5 rows fails\nFAIL t.py::test_slow\n  slower: +12 %\nto repeat: pytest x\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
@@ -23,14 +23,14 @@ from pytest_gpumem.records.row import (
     Verdict,
 )
 from pytest_gpumem.reporting.columns import fitted
-from pytest_gpumem.reporting.conclusion import RED, Conclusion, advice, conclusion_lines
+from pytest_gpumem.reporting.conclusion import Conclusion, advice, conclusion_lines
 from pytest_gpumem.reporting.details import conditions_text, failure_text
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import counts_text, header, missing_lines, profiled_lines
 
 MakeRow = Callable[..., Row]
-SLOWER = Comparison(0.97, 0.96, 0.98, 0.01, 3)
+SLOWER = Comparison(0.97, 0.01, processes=3)
 MEMORY = Footprint(
     96 << 20, uses=(MemoryUse("CuPy", "device", peak=96 << 20, kept=1 << 20),), watched=("CuPy",)
 )
@@ -57,8 +57,9 @@ def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
 
 def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
     repeat, accept = ["pytest", "t.py::test_blur"], "gpumem accept t.py::test_blur"
-    steps = advice(repeat, accept, gate=True, limits=["max_latency"])
-    ending = Conclusion(RED, ["1 of 2 rows fails"], [make_row(), failing(make_row)], (), steps)
+    steps = advice(repeat, accept, option=True, limits=["max_latency"])
+    rows = [make_row(), failing(make_row)]
+    ending = Conclusion(Exit.FAILED, ["1 of 2 rows fails"], rows, advice=steps)
     assert conclusion_lines(ending, 120) == [
         "red: 1 of 2 rows fails",
         "FAIL t.py::test_blur",
@@ -77,9 +78,9 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
 
 def test_a_gate_of_one_failure_is_short_and_names_five_at_most(make_row: MakeRow) -> None:
     rows = [failing(make_row, f"t.py::test_{number}") for number in range(7)]
-    lines = conclusion_lines(Conclusion(RED, ["7 of 7 rows fail"], rows[:1]), 80)
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows[:1]), 80)
     assert len(lines) <= 25
-    lines = conclusion_lines(Conclusion(RED, ["7 of 7 rows fail"], rows), 80)
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows), 80)
     assert sum(line.startswith("FAIL") for line in lines) == 5
     assert "and 2 further rows" in lines
 
@@ -90,7 +91,7 @@ def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow)
         row = make_row("t.py::test_x", label=label)
         rows.append(replace(row, failed=True, test_error=True))
     errors = {"t.py::test_x": "assert 1 == 2", "t.py::test_nothing": "ValueError: no"}
-    lines = conclusion_lines(Conclusion(RED, ["2 tests failed"], rows, errors=errors), 80)
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["2 tests failed"], rows, errors=errors), 80)
     assert lines == [
         "red: 2 tests failed",
         "FAIL t.py::test_x[a]",
@@ -102,7 +103,7 @@ def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow)
 def test_a_lost_test_beside_a_new_one_may_be_renamed(make_row: MakeRow) -> None:
     new = make_row("t.py::test_new", Outcome.NEW)
     lost = Omission("t.py::test_old", "", LOST, "it was not collected")
-    lines = conclusion_lines(Conclusion(RED, ["1 test lost"], [new], [lost]), 80)
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["1 test lost"], [new], [lost]), 80)
     assert "t.py::test_old is gone and t.py::test_new is new: renamed?" in lines
 
 
@@ -160,15 +161,19 @@ def test_what_leaves_rows_open_is_said_once_with_what_decides(
 ) -> None:
     open_rows = []
     for number in range(3):
-        row = make_row(f"t.py::test_{number}", Outcome.UNDECIDED, code=Code.NOISY, reason="close")
+        row = make_row(f"t.py::test_{number}", Outcome.UNDECIDED, code=Code.NOISY, reason="duet")
         open_rows.append(replace(row, limits=Limits(max_regression="1%")))
     rows = [*open_rows, make_row("t.py::test_new", Outcome.NEW, reason="no row")]
+    rows.append(make_row("t.py::test_old", Outcome.NEW, reason="driver 580 -> 590"))
     text = table(rows, facts, width=200, colour=False)
     assert (
-        "UNDECIDED 3 rows, such as t.py::test_0: close; to decide: gpumem duet BASE\n"
-        "NEW t.py::test_new: no row; to store this state: pytest --gpumem --gpumem-save\n"
+        "UNDECIDED 3 rows, such as t.py::test_0: duet\n"
+        "NEW t.py::test_new: no row\n"
+        "NEW t.py::test_old: driver 580 -> 590; "
+        "to store this state: pytest --gpumem --gpumem-save\n"
     ) in text
-    assert "NEW t.py" not in table(rows, facts, width=200, colour=False, saved=True)
+    saved = table(rows, facts, width=200, colour=False, saved=True)
+    assert "NEW t.py::test_old: driver 580 -> 590\n" in saved
 
 
 def test_the_worst_is_first(make_row: MakeRow) -> None:

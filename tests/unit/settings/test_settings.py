@@ -89,7 +89,7 @@ def test_precedence() -> None:
 def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
-        *("baseline_window", "placements", "precision", "sampler"),
+        *("placements", "precision", "sampler"),
         *(
             "max_gpu_page_faults",
             "max_migrated",
@@ -99,7 +99,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
             "max_waits",
             "max_spill",
         ),
-        *("allow_waits", "allow_kept"),
+        *("adopt", "allow_waits", "allow_kept"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(
@@ -165,7 +165,6 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("sampler", "grap", "'grap' is not one of auto, blocked, graph, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("placements", "2.5", "whole number from 1 on"),
-        ("baseline_window", "0", "whole number from 1 on"),
         ("precision", "0.1", '"0.1%"'),
         ("precision", "0%", "above 0"),
         ("budget", "10", '"10 min"'),
@@ -287,7 +286,6 @@ def test_the_marker_is_strict() -> None:
             "gpus",
             "oversubscribe",
             "warmups",
-            "existing",
             "adopt",
             "allow_waits",
             "allow_kept",
@@ -342,10 +340,9 @@ def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
 
 
 def test_what_is_done_with_existing_tests() -> None:
-    assert settled().existing is None
-    assert settled({"gpumem_existing": "adopt"}).existing == "adopt"
-    with pytest.raises(SettingsError, match="'watch' is not one of adopt"):
-        settled({"gpumem_existing": "watch"})
+    assert settled().adopt
+    assert not of_test(Settings(), {"adopt": False}).adopt
+    assert of_test(Settings(adopt=False), {"adopt": True}).adopt
     assert settled({"gpumem_waits": True}).waits
     assert of_test(Settings(), {"allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
     with pytest.raises(
@@ -518,9 +515,7 @@ def test_roles_decide_what_a_command_switches_off() -> None:
     assert of_a_run == {"save", "strict", "processes", "isolate", "report"}
     limits = {option.name for option in OPTIONS if option.name in LIMITS}
     measured = of_a_run - {"processes", "isolate"}
-    assert {option.name for option in OPTIONS if option.needs_results} == limits | {
-        "existing"
-    } | measured
+    assert {option.name for option in OPTIONS if option.needs_results} == limits | measured
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
 
 

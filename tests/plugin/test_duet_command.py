@@ -1,0 +1,392 @@
+"""`gpumem duet` and `gpumem gate` from outside: real processes of pytest on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from sessions import PROCESSES, Repository, gate_result
+
+from pytest_gpumem.runs.worktree import OWNER, PREFIX
+
+TESTS = """
+from kern import NBYTES
+
+def measure(gpu_benchmark, device_buffer, gpu_kernels, nbytes):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
+
+def test_mine(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, NBYTES)
+
+def test_same(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, 64 << 20)
+"""
+NEW = """
+def test_new(gpu_benchmark, device_buffer, gpu_kernels):
+    measure(gpu_benchmark, device_buffer, gpu_kernels, 1 << 20)
+"""
+
+Done = subprocess.CompletedProcess
+
+
+class Project(Repository):
+    """A repository whose base is committed."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path)
+        self.write("kern.py", "NBYTES = 64 << 20\n")
+        self.write("test_it.py", TESTS)
+        self.commit()
+
+    def duet(self, *arguments: str) -> Done[str]:
+        return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *PROCESSES)))
+
+    def gate(self, *arguments: str) -> Done[str]:
+        return self.run(
+            "gate", "main", *arguments, "--max-regression", "5%", "--", "-q", "-n0", *PROCESSES
+        )
+
+    def start_duet(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start("duet", *arguments, "--", *PROCESSES)
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.temporary.iterdir())
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait for something that the process does; give up with it."""
+    while not happened():
+        if process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
+        time.sleep(0.01)
+
+
+def stopped_with_named_folders(process: subprocess.Popen[str], project: Project) -> bool:
+    """Stop a process, unless it is making a temporary folder: one that does not name itself yet is nobody's, and stays."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if all((folder / OWNER).exists() for folder in project.temporary.glob(f"{PREFIX}*")):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
+def verdicts(path: Path) -> dict[str, Any]:
+    return {
+        verdict["key"]: verdict["outcome"] for verdict in json.loads(path.read_text())["verdicts"]
+    }
+
+
+def complaint(done: Done[str]) -> str:
+    """The one line of a usage error."""
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def run_of(project: Project) -> dict[str, Any]:
+    """The results of a run that compared all tests with a baseline."""
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--gpumem",
+        "--gpumem-processes=1",
+        "--gpumem-max-regression=1%",
+    ]
+    run += ["--benchmark-json=run.json", *PROCESSES]
+    for _ in range(2):
+        done = subprocess.run(
+            [*run, "--gpumem-save"],
+            cwd=project.folder,
+            env=project.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+    document: dict[str, Any] = json.loads((project.folder / "run.json").read_text())
+    for row in document["gpumem"]["rows"]:
+        assert row["verdict"]["comparison"] is not None, row["verdict"]
+    return document
+
+
+def flagged(document: dict[str, Any], *tests: str) -> str:
+    """The results as if the screen had flagged these tests."""
+    for row in document["gpumem"]["rows"]:
+        row["verdict"] |= (
+            {"outcome": "UNDECIDED", "code": "looks slower"}
+            if row["nodeid"] in tests
+            else {"outcome": "PASS", "code": None}
+        )
+    return json.dumps(document)
+
+
+def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) -> None:
+    """Half as many bytes more, not committed. Limits that every row breaks and a strict ini do not
+    interfere."""
+    document = run_of(project)
+    project.write("run.json", flagged(document))
+    nothing = project.duet("main", "--flagged", "run.json", "--json", "out.json")
+    assert (nothing.returncode, nothing.stdout.splitlines()[0]) == (
+        0,
+        "nothing is flagged in run.json: there is nothing to compare",
+    )
+    assert verdicts(project.folder / "out.json") == {}
+    project.write("run.json", flagged(document, "test_it.py::test_mine", "test_it.py::test_same"))
+
+    project.write("pytest.ini", "[pytest]\ngpumem_max_latency = 1 ns\ngpumem_strict = true\n")
+    project.write("kern.py", "NBYTES = 80 << 20\n")
+    project.write(".gitignore", "run.json\nout.json\n.benchmarks\n__pycache__\n")
+    project.commit()
+    project.write("kern.py", "NBYTES = 120 << 20\n")
+    project.write("test_it.py", TESTS + NEW)
+    done = project.duet("main", "--flagged", "run.json", "--json", "out.json")
+    assert done.returncode == 1, done.stderr
+    assert "1 pair: 2 open, at most" in done.stderr
+    assert done.stderr.count("base: revision main (") == 1
+    assert "with uncommitted changes" in done.stderr
+    text = done.stdout.replace("\n  ", " ")
+    assert "FAIL (simulated) test_it.py::test_mine: +" in text
+    assert "PASS (simulated) test_it.py::test_same: " in text
+    assert "its traffic has changed from 160 MiB to 240 MiB" in text
+    document = json.loads((project.folder / "out.json").read_text())
+    assert document["simulated"] is True
+    assert verdicts(project.folder / "out.json") == {
+        "test_it.py::test_mine": "FAIL",
+        "test_it.py::test_same": "PASS",
+    }
+    processes = document["processes"]
+    assert len({process["pid"] for process in processes}) == len(processes) == 10
+    starts = [process["utc"] for process in processes]
+    assert starts == sorted(starts)
+    assert (project.worktrees, project.left()) == (1, [])
+    assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
+
+
+def test_what_a_killed_duet_left_is_gone_after_the_next(project: Project) -> None:
+    process = project.start_duet("main")
+    until(lambda: project.worktrees == 2, process)
+    until(partial(stopped_with_named_folders, process, project), process)
+    process.kill()
+    process.communicate()
+    for lock in project.temporary.glob("gpumem-duet-*/lock"):
+        with FileLock(lock).acquire(timeout=60):  # which a git that it started may still hold
+            pass
+    done = project.duet("main", "--test", "test_it.py::test_same")
+    assert done.returncode == 0, done.stderr
+    assert (project.worktrees, project.left()) == (1, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_prints_what_is_decided_and_removes_everything(
+    project: Project, number: signal.Signals
+) -> None:
+    folder = project.folder.parent
+    measured = TESTS.replace(
+        "def measure(", f"PIDS = {str(folder / 'pids')!r}\n\ndef measure("
+    ).replace(
+        "    gpu_benchmark(", "    print(os.getpid(), file=open(PIDS, 'a'))\n    gpu_benchmark("
+    )
+    project.write("test_it.py", f"import os\n{measured}")
+    project.commit()
+    pids = folder / "pids"
+    process = project.start_duet("main")
+    until(lambda: pids.exists() and len(pids.read_text().split()) >= 5, process)
+    assert project.worktrees == 2
+    process.send_signal(number)
+    out, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "UNDECIDED (simulated) test_it.py::test_mine: " in out
+    stopped = "gpumem duet: stopped; 0 of 2 rows decided, the others are open"
+    assert said.splitlines().count(stopped) == 1
+    assert (project.worktrees, project.left()) == (1, [])
+    # No process is left that measures on.
+    for pid in set(pids.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_what_cannot_be_played_is_one_line(project: Project) -> None:
+    refused = project.duet
+    assert "BASE no-such is no revision" in complaint(refused("no-such"))
+    assert "--base-python none: No such file" in complaint(refused("main", "--base-python", "none"))
+    assert "--max-regression: '1' is not understood" in complaint(
+        refused("main", "--max-regression", "1")
+    )
+    assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(
+        refused("main", "--", "-n4")
+    )
+    assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
+    assert "--json: none/x: there is no folder" in complaint(refused("main", "--json", "none/x"))
+    assert "--flagged: none: No such file" in complaint(refused("main", "--flagged", "none"))
+    assert "--flagged: pytest.ini: " in complaint(refused("main", "--flagged", "pytest.ini"))
+    assert "pytest ended with 4: " in complaint(project.duet("main", "--", "--no-such-option"))
+    assert (project.worktrees, project.left()) == (1, [])
+
+
+def test_base_and_head_with_other_measuring_settings_are_refused(project: Project) -> None:
+    project.write("pytest.ini", "[pytest]\ngpumem_precision = 5%\n")
+    said = complaint(project.duet("main"))
+    assert "precision is 0.001 in base and 0.05 in head; give -o gpumem_precision" in said
+    assert project.worktrees == 1
+
+
+def test_a_base_whose_plugin_writes_other_results_is_one_line(project: Project) -> None:
+    hook = (
+        "def pytest_benchmark_update_json(output_json):\n    output_json['gpumem']['schema'] = 1\n"
+    )
+    project.write("conftest.py", f"import pytest\n\n@pytest.hookimpl(trylast=True)\n{hook}")
+    project.commit()
+    project.write("conftest.py", "")
+    said = complaint(project.duet("main"))
+    assert "base (revision main (" in said
+    assert ") wrote results of another version of this plugin: " in said
+
+
+def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
+    source = project.folder / "src"
+    source.mkdir()
+    (source / "mine.py").write_text("")
+    project.write("conftest.py", f"import sys\nsys.path.insert(0, {str(source)!r})\nimport mine\n")
+    project.commit()
+    said = complaint(project.duet("main"))
+    assert "base (revision main (" in said
+    assert f"ran code of the other side: mine from {source / 'mine.py'}" in said
+
+
+def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
+    sized = TESTS.replace(
+        "def test_mine(",
+        "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ",
+    )
+    project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))
+    # Each process would write these.
+    own = "--gpumem-save --gpumem-report=r.html --junitxml=mine.xml --benchmark-autosave"
+    # And it measures alone, whatever the project's other sessions do.
+    project.write("pytest.ini", f"[pytest]\naddopts = {own} -n 2\n")
+    project.commit()
+    done = project.duet("main", "--json", "out.json", "--test", "test_it.py::test_sized")
+    assert done.returncode == 0, done.stderr
+    assert verdicts(project.folder / "out.json") == {
+        "test_it.py::test_sized[1]": "PASS",
+        "test_it.py::test_sized[2]": "PASS",
+    }
+    assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
+    assert not list((project.folder / ".benchmarks").rglob("*.json"))
+
+
+def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
+    project.write(
+        "test_it.py",
+        TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<")
+        + NEW,
+    )
+    done = project.duet("main", "--json", "out.json", "--max-regression", "5%")
+    assert done.returncode == 1, done.stderr
+    found = {
+        one["key"].partition("::")[2]: one
+        for one in json.loads((project.folder / "out.json").read_text())["verdicts"]
+    }
+    assert {name: one["outcome"] for name, one in found.items()} == {
+        "test_mine": "FAIL",
+        "test_same": "FAIL",
+        "test_new": "NEW",
+    }
+    assert "assert 67108864 == 1" in found["test_mine"]["sentence"]
+    assert found["test_same"]["paired"]["change"] > 0.9
+
+
+def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
+    project: Project,
+) -> None:
+    """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
+    save = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--gpumem",
+        "--gpumem-save",
+        "--gpumem-processes=1",
+        *PROCESSES,
+        "-k",
+        "test_same",
+    ]
+    subprocess.run(
+        save, cwd=project.folder, env=project.environment, check=True, capture_output=True
+    )
+    project.write("kern.py", "NBYTES = 128 << 20\n")
+    hidden = TESTS.replace(
+        "def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same"
+    ).replace("64 <<", "128 <<")
+    project.write("test_it.py", "import pytest\n" + hidden + NEW)
+    project.environment["GITHUB_ACTIONS"] = "true"
+    done = project.gate()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a duet decides 2 rows" in done.stderr
+    assert verdicts(project.folder / "gpumem-results" / "duet.json") == {
+        "test_it.py::test_mine": "FAIL",
+        "test_it.py::test_same": "FAIL",
+    }
+    found = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())["verdicts"]
+    (same,) = (one["sentence"] for one in found if one["key"] == "test_it.py::test_same")
+    assert same.startswith("measured in another way, which may hide a slow-down: sampler was ")
+    assert gate_result(done.stdout) == "gpumem gate: red (simulated): 2 of 3 rows fail"
+    source = (project.folder / "test_it.py").read_text().splitlines()
+    lines_of = {
+        line.partition("(")[0].removeprefix("def "): number for number, line in enumerate(source, 1)
+    }
+    errors = {
+        line.partition(",title")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("::error ")
+    }
+    decorated = lines_of["test_same"] - 1
+    assert errors == {
+        f"::error file=test_it.py,line={line}" for line in (lines_of["test_mine"], decorated)
+    }
+    assert "--gpumem-save" not in done.stdout  # it would store what the duet has yet to judge
+    whys = [
+        line
+        for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines()
+        if line.strip().startswith("why: ")
+    ]
+    assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
+
+
+def test_the_limit_of_a_test_is_its_own_whatever_the_option_says(project: Project) -> None:
+    limited = TESTS.replace(
+        "def test_same", "@pytest.mark.gpumem(max_regression='2%')\ndef test_same"
+    )
+    project.write("test_it.py", "import pytest  # another comment\n" + limited)
+    done = project.gate()
+    assert done.returncode == 0, done.stdout + done.stderr
+    played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
+    limits = {one["key"].partition("::")[2]: one["paired"]["limit"] for one in played["verdicts"]}
+    assert limits == {"test_mine": pytest.approx(0.05), "test_same": pytest.approx(0.02)}
+
+
+def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(
+    project: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project.environment["GPUMEM_BASELINE"] = "basline"
+    assert project.gate("--screen-only").returncode == 6
+    first, *_ = capfd.readouterr().out.splitlines()  # of the pytest that it runs
+    assert first.startswith("gpumem: nothing to compare with: ")
+    assert "basline" in first
