@@ -26,6 +26,7 @@ from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
@@ -34,14 +35,7 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import (
-    ACCEPTS,
-    BASE_SELECTION,
-    BASELINE_OF,
-    SELECTION,
-    OptionRole,
-    of_role,
-)
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline

@@ -35,12 +35,12 @@ from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena, on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.options import MODES, SAMPLERS
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
-from pytest_gpumem.settings import MODES, SAMPLERS
 from pytest_gpumem.units import format_share, format_time
 
 

@@ -23,6 +23,7 @@ from pytest_gpumem.devices.protocol import Allocation, ContextLost, NotCounted, 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.options import ADOPT
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import (
@@ -40,7 +41,6 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.settings import (
-    ADOPT,
     SettingsError,
     marker_keywords,
     marker_limits,

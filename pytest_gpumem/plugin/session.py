@@ -49,12 +49,13 @@ from pytest_gpumem.plugin.workers import (
     prepare,
     settings_of_session,
 )
+from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, Settings
-from pytest_gpumem.units import comparison_text, did_you_mean
+from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
@@ -171,9 +172,7 @@ def _session(
         else None
     )
     try:
-        baseline, accepted, added = _with_accepted(
-            store.load(shared, settings.baseline_window), config, settings
-        )
+        baseline, accepted, added = _with_accepted(store.load(shared), config, settings)
     except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     if (

@@ -165,16 +165,12 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return (
-            not self.settings.no_what_ran
-            and EVIDENCE not in switched_off(os.environ)
-            and not self.ranges.tool_attached()
-        )
+        return EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
-        return not self.settings.no_what_ran and not self.ranges.tool_attached()
+        return not self.ranges.tool_attached()
 
     def history(self, row: Row) -> History:
         """The baseline of a measured row."""

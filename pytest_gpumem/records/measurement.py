@@ -186,7 +186,7 @@ class Measurement(Record, frozen=True, dict=True):
     overlap: Overlap | None = None
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
-    """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`, or where `what_ran` is recorded)."""
+    """Page faults and migrations of managed memory in an untimed pass (`count_pages=True`, a limit on pages, or where `what_ran` is recorded)."""
     what_ran: WhatRan | None = None
     """Kernels with their machine code, copies, allocations and waits of one launch in an untimed pass; None without such a pass."""
     sectors_per_request: Sectors | None = None
