@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
+from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse
 from pytest_gpumem.units import MiB
 
 Layer = Literal["use", "segment", "driver", "fixture"]
@@ -121,18 +121,13 @@ class BytesInUse:
 
     def memory_use(self, series: Series, at_peak: int) -> MemoryUse:
         made = Counter([change for change in self.changes() if change > 0])
-        sizes = Counter[int]()
-        for nbytes, count in made.items():
-            sizes[(nbytes - 1).bit_length()] += count
         return MemoryUse(
             *series,
             peak=max(0, *self.total),
             at_peak=max(0, at_peak),
             kept=self.total[-1],
             allocations=made.total(),
-            allocated=sum(nbytes * count for nbytes, count in made.items()),
             largest=max(made, default=0),
-            sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
         )
 
 

@@ -291,7 +291,6 @@ class Conductor:
             launches_wait=True if self.device.launches_wait() else UNSET,
             busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
             host_time=UNSET if sampling.host_time is None else sampling.host_time,
-            ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
         )
 
     def _untimed(

@@ -17,12 +17,16 @@ MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 
 
 def at_once(intervals: Iterable[tuple[float, float]]) -> float:
-    """The time that lies in two intervals or more, each with its start and end."""
-    moments = sorted(moment for start, end in intervals for moment in ((start, 1), (end, -1)))
+    """Return the time that lies in two intervals or more, each with its start and end."""
+    moments = []
+    for start, end in intervals:
+        moments += [(start, 1), (end, -1)]
+    moments.sort()
     running, total = 0, 0.0
     for (moment, change), (following, _) in pairwise(moments):
         running += change
-        total += following - moment if running > 1 else 0.0
+        if running > 1:
+            total += following - moment
     return total
 
 
@@ -62,42 +66,37 @@ class Activity(Record, frozen=True):
     @property
     def busy(self) -> float:
         """Seconds of kernels, copies and memsets; kernels that run at once count once."""
-        kernels = sum(kernel.nanoseconds for kernel in self.kernels) - self.at_once
-        return (kernels + sum(copy.nanoseconds for copy in (*self.copies, *self.memsets))) * 1e-9
+        kernels = sum(kernel.nanoseconds for kernel in self.kernels)
+        copies = sum(copy.nanoseconds for copy in (*self.copies, *self.memsets))
+        return (kernels - self.at_once + copies) * 1e-9
 
 
 def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
-    """The sums of kernels of one name and shape, in the order of their first launch."""
-    sums: dict[tuple[object, ...], KernelUse] = {}
+    """Return the sums of kernels of one name and shape, in the order of their first launch."""
+    sums: dict[KernelUse, KernelUse] = {}
     for launch in launches:
-        shape = (
-            launch.name,
-            launch.grid,
-            launch.block,
-            launch.registers,
-            launch.shared,
-            launch.local,
-        )
-        before = sums.get(shape)
-        if before is None:
+        shape = replace(launch, launches=1, nanoseconds=0)
+        total = sums.get(shape)
+        if total is None:
             sums[shape] = launch
-            continue
-        nanoseconds = before.nanoseconds + launch.nanoseconds
-        sums[shape] = replace(
-            before, launches=before.launches + launch.launches, nanoseconds=nanoseconds
-        )
+        else:
+            count, nanoseconds = total.launches + launch.launches, total.nanoseconds
+            nanoseconds += launch.nanoseconds
+            sums[shape] = replace(total, launches=count, nanoseconds=nanoseconds)
     return tuple(sums.values())
 
 
 def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
-    """The sums of copies or memsets of one kind between the same kinds of memory, the longest first."""
-    groups: dict[tuple[str, str, str], list[CopyUse]] = {}
-    for one in copies:
-        groups.setdefault((one.kind, one.source, one.destination), []).append(one)
-    together = []
-    for group in groups.values():
-        count, nbytes = sum(copy.count for copy in group), sum(copy.nbytes for copy in group)
-        nanoseconds = sum(copy.nanoseconds for copy in group)
-        together.append(replace(group[0], count=count, nbytes=nbytes, nanoseconds=nanoseconds))
-    # The sort is stable: equal times keep their order.
-    return tuple(sorted(together, key=lambda copy: -copy.nanoseconds))
+    """Return the sums of copies or memsets of one kind between the same kinds of memory, the
+    longest first."""
+    sums: dict[CopyUse, CopyUse] = {}
+    for copy in copies:
+        kind = replace(copy, count=0, nbytes=0, nanoseconds=0)
+        total = sums.get(kind, kind)
+        sums[kind] = replace(
+            total,
+            count=total.count + copy.count,
+            nbytes=total.nbytes + copy.nbytes,
+            nanoseconds=total.nanoseconds + copy.nanoseconds,
+        )
+    return tuple(sorted(sums.values(), key=lambda copy: -copy.nanoseconds))

@@ -15,7 +15,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
+from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
 from pytest_gpumem.records.measurement import (
     Conditions,
     Limits,
@@ -92,7 +92,6 @@ ROW = Row(
                 kept=4096,
                 allocations=2,
                 largest=2**21,
-                sizes=(SizeCount(2**21, 2),),
             ),
         ),
         driver_peak=2**22,
