@@ -168,7 +168,6 @@ def test_each_block_reads_the_table_into_shared_memory_once() -> None:
         table, data = kernel.accesses(call)
         assert (table.footprint, table.requested) == (40, read)
         assert (data.footprint, data.requested) == (4000, 4000)
-        assert kernel.on_chip_loads(call) == 1000
         assert kernel.on_chip_cycles(call) == 7 * 1000 / 32  # cycles of an SM for each warp
 
 
@@ -212,7 +211,6 @@ def test_chase_reads_one_index_a_node() -> None:
             32,
         )
         assert walk.dependent
-        assert walk.random
         assert last.footprint == 4
         assert kernel.accesses_per_launch(call) == steps
 
