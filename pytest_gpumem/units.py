@@ -207,15 +207,15 @@ def format_bytes(nbytes: int) -> str:
     """Return an exact text such as "31.25 MiB", "2 GB" or "1234567 B", which `parse_bytes` reads."""
     if nbytes < 0:
         return "-" + format_bytes(-nbytes)
-    text = f"{nbytes} B"
-    for units in (_DECIMAL, _BINARY):
-        unit, factor = _largest(units, nbytes)
+    texts = [f"{nbytes} B"]
+    for unit, factor in (*_BINARY.items(), *_DECIMAL.items()):
         thousandths, rest = divmod(nbytes * 1000, factor)
-        if unit and rest == 0:
-            whole = f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".")
-            if units is _BINARY or len(f"{whole} {unit}") < len(text):
-                text = f"{whole} {unit}"
-    return text
+        if rest == 0 and thousandths >= 1000:
+            number = f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".")
+            texts.append(f"{number} {unit}")
+            if unit in _BINARY and thousandths < 1_024_000:
+                return texts[-1]
+    return min(texts, key=len)
 
 
 def short_bytes(nbytes: float) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
+from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.managed import BufferAdvice, Place, advised, managed
+from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 
 
 class Memory:

@@ -40,7 +40,7 @@ from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.measuring.harness import Flush
-from pytest_gpumem.memory import l2
+from pytest_gpumem.memory import l2, window_request
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.units import MiB
 
@@ -427,9 +427,13 @@ def other_lines_are_normal(patch: Patch) -> None:
 def fits_above_half_of_l2(patch: Patch) -> None:
     """A fitted window gets half of L2 however large it is, at hit ratio 1, and costs as much as thrashing does."""
     patch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
-    patch.setattr(l2.WindowRequest, "off", property(lambda self: self.set_aside == "off"))
     patch.setattr(
-        l2.WindowRequest, "persists", property(lambda self: self.hit is AccessProperty.PERSISTING)
+        window_request.WindowRequest, "off", property(lambda self: self.set_aside == "off")
+    )
+    patch.setattr(
+        window_request.WindowRequest,
+        "persists",
+        property(lambda self: self.hit is AccessProperty.PERSISTING),
     )
     windows_cost(patch)
 
@@ -448,7 +452,7 @@ def windows_cost(patch: Patch) -> None:
 
 def windows_get_no_granule_more(patch: Patch) -> None:
     """A fitted set-aside is the least that holds the window."""
-    patch.setattr(l2, "FREE_STEPS", 0)
+    patch.setattr(window_request, "FREE_STEPS", 0)
 
 
 def rounding_is_ignored(patch: Patch) -> None:

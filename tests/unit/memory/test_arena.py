@@ -10,7 +10,8 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
-from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer, parse_shape
+from pytest_gpumem.memory.buffers import ALIGNMENT, Arena
+from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 from pytest_gpumem.units import MiB
 
 

@@ -10,7 +10,8 @@ from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, idle_set_aside, persisting
+from pytest_gpumem.memory.l2 import idle_set_aside, persisting
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB

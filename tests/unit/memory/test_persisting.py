@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, fit_set_aside, persisting
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import BadWindow, fit_set_aside
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB

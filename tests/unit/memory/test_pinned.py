@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.pinned import TooMuchPinned, touch
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
