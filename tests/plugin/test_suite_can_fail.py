@@ -411,12 +411,12 @@ def results_do_not_come_back(patch: Patch) -> None:
 
 def windows_begin_with_the_buffer(patch: Patch) -> None:
     """An offset is taken and forgotten."""
-    patch.setattr(l2, "_offset", lambda buffer, offset: 0)
+    patch.setattr(window_request, "_offset", lambda buffer, offset: 0)
 
 
 def windows_cover_whole_buffers(patch: Patch) -> None:
     """A window of a part of a buffer goes on to its end."""
-    patch.setattr(l2, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+    patch.setattr(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
 
 
 def other_lines_are_normal(patch: Patch) -> None:
