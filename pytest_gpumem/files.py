@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees half
-    a file. The target of a link is replaced. A pipe or a device is written to directly.
+    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees
+    half a file. The target of a link is replaced. A pipe or a device is written to directly.
 
     `content`: may come in parts, for a file that is larger than memory.
     Raises `OSError`: the folder is missing or not writable; `path` is unchanged.

@@ -1,7 +1,7 @@
 """The limits: an entry in a table each, from which options, marker and call keywords follow.
 
-A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field of
-the same name in `records.measurement.Limits`, and its rule in `judging.limits` or
+A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field
+of the same name in `records.measurement.Limits`, and its rule in `judging.limits` or
 `judging.footprint`. pytest imports this module in every session: it is cheap to import.
 """
 
@@ -20,7 +20,8 @@ BASE = "base"  # as a limit on an exact count: no more than the base has
 
 
 class LimitKeywords(TypedDict, total=False):
-    """Limits as keywords of a measurement. None lifts the limit of the marker and of the session."""
+    """Limits as keywords of a measurement. None lifts the limit of the marker and of the
+    session."""
 
     min_bandwidth: str | float | None
     max_latency: str | float | None
@@ -37,7 +38,8 @@ class LimitKeywords(TypedDict, total=False):
 
 
 class FootprintKeywords(TypedDict, total=False):
-    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the session."""
+    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the
+    session."""
 
     max_peak: int | str | None
     max_kept: int | str | None

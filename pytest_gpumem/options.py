@@ -1,6 +1,7 @@
 """The options: one table, from which command line, environment, ini file and marker derive.
 
-A value that cannot be used is a `QuantityError`, with the value and what is accepted. pytest imports this module in every session: it is cheap to import.
+A value that cannot be used is a `QuantityError`, with the value and what is accepted. pytest
+imports this module in every session: it is cheap to import.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
 
 
 class OptionRole(Enum):
-    """The purpose of an option: it decides which options a command refuses, switches off or sets."""
+    """The purpose of an option: it decides which options a command refuses, switches off or
+    sets."""
 
     SWITCH = "switch"  # turns the plugin on
     MEASURING = "measuring"  # how a row is measured

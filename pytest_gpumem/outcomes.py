@@ -1,4 +1,5 @@
-"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem and of the commands."""
+"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem
+and of the commands."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
-    CREPT = "crept"  # FAIL: above `max_regression` against the first saved runs, by steps that each passed
+    # FAIL: above `max_regression` against the first saved runs, by steps that each passed
+    CREPT = "crept"
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
@@ -81,7 +83,8 @@ class Code(str, Enum):
 
 
 class UserError(Exception):
-    """Arguments or files that cannot be used: a line with the value and what is accepted. Exits 4."""
+    """Arguments or files that cannot be used: a line with the value and what is accepted. Exits
+    4."""
 
 
 class NoAnswer(Exception):
@@ -134,4 +137,5 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.NO_VERDICT: "no report was written",
     },
 }
-"""By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""
+"""By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal
+error, 4 wrong arguments or files."""

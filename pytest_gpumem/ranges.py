@@ -29,9 +29,9 @@ class Names:
     """Short, filterable and unique names for tests.
 
     A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes
-    `test_scale_1-f4`. Where several collected node ids would share a name, each gets a short hash of
-    its id, so that neither the order nor the number of workers changes a name. An id that was not
-    collected gets the hash if it comes second.
+    `test_scale_1-f4`. Where several collected node ids would share a name, each gets a short hash
+    of its id, so that neither the order nor the number of workers changes a name. An id that was
+    not collected gets the hash if it comes second.
     `collected`: all known node ids of the session.
     """
 
@@ -73,8 +73,9 @@ def phase(name: str, which: str) -> str:
 
 
 def labelled(name: str, label: str) -> str:
-    """Return the range of a labelled measurement: "test_add.label.faulting". A label with characters
-    that Nsight's filters refuse loses them and gets a short hash, so that no two share a range."""
+    """Return the range of a labelled measurement: "test_add.label.faulting". A label with
+    characters that Nsight's filters refuse loses them and gets a short hash, so that no two share a
+    range."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
     if cleaned != label:
         cleaned += f"-{_digest(label)[:6]}"

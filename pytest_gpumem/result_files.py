@@ -32,7 +32,8 @@ class Results:
 
 
 def content(path: Path, most: int = LARGEST) -> bytes:
-    """Return the bytes of a file. Raises `FileError`: it cannot be read, or has more than `most`."""
+    """Return the bytes of a file. Raises `FileError`: it cannot be read, or has more than
+    `most`."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):

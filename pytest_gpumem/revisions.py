@@ -45,8 +45,8 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     `of`: branch, tag or commit that HEAD is to be merged into.
     `revisions`: stored revisions. Text that is no commit id counts as unknown.
     `folder`: a folder inside the repository.
-    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of it,
-    or it shares no history with HEAD.
+    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of
+    it, or it shares no history with HEAD.
     """
     commit = _git(
         folder,

@@ -1,7 +1,7 @@
 """Quantities as text: sizes, times, rates, shares, margins and budgets.
 
-GB is 1e9 bytes, GiB is 2^30 bytes. A text needs a known unit. A plain number is in bytes, seconds or
-bytes per second. A negative number and NaN are refused.
+GB is 1e9 bytes, GiB is 2^30 bytes. A text needs a known unit. A plain number is in bytes, seconds
+or bytes per second. A negative number and NaN are refused.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def parse_budget(value: str | float) -> Budget:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return an exact text such as "31.25 MiB", "2 GB" or "1234567 B", which `parse_bytes` reads."""
+    """Return an exact text such as "31.25 MiB", "2 GB" or "1234567 B", which `parse_bytes`
+    reads."""
     if nbytes < 0:
         return "-" + format_bytes(-nbytes)
     texts = [f"{nbytes} B"]

@@ -1,4 +1,5 @@
-"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call, references, and sectors per request."""
+"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call,
+references, and sectors per request."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def grid(call: Call, default: int, threads: int) -> LaunchShape:
 
 
 def thread_per_element(name: str, threads: int = 256) -> Shape:
-    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) / threads` blocks."""
+    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) /
+    threads` blocks."""
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
         return grid(call, ceil_div(call.arrays[name].size, threads), threads)
@@ -99,7 +101,8 @@ def same_size(*names: str) -> Check:
 
 
 def in_element_type(name: str) -> Check:
-    """The scalar `name` is finite and, for integer arrays, an integer that the element type can hold."""
+    """The scalar `name` is finite and, for integer arrays, an integer that the element type can
+    hold."""
 
     def check(call: Call) -> str | None:
         value = call.scalars[name]
@@ -121,7 +124,8 @@ Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name
 
 
 def module_of(array: Any) -> Any:
-    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been imported."""
+    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been
+    imported."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 

@@ -1,7 +1,8 @@
 """A kernel as data: source, entry, launch shape, what it touches, and a reference for its result.
 
-A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device compiles the source or, where it is
-simulated, derives the time from the accesses and the result from the reference.
+A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device
+compiles the source or, where it is simulated, derives the time from the accesses and the result
+from the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import MovedBytes
 
 RESERVED_SHARED_BYTES = 1024
-"""Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute capabilities 8.x and 9.0)."""
+"""Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute
+capabilities 8.x and 9.0)."""
 
 
 class Role(str, Enum):
@@ -24,7 +26,8 @@ class Role(str, Enum):
 
     READ = "read"
     WRITE = "write"
-    UPDATE = "update"  # read and then written: its content must be put back before a result can be checked
+    # read and then written: its content must be put back before a result can be checked
+    UPDATE = "update"
     SCALAR = "scalar"
 
 
@@ -86,7 +89,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Call:
-    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose one."""
+    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose
+    one."""
 
     arrays: Mapping[str, ArrayFacts]
     scalars: Mapping[str, int | float] = field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Read bandwidth of L2 (`kernels/l2_bandwidth.cu`), and where it ends in a sweep over footprints."""
+"""Read bandwidth of L2 (`kernels/l2_bandwidth.cu`), and where it ends in a sweep over
+footprints."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 
 def plateau(bandwidths: Sequence[float]) -> float:
-    """Return the bandwidth that a sweep over footprints keeps while a cache holds the footprint: the
-    median of those that are nearer to the highest than to the last, which is beyond the cache.
+    """Return the bandwidth that a sweep over footprints keeps while a cache holds the footprint:
+    the median of those that are nearer to the highest than to the last, which is beyond the cache.
     `bandwidths`: by ascending footprint.
     Raises `ValueError`: no bandwidths, or no fall: the last is the highest.
     """
@@ -75,8 +76,8 @@ def plateau(bandwidths: Sequence[float]) -> float:
 
 
 def knee(footprints: Sequence[float], bandwidths: Sequence[float]) -> float:
-    """Return the footprint where the plateau of a sweep ends: the last before bandwidth comes nearer
-    to that of the largest footprint than to the plateau.
+    """Return the footprint where the plateau of a sweep ends: the last before bandwidth comes
+    nearer to that of the largest footprint than to the plateau.
     `footprints`: bytes, ascending. `bandwidths`: of each footprint.
     Raises `ValueError`: sizes that do not ascend, numbers of points that differ, or no fall.
     """

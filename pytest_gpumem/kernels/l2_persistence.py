@@ -1,4 +1,5 @@
-"""The two experiments on persisting L2, and the table in shared memory instead (`kernels/l2_persistence.cu`)."""
+"""The two experiments on persisting L2, and the table in shared memory instead
+(`kernels/l2_persistence.cu`)."""
 
 from __future__ import annotations
 

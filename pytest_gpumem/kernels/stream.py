@@ -25,11 +25,13 @@ from pytest_gpumem.records.device import DeviceFacts
 VECTOR_BYTES = 16  # bytes of one load or store of a thread
 
 MEMORY_LATENCY = 700e-9
-"""Seconds from a load to its data under load: what bytes in flight have to bridge (Little's law)."""
+"""Seconds from a load to its data under load: what bytes in flight have to bridge (Little's
+law)."""
 
 REDUCE_THREADS = 512
 REDUCE_VECTORS = {"read": 8, "dot": 4}
-"""Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in total."""
+"""Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in
+total."""
 
 _SECTION = "STREAM (McCalpin) with BabelStream's arithmetic"
 

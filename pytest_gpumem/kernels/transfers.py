@@ -1,4 +1,5 @@
-"""Copies by the copy engine, work to overlap them with, and reads of memory that stays on the host (`kernels/transfers.cu`)."""
+"""Copies by the copy engine, work to overlap them with, and reads of memory that stays on the host
+(`kernels/transfers.cu`)."""
 
 from __future__ import annotations
 

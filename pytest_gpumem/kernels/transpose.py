@@ -1,6 +1,8 @@
-"""Matrix transpose, three ways: strided writes, a tile in shared memory, a padded tile (`kernels/transpose.cu`).
+"""Matrix transpose, three ways: strided writes, a tile in shared memory, a padded tile
+(`kernels/transpose.cu`).
 
-Matrices are dense and lie row by row: `idata` has `height` rows of `width` elements, `odata` has `width` rows of `height`.
+Matrices are dense and lie row by row: `idata` has `height` rows of `width` elements, `odata` has
+`width` rows of `height`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Managed memory: a vector addition, and two ways of touching its pages on the GPU first (`kernels/unified_memory.cu`)."""
+"""Managed memory: a vector addition, and two ways of touching its pages on the GPU first
+(`kernels/unified_memory.cu`)."""
 
 from __future__ import annotations
 

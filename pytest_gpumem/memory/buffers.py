@@ -54,9 +54,9 @@ class Buffer:
     """A piece of memory with a shape and a type, as the buffer fixtures return it.
 
     It is a handle: the harness may move it to another address with the same kind and content. It
-    offers `__cuda_array_interface__`, `__array_interface__` and DLPack where its memory allows them;
-    an array made from it is valid until the next measurement that it is an argument of. `read()` and
-    `write()` are always valid.
+    offers `__cuda_array_interface__`, `__array_interface__` and DLPack where its memory allows
+    them; an array made from it is valid until the next measurement that it is an argument of.
+    `read()` and `write()` are always valid.
     """
 
     def __init__(
@@ -205,7 +205,8 @@ class Buffer:
         return unfollow
 
     def move(self) -> None:
-        """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit at once."""
+        """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit at
+        once."""
         device = self._arena.device
         old = self.allocation
         new = self._arena.with_room(partial(device.memory.allocate, self.nbytes, self.kind))
@@ -514,7 +515,8 @@ class Arena:
 
     @_ours
     def close(self) -> None:
-        """Free and unregister everything. Every allocation is tried; the first error is raised at the end."""
+        """Free and unregister everything. Every allocation is tried; the first error is raised at
+        the end."""
         self._guests.clear()
         first: Exception | None = None
         try:

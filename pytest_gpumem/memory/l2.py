@@ -32,7 +32,8 @@ class Thrashing(UserWarning):
 
 
 class LeftoverWarning(UserWarning):
-    """A test did not leave the set-aside and the windows of streams as it found them; they were put back."""
+    """A test did not leave the set-aside and the windows of streams as it found them; they were put
+    back."""
 
 
 @dataclass(eq=False)
@@ -72,7 +73,8 @@ class PersistingStream:
         return self.stream.handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol by which cuda.core and CuPy take another library's stream: version and handle."""
+        """The protocol by which cuda.core and CuPy take another library's stream: version and
+        handle."""
         return 0, self.handle
 
     @property
@@ -199,13 +201,14 @@ class PersistingStream:
 
     @on_its_device
     def reset(self, how: Literal["window", "context"] = "context") -> None:
-        """Release persisting lines, until `renew` (CUDA C++ Programming Guide, Reset L2 Access to Normal).
+        """Release persisting lines, until `renew` (CUDA C++ Programming Guide, Reset L2 Access to
+        Normal).
 
         Args:
             how: "context" turns the window off, and makes all persisting lines of the device normal
                 at once (`cudaCtxResetPersistingL2Cache`), those of other streams too, whose next
                 accesses restore them. "window" gives the window the hit property normal: lines
-                become normal as work under the window touches them.
+                become normal as work under the window touches them; others stay persisting.
 
         Raises:
             BadWindow: `how` is neither.
@@ -239,7 +242,8 @@ class PersistingStream:
 
 @dataclass(eq=False)
 class _Ledger:
-    """The persisting streams that are open on one device, which has one set-aside for all of them."""
+    """The persisting streams that are open on one device, which has one set-aside for all of
+    them."""
 
     device: Device
     before: int  # bytes that were set aside before the first stream
@@ -273,7 +277,8 @@ class _Ledger:
                 self.device.l2.request_set_aside(self.before)
 
     def _share(self) -> None:
-        """Request what all need together, fit the ratios to what was granted, and put the windows."""
+        """Request what all need together, fit the ratios to what was granted, and put the
+        windows."""
         wanted, l2 = self._wanted(), self.device.l2
         if self.device.facts.mps:
             self.granted = l2.set_aside()
@@ -299,7 +304,8 @@ class _Ledger:
                 stream.hit_ratio = fit_hit_ratio(max(0, int(left)), fitted)
             else:
                 stream.hit_ratio = 1.0
-        # Lines of a window that has ended, or of a ratio that no longer holds, take the others' room.
+        # Lines of a window that has ended, or of a ratio that no longer holds, take the others'
+        # room.
         self.device.l2.reset_persisting()
         for stream in self.live:
             stream.put()

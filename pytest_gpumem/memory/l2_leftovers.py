@@ -70,7 +70,8 @@ class L2Watch:
             self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
-        """Assign the changes since `before` to `owner`, which outlives this test: they are no leftovers."""
+        """Assign the changes since `before` to `owner`, which outlives this test: they are no
+        leftovers."""
         kept = self._kept[owner] = {}
         for key, value in self.look().items():
             if value == before.get(key):

@@ -105,7 +105,8 @@ class ManagedBuffer(Buffer):
         """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
 
         Args:
-            read_mostly: readers get copies of their own; a write drops the others. False removes it, which leaves one copy.
+            read_mostly: readers get copies of their own; a write drops the others. False removes
+                it, which leaves one copy.
             preferred_location: "device" or "host", where pages stay and from where they are mapped;
                 None removes it.
             accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a
@@ -140,7 +141,8 @@ class ManagedBuffer(Buffer):
 
     @on_its_device
     def discard(self) -> None:
-        """Drop the content now, and wait (`cudaMemDiscardBatchAsync`).
+        """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); until the next write it is
+        undefined.
 
         Raises:
             Unsupported: driver or bindings are older than CUDA 13.
@@ -153,7 +155,8 @@ class ManagedBuffer(Buffer):
     def put_home(self, stream: Stream) -> None:
         """Put pages where they are before every sample; waits where an advice has to change."""
         device = self._arena.device
-        # Copies on both sides would survive a prefetch: without the advice they become a single copy.
+        # Copies on both sides would survive a prefetch: without the advice they become a single
+        # copy.
         alone = replace(self._wanted, read_mostly=False)
         if self._in_force != alone:
             device.streams.synchronize(stream)

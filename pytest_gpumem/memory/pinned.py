@@ -1,7 +1,8 @@
-"""Page-locked memory: how much of the host's RAM it may take, and pages that exist before anything is measured.
+"""Page-locked memory: how much of the host's RAM it may take, and pages that exist before anything
+is measured.
 
-Locked pages cannot be swapped, and a host without free pages stalls with everything on it: "pinned memory should not be overused"
-(CUDA C++ Best Practices Guide, 9.1.1).
+Locked pages cannot be swapped, and a host without free pages stalls with everything on it: "pinned
+memory should not be overused" (CUDA C++ Best Practices Guide, 9.1.1).
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
     With the least, a launch takes 5 to 25 % longer at some placements. Up to three steps together
     the additional step costs nothing. A fourth pays where the window leaves less than half a step
     free. Above, it costs up to 54 %; the maximum makes a saturated kernel up to 2.2 times slower.
-    Measured: `ci/records/nvidia-h100/l2_placements.json`, `ci/records/nvidia-h200/l2_placements.json`.
+    Measured: `ci/records/nvidia-h100/l2_placements.json`,
+    `ci/records/nvidia-h200/l2_placements.json`.
     """
     step = facts.l2_step_bytes
     steps = -(-nbytes // step)

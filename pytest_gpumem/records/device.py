@@ -20,7 +20,8 @@ SIMULATED = "simulated"  # begins the key of a simulated device
 class DeviceFacts(Record, frozen=True):
     """The facts of one device, read once when it is opened.
 
-    Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does not report it.
+    Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does
+    not report it.
     """
 
     name: str
@@ -46,7 +47,8 @@ class DeviceFacts(Record, frozen=True):
     memory_bus_bits: int
     """Width of the memory bus in bits; 0 where the driver reports none."""
     dram_peak: float = field(name="peak_bandwidth")
-    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it is unknown."""
+    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it
+    is unknown."""
     async_engines: int
     """`asyncEngineCount`: copies that can run at the same time as kernels."""
     can_map_host: bool
@@ -60,9 +62,11 @@ class DeviceFacts(Record, frozen=True):
     shared_bytes_per_sm: int | None = None
     """`sharedMemPerMultiprocessor`: shared memory of one SM, for all its resident blocks."""
     max_shared_bytes_per_block: int | None = None
-    """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts in."""
+    """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts
+    in."""
     host_page_tables: bool = False
-    """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and reads host pages without a fault."""
+    """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and
+    reads host pages without a fault."""
     uuid: str | None = None
     """UUID of the GPU or of the MIG instance."""
     ecc: bool | None = None
@@ -106,7 +110,8 @@ class DeviceFacts(Record, frozen=True):
 
     @property
     def persists(self) -> bool:
-        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled there."""
+        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled
+        there."""
         return self.persisting_l2_max_bytes > 0 and self.mig_profile is None
 
     @property
@@ -180,7 +185,8 @@ class Card(Record, frozen=True):
     power_limit_w: float | None = None  # Power limit of the board, in watts
     default_power_limit_w: float | None = None  # Default power limit, in watts
     throttle_reasons: tuple[str, ...] | None = None
-    """Active clock event reasons that slow it, such as "sw_power_cap", without idling and application clocks."""
+    """Active clock event reasons that slow it, such as "sw_power_cap", without idling and
+    application clocks."""
     chosen_clocks: bool | None = None  # Application clocks are set (`nvidia-smi -ac`)
     link_generation: int | None = None  # PCIe generation now; it drops while the card idles
     max_link_generation: int | None = None  # Highest PCIe generation of card and slot together
@@ -212,9 +218,9 @@ def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
 def host_link(
     generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False
 ) -> tuple[str, float | None]:
-    """Return the host link in words and its theoretical bandwidth one way in bytes per second, where
-    it is PCIe of a known generation. A GPU that walks the host's page tables reads over a coherent
-    link such as NVLink-C2C, whatever PCIe link it has too.
+    """Return the host link in words and its theoretical bandwidth one way in bytes per second,
+    where it is PCIe of a known generation. A GPU that walks the host's page tables reads over a
+    coherent link such as NVLink-C2C, whatever PCIe link it has too.
     """
     if integrated:
         return "memory shared with the host", None

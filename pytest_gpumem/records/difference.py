@@ -23,8 +23,8 @@ class Difference(Record, frozen=True, omit_defaults=True):
 
     kind: str
     """What differs: "declared bytes", "sectors per request", "access-policy window", "GPU page
-    faults", "CPU page faults", "migrated bytes"; a kind of step such as "kernel", "call", "state" or
-    "order"; "peak memory" and "kept memory" of a line; or "further differences", whose number is
+    faults", "CPU page faults", "migrated bytes"; a kind of step such as "kernel", "call", "state"
+    or "order"; "peak memory" and "kept memory" of a line; or "further differences", whose number is
     `now`."""
     was: Value = None  # Value on the first side; None for what was added, and where it is unknown
     now: Value = None

@@ -1,4 +1,5 @@
-"""The footprint of a test: how much memory of the GPU it takes, keeps and reserves, by library and by kind of memory."""
+"""The footprint of a test: how much memory of the GPU it takes, keeps and reserves, by library and
+by kind of memory."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
-"""Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
+"""Memory of the GPU, managed memory, and page-locked memory of the host, allocated or
+registered."""
 
 # Values of `MemoryUse.library` beside names of libraries:
 FIXTURES = "gpumem"  # buffers that a test gets from fixtures of pytest-gpumem
@@ -17,9 +19,12 @@ GRAPHS = "CUDA graphs"  # memory that CUDA graphs allocate when they run
 
 
 class MemoryUse(Record, frozen=True):
-    """Memory of one kind that one library took. Memory inside a pool counts once: where it is used, and else as reserved."""
+    """Memory of one kind that one library took. Memory inside a pool counts once: where it is used,
+    and else as reserved."""
 
-    library: str  # Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the fixtures
+    library: str
+    """Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the
+    fixtures."""
     kind: MemoryPlace  # Where the memory lies
     peak: Bytes = 0  # Most bytes in use at once, above those before the test
     at_peak: Bytes = 0
@@ -107,7 +112,8 @@ class Footprint(Record, frozen=True):
 
     @property
     def needed(self) -> int:
-        """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
+        """Bytes that must be free for a test that starts with empty pools: in an earlier test's
+        pools it finds some."""
         return max(self.peak, self.driver_peak or 0)
 
     @property

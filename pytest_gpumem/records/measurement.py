@@ -36,7 +36,8 @@ MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
 """Share of the placements in the usual mode from which on the others are exceptions; the same of
 many placements; how many are many. Two processes must not count different modes."""
 NOTHING_RAN = 1.5
-"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes 2.6 times the floor on an H100."""
+"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes
+2.6 times the floor on an H100."""
 
 
 def modes_of(medians: Sequence[float]) -> tuple[int, ...]:
@@ -85,7 +86,8 @@ class MovedBytes(Record, frozen=True):
 
     @property
     def total(self) -> int:
-        """Bytes that a bandwidth counts: as declared, or reads + writes, or the larger of the two over a link."""
+        """Bytes that a bandwidth counts: as declared, or reads + writes, or the larger of the two
+        over a link."""
         if self.declared is not None:
             return self.declared
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
@@ -99,26 +101,29 @@ class Conditions(Record, frozen=True):
     temperature_c: float | None = None  # GPU temperature in degrees Celsius
     power_w: NotNegative | None = None  # Board power in watts
     throttle_reasons: tuple[str, ...] | None = ()
-    """Active clock event reasons that slow the device, such as "sw_power_cap"; None where the driver
-    does not report them."""
+    """Active clock event reasons that slow the device, such as "sw_power_cap"; None where the
+    driver does not report them."""
     other_processes: Count | None = None
     """Other compute processes on the device; None where the driver does not report them."""
 
 
 class Window(Record, frozen=True):
-    """The active access-policy window, as the driver reports it; of a single launch, as the driver received it."""
+    """The active access-policy window, as the driver reports it; of a single launch, as the driver
+    received it."""
 
     nbytes: Bytes  # Bytes under the window
     hit_ratio: Share  # Share of the window's accesses with the property `hit`
     set_aside: Bytes  # Bytes of L2 set aside, as granted
     where: str = "stream"  # Carrier of the window: "stream", "graph" (its kernels) or "launch"
-    hit: str = "persisting"  # L2 property of that share of the accesses: "persisting", "streaming" or "normal"
+    hit: str = "persisting"
+    """L2 property of that share of the accesses: "persisting", "streaming" or "normal"."""
     miss: str = "streaming"  # L2 property of the other accesses: "streaming" or "normal"
     offset: Bytes = 0  # Bytes of the buffer before the window
 
 
 class Provenance(Record, frozen=True):
-    """When and where a process measured: processes of one session agree better than those of another hour or another card."""
+    """When and where a process measured: processes of one session agree better than those of
+    another hour or another card."""
 
     utc: str  # Start of the process's session, ISO 8601
     card: str | None = None  # UUID of the GPU; None where it has none
@@ -159,11 +164,13 @@ class Measurement(Record, frozen=True, dict=True):
     placements: Placements
     """Seconds of each sample, one inner tuple per buffer placement."""
     half_width: Seconds | None
-    """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with fewer than two placements."""
+    """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with
+    fewer than two placements."""
     moved_bytes: MovedBytes | None
     """Compulsory bytes of one launch, where they are known."""
     footprint: Bytes | None
-    """Distinct bytes of the arguments that one launch touches; decides whether a share of the peak is meaningful."""
+    """Distinct bytes of the arguments that one launch touches; decides whether a share of the peak
+    is meaningful."""
     floor: Seconds
     """Seconds that two events with nothing between them read: no latency below it is real."""
     conditions: tuple[Conditions, Conditions]
@@ -219,7 +226,8 @@ class Measurement(Record, frozen=True, dict=True):
     host_time: Seconds | UnsetType = UNSET
     """Seconds that the host takes to queue one launch: the median of the samples."""
     took: dict[str, Seconds] | UnsetType = UNSET
-    """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples", "passes"."""
+    """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples",
+    "passes"."""
 
     @property
     def repeat(self) -> Repeat:
@@ -238,7 +246,8 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def counting(self) -> tuple[float, ...]:
-        """Medians that `latency` is the mean of: all; under a window without those of exceptional placements."""
+        """Medians that `latency` is the mean of: all; under a window without those of exceptional
+        placements."""
         return self.counting_of(self.medians)
 
     def counting_of(self, medians: Sequence[float]) -> tuple[float, ...]:
@@ -289,7 +298,8 @@ class Measurement(Record, frozen=True, dict=True):
         return self.requested / self.latency
 
     def not_of_dram(self, facts: DeviceFacts) -> NoShare | None:
-        """Why the bytes of a launch need not cross the DRAM bus, or are unknown; None if they cross it."""
+        """Why the bytes of a launch need not cross the DRAM bus, or are unknown; None if they cross
+        it."""
         if self.moved_bytes is None:
             return NoShare.UNKNOWN_TRAFFIC
         if self.moved_bytes.link:
@@ -353,4 +363,5 @@ class Limits(Record, frozen=True):
     max_peak_regression: str | None = None
     """Largest growth of the peak against the baseline: "0 B" or "5%"."""
     origin: dict[str, str] = field(default_factory=dict)
-    """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""
+    """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in
+    pytest.ini", "call"."""

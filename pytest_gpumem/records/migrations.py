@@ -1,4 +1,5 @@
-"""Page faults and migrations of managed memory: the counts of one launch, and how they are added up."""
+"""Page faults and migrations of managed memory: the counts of one launch, and how they are added
+up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Work that overlaps: the time of each part alone, and the hidden share of the time that overlap can hide."""
+"""Work that overlaps: the time of each part alone, and the hidden share of the time that overlap
+can hide."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Overlap(Record, frozen=True):
     sequential: Seconds
     """Seconds of all parts, one after another."""
     bound: Seconds
-    """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an engine."""
+    """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an
+    engine."""
     streams: int
     """Streams that the work is spread over."""
     chunks: Pieces | None = None
@@ -45,7 +47,8 @@ class Overlap(Record, frozen=True):
 
     @property
     def hideable(self) -> float | None:
-        """Seconds that the best overlap hides: sequential less bound; None where this is next to nothing."""
+        """Seconds that the best overlap hides: sequential less bound; None where this is next to
+        nothing."""
         seconds = self.sequential - self.bound
         if seconds <= NOTHING_TO_HIDE * self.sequential:
             return None

@@ -1,7 +1,7 @@
 """The base of all records, and the types of their fields.
 
-The text behind a field, or below it, describes it; the JSON Schema has the same text. The limits of a type hold when JSON is read and
-written, not when a record is made.
+The text behind a field, or below it, describes it; the JSON Schema has the same text. The limits of
+a type hold when JSON is read and written, not when a record is made.
 """
 
 from __future__ import annotations

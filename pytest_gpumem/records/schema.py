@@ -46,11 +46,13 @@ _T = TypeVar("_T")
 
 
 class SchemaError(ValueError):
-    """JSON that is not of this schema, or a record that cannot be written; with the value's path."""
+    """JSON that is not of this schema, or a record that cannot be written; with the value's
+    path."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI units."""
+    """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI
+    units."""
 
     device: DeviceFacts  # The measured device
     settings: dict[str, Any]  # Settings of the run by the names of the options, as plain values

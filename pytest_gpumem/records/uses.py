@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
-"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them."""
+"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed
+memory are not among them."""
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 """Kind of memory on one side of a copy (CUPTI, `CUpti_ActivityMemoryKind`)."""
@@ -44,18 +45,21 @@ class KernelUse(Record, frozen=True):
 
 
 class CopyUse(Record, frozen=True):
-    """All copies of one kind between the same kinds of memory, or all memsets of one kind of memory."""
+    """All copies of one kind between the same kinds of memory, or all memsets of one kind of
+    memory."""
 
     kind: str  # One of `COPY_KINDS`; "memset" for a memset
     source: str  # Memory that is read, one of `MEMORY_KINDS`; "" for a memset
     destination: str  # Memory that is written, one of `MEMORY_KINDS`
     count: Count  # Number of copies or memsets
     nbytes: Bytes  # Bytes, summed over `count`
-    nanoseconds: Nanoseconds  # Running time in nanoseconds, summed over `count`; copies that overlap count each
+    # Running time in nanoseconds, summed over `count`; copies that overlap count each
+    nanoseconds: Nanoseconds
 
 
 class Activity(Record, frozen=True):
-    """What some work ran, traced. Tracing slows it down: its times compare the parts with each other and are not its latency."""
+    """What some work ran, traced. Tracing slows it down: its times compare the parts with each
+    other and are not its latency."""
 
     kernels: tuple[KernelUse, ...] = ()  # Kernels in the order of their first launch
     copies: tuple[CopyUse, ...] = ()  # Copies, the longest first

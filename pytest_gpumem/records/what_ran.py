@@ -1,4 +1,5 @@
-"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal records."""
+"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal
+records."""
 
 from __future__ import annotations
 

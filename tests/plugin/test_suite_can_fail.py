@@ -416,7 +416,11 @@ def windows_begin_with_the_buffer(patch: Patch) -> None:
 
 def windows_cover_whole_buffers(patch: Patch) -> None:
     """A window of a part of a buffer goes on to its end."""
-    patch.setattr(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+    patch.setattr(
+        window_request,
+        "_window_bytes",
+        lambda facts, buffer, window, offset: buffer.nbytes - offset,
+    )
 
 
 def other_lines_are_normal(patch: Patch) -> None:
