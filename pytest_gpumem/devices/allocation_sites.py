@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from types import FrameType
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.memory_events import AllocationEvent, Line, Series
 from pytest_gpumem.records.footprint import Site
@@ -24,8 +25,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def line_of(frame: FrameType | None) -> Line:
-    """Return the user's innermost line from a frame on. In a thread of C code, such as PyTorch's autograd, it has no file, and the name of
-    the thread."""
+    """Return the user's innermost line from a frame on.
+
+    In a thread of C code, such as PyTorch's autograd, it has no file, and the thread's name.
+    """
     return innermost(_lines(frame)) or ("", 0, _name_of_thread())
 
 
@@ -36,7 +39,8 @@ def _lines(frame: FrameType | None) -> Iterator[Line]:
 
 
 def innermost(lines: Iterable[Line]) -> Line | None:
-    """Return the first line of the user's code, up to pytest's; where there is none, that of a library.
+    """Return the first line of the user's code before pytest's, or else that of a library.
+
     `lines`: of a stack, the innermost first.
     """
     of_library: Line | None = None
@@ -52,13 +56,10 @@ def innermost(lines: Iterable[Line]) -> Line | None:
 
 
 def _name_of_thread() -> str:
-    """The system's name of this thread, such as "pt_autograd_0"."""
+    """Return the system's name of this thread, such as "pt_autograd_0"."""
     try:
-        return (
-            Path(f"/proc/self/task/{threading.get_native_id()}/comm")
-            .read_text(encoding="utf-8")
-            .strip()
-        )
+        comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        return comm.read_text(encoding="utf-8").strip()
     except OSError:
         return threading.current_thread().name
 
@@ -70,12 +71,10 @@ def _parts(file: str) -> tuple[str, ...]:
 
 @cache
 def is_users(file: str) -> bool:
-    """True for a file that is neither the standard library's, nor an installed package's, nor this package's."""
-    if file.startswith("<"):
+    """True for a file that belongs to no installed package, nor to Python or this package."""
+    if file.startswith(("<", PACKAGE, *_STANDARD)):
         return False
-    return not file.startswith((PACKAGE, *_STANDARD)) and not any(
-        part in _INSTALLED for part in _parts(file)
-    )
+    return not any(part in _INSTALLED for part in _parts(file))
 
 
 @cache
@@ -87,34 +86,50 @@ def is_pytests(file: str) -> bool:
 def sites(
     at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], root: Path
 ) -> tuple[Site, ...]:
-    """The lines that allocated what lived at the peak or is kept, largest first. `at_peak`, `kept`: have lines."""
-    groups: dict[tuple[Line, Series], _Group] = {}
-    for one in at_peak:
-        groups.setdefault((one.line, one.series), _Group()).at_peak.append(one)
-    for one in kept:
-        groups.setdefault((one.line, one.series), _Group()).kept.append(one)
-    made = [group.site(line, series, root) for (line, series), group in groups.items()]
-    both = attrgetter("at_peak"), attrgetter("kept")
-    shown = {
-        id(site)
-        for of in both
-        for site in sorted(made, key=of, reverse=True)[:MOST_SITES]
-        if of(site)
-    }
-    return tuple(
-        sorted(
-            (site for site in made if id(site) in shown),
-            key=lambda site: (-site.at_peak, -site.kept, site.file, site.line),
+    """Return the lines that allocated what lived at the peak or is kept, largest first."""
+    made: dict[tuple[Line, Series], Site] = {}
+    for event in at_peak:
+        site = _site_of(made, event, root)
+        made[event.line, event.series] = replace(
+            site, at_peak=site.at_peak + event.nbytes, at_peak_count=site.at_peak_count + 1
         )
-    )
+    for event in kept:
+        site = _site_of(made, event, root)
+        made[event.line, event.series] = replace(
+            site, kept=site.kept + event.nbytes, kept_count=site.kept_count + 1
+        )
+    by_peak = sorted(made.values(), key=lambda site: -site.at_peak)[:MOST_SITES]
+    by_kept = sorted(made.values(), key=lambda site: -site.kept)[:MOST_SITES]
+    shown = []
+    for site in made.values():
+        if (site.at_peak and site in by_peak) or (site.kept and site in by_kept):
+            shown.append(site)
+    return tuple(sorted(shown, key=_order))
+
+
+def _site_of(made: dict[tuple[Line, Series], Site], event: AllocationEvent, root: Path) -> Site:
+    """Return the site of an allocation so far."""
+    site = made.get((event.line, event.series))
+    if site is not None:
+        return site
+    file, line, function = event.line
+    return Site(shown_path(file, root), line, function, code_of(file, line), *event.series)
+
+
+def _order(site: Site) -> tuple[int, int, str, int]:
+    return -site.at_peak, -site.kept, site.file, site.line
 
 
 def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
-    """True if a pattern such as "conftest.py:*" names a line. `file`: as `shown_path` gives it; without one, the line is unknown."""
+    """True if a pattern such as "conftest.py:*" names a line.
+
+    `file`: as `shown_path` gives it; without a file, the line is unknown.
+    """
     place = f"{file}:{line}"
-    return bool(file) and any(
-        fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns
-    )
+    for pattern in patterns:
+        if file and (fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}")):
+            return True
+    return False
 
 
 def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) -> bool:
@@ -123,48 +138,22 @@ def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) 
     return is_named(shown_path(file, root), line, patterns)
 
 
-class _Group:
-    """Allocations of one line."""
-
-    def __init__(self) -> None:
-        self.at_peak: list[AllocationEvent] = []
-        self.kept: list[AllocationEvent] = []
-
-    def site(self, at: Line, series: Series, root: Path) -> Site:
-        file, line, function = at
-        library, kind = series
-        return Site(
-            file=shown_path(file, root),
-            line=line,
-            function=function,
-            code=code_of(file, line),
-            library=library,
-            kind=kind,
-            at_peak=_sum(self.at_peak),
-            at_peak_count=len(self.at_peak),
-            kept=_sum(self.kept),
-            kept_count=len(self.kept),
-        )
-
-
 def code_of(file: str, line: int) -> str:
-    """The text of a line; empty if it cannot be read."""
+    """Return the text of a line; empty if it cannot be read."""
     if not file:
         return ""
     linecache.checkcache(file)  # a file may have been written since it was read last
     return linecache.getline(file, line).strip()[:LONGEST_CODE]
 
 
-def _sum(allocations: Iterable[AllocationEvent]) -> int:
-    return sum(one.nbytes for one in allocations)
-
-
 @cache
 def shown_path(file: str, root: Path) -> str:
-    """A file relative to the root folder or to the folder of installed packages, where it lies in one: the same on every machine."""
+    """Return a path that is the same on every machine.
+
+    Relative to the root folder or to the folder of installed packages, where it lies in either.
+    """
     path = Path(file)
-    if (
-        installed := [place for place, part in enumerate(path.parts) if part in _INSTALLED]
-    ) and path.is_absolute():
-        return Path(*path.parts[installed[-1] + 1 :]).as_posix()
+    for place in range(len(path.parts) - 1, 0, -1):
+        if path.is_absolute() and path.parts[place] in _INSTALLED:
+            return Path(*path.parts[place + 1 :]).as_posix()
     return path.relative_to(root).as_posix() if file and path.is_relative_to(root) else file

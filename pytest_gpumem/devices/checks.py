@@ -1,5 +1,4 @@
-"""The checks that both devices share: sizes and limits of memory, arrays that become memory, parts of allocations, managed memory, copies,
-captures, access-policy windows, support for persisting L2, cycles."""
+"""The checks that both devices share."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ def check_size(nbytes: int) -> None:
 
 
 def check_host_array(array: Any) -> None:
-    """Check that an array's memory can be used as host memory. Raises `DeviceError`: it is not writable and contiguous, or empty."""
+    """Check that an array's memory can be used as host memory. Raises `DeviceError`: it is not
+    writable and contiguous, or empty."""
     if (
         not isinstance(array, np.ndarray)
         or not array.flags.c_contiguous
@@ -50,16 +50,21 @@ def check_allocator(name: str) -> None:
 
 
 def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-    """A part of an allocation, which stands behind it. Raises `DeviceError`: it is empty, or not within the allocation."""
+    """A part of an allocation, which stands behind it. Raises `DeviceError`: it is empty, or not
+    within the allocation."""
     if allocation.freed:
         raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
         whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
-    device, on_host = (
-        at + offset if at else 0 for at in (allocation.address, allocation.host_address)
+    address, host_address = allocation.address, allocation.host_address
+    return Allocation(
+        allocation.kind,
+        nbytes,
+        address and address + offset,
+        host_address and host_address + offset,
+        backing=allocation,
     )
-    return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
 
 
 def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None:
@@ -76,10 +81,13 @@ def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:
-    """Check that the host can take evicted pages of `nbytes` of managed memory: half of its `host_bytes` at most. Raises `OutOfMemory`."""
-    if not 0 < nbytes <= (most := host_bytes // 2):
+    """Check that the host can take evicted pages of `nbytes` of managed memory: half of its
+    `host_bytes` at most. Raises `OutOfMemory`."""
+    most = host_bytes // 2
+    if not 0 < nbytes <= most:
         raise OutOfMemory(
-            f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} GiB for evicted pages"
+            f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} "
+            "GiB for evicted pages"
         )
 
 
@@ -91,7 +99,8 @@ def check_live(launch: Launch) -> None:
 
 
 def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None:
-    """Check that a copy fits. Raises `DeviceError`: it has no bytes, is larger than the memory, or the memory is freed."""
+    """Check that a copy fits. Raises `DeviceError`: it has no bytes, is larger than the memory, or
+    the memory is freed."""
     if destination.freed or source.freed:
         raise DeviceError(f"a copy of {nbytes} bytes: the memory was freed")
     if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
@@ -101,7 +110,8 @@ def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None
 
 
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
-    """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to its written array."""
+    """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to
+    its written array."""
     by_role = {p.role: p.name for p in launch.kernel.parameters}
     destination, source = by_role[Role.WRITE], by_role[Role.READ]
     nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
@@ -112,12 +122,14 @@ def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (Dev
     """What a function that was captured raised, in one line: for `CannotCapture`.
     `plain`: errors whose text says enough without their class.
     """
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if isinstance(error, plain) else f"{type(error).__name__}: {text}"
+    name = type(error).__name__
+    text = (str(error) or name).splitlines()[0]
+    return text if isinstance(error, plain) else f"{name}: {text}"
 
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"
-"""Environment variable by which an MPS server fixes the set-aside when it starts (CUDA C++ Programming Guide, L2 set-aside)."""
+"""Environment variable by which an MPS server fixes the set-aside when it starts (CUDA C++
+Programming Guide, L2 set-aside)."""
 
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
@@ -125,29 +137,42 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
     `set_aside`: reads the bytes that are set aside now; called under MPS only.
     """
     if facts.mig_profile is not None:
-        return f"{facts.name} (MIG profile {facts.mig_profile}) has no persisting L2: the set-aside is disabled in MIG mode"
+        return (
+            f"{facts.name} (MIG profile {facts.mig_profile}) has no persisting L2: the set-aside "
+            "is disabled in MIG mode"
+        )
     if facts.compute_capability < (8, 0):
         major, minor = facts.compute_capability
-        return f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with compute capability 8.0"
+        return (
+            f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with "
+            "compute capability 8.0"
+        )
     if not facts.persisting_l2_max_bytes:
         return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
-    return fixed_by_mps("nothing is set aside") if facts.mps and not set_aside() else None
+    if facts.mps and not set_aside():
+        return fixed_by_mps("nothing is set aside")
+    return None
 
 
 def fixed_by_mps(amount: str) -> str:
     """Explain the set-aside under MPS. `amount` is the amount in words, or why it is unknown."""
     value = os.environ.get(MPS_LIMIT)
     here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
-    return f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: {amount} ({here} in this process)"
+    return (
+        f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its "
+        f"environment: {amount} ({here} in this process)"
+    )
 
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
     """Check a window before it reaches the driver.
-    Raises `DeviceError`: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0, 1], a miss property of persisting.
+    Raises `DeviceError`: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0,
+    1], a miss property of persisting.
     """
     if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
         raise DeviceError(
-            f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are possible"
+            f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are "
+            "possible"
         )
     if not 0.0 <= window.hit_ratio <= 1.0:
         raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
@@ -157,7 +182,8 @@ def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
 
 def nodes_of(allocation: Allocation, node_bytes: int) -> int:
     """Number of nodes of a cycle that fills an allocation.
-    Raises `DeviceError`: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31 - 1.
+    Raises `DeviceError`: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31
+    - 1.
     """
     if node_bytes % 4 or node_bytes <= 0:
         raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")

@@ -9,21 +9,27 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a kind of memory. Code asks for these; only allocation asks for the kind itself."""
+    """Properties of a kind of memory. Code asks for these; only allocation asks for the kind
+    itself."""
 
     place: Literal["device", "host", "managed", "peer"]
-    """Where it lies: on this GPU, in the host's RAM, on either as its pages migrate, or on another GPU."""
+    """Where it lies: on this GPU, in the host's RAM, on either as its pages migrate, or on another
+    GPU."""
     locked: bool = False  # its pages are locked in the host's RAM
     adopted: bool = False  # it lies over memory that the process had before, such as a NumPy array
     scattered: bool = False  # `Memory.scatter` can replace it: many placements in one allocation
     fixed: str | None = None  # why placements are not randomised; None: the harness moves it
 
 
-_BEHIND_LINK = "its address does not matter: a link is slower than all differences between places, and page-locking is slow"
+_BEHIND_LINK = (
+    "its address does not matter: a link is slower than all differences between places, "
+    "and page-locking is slow"
+)
 
 
 class MemoryKind(str, Enum):
-    """The place of memory and the way it moves. A new kind is a member here, a way to allocate it, and a method of `Memory` for users."""
+    """The place of memory and the way it moves. A new kind is a member here, a way to allocate it,
+    and a method of `Memory` for users."""
 
     traits: Traits
 
@@ -35,10 +41,11 @@ class MemoryKind(str, Enum):
     """Device memory of a pool: the driver's stream-ordered one, or a library's."""
     MANAGED = "managed", Traits("managed")
     PINNED = "pinned", Traits("host", locked=True, fixed=_BEHIND_LINK)
+    # pageable host memory, page-locked afterwards
     REGISTERED = (
         "registered",
         Traits("host", locked=True, adopted=True, fixed=_BEHIND_LINK),
-    )  # pageable host memory, page-locked afterwards
+    )
     PAGEABLE = "pageable", Traits("host", adopted=True, fixed=_BEHIND_LINK)
     PEER = "peer", Traits("peer", fixed=_BEHIND_LINK)  # device memory of another GPU
 

@@ -1,10 +1,12 @@
-"""The only way to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes a device that can be opened."""
+"""The only way to a device: a choice such as "auto", "cuda:1" or "sim:h100" becomes a device that
+can be opened."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
@@ -15,11 +17,14 @@ from pytest_gpumem.records.measurement import Conditions
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-DriverAnswer = Optional[
-    "facts.FactsProcess"
-]  # the process that asks the driver, where there is one
+DriverAnswer = Optional["facts.FactsProcess"]
+"""The process that asks the driver, where there is one."""
 
 DEFAULT_DATASHEET = "h100"
+
+
+def _nothing() -> None:
+    """The answer of a device that has nothing of the kind."""
 
 
 class NoDevice(DeviceError):
@@ -35,28 +40,29 @@ class DeviceChoice:
     fallback_reason: str | None = None  # why `auto` chose the simulated device
     conditions: Callable[[], Conditions] = Conditions
     """Reads clocks and throttle reasons without a context; by default all are unknown."""
-    prepare: Callable[[], object] = lambda: None
-    """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
-    gpus: tuple[
-        str, ...
-    ] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
-    alike: tuple[
-        str, ...
-    ] = ()  # those of them that have the same key: their rows belong to one baseline
+    prepare: Callable[[], object] = _nothing
+    """Imports the modules that `open` needs, without a context: a process that waits for its turn
+    does so beforehand."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer."""
+    alike: tuple[str, ...] = ()
+    """Those of them that have the same key: their rows belong to one baseline."""
     follow: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Follows the modules that this process loads inside the block, for `Counters.what_ran`; without
-    a context."""
-    unfinished: Callable[[], bool | None] = lambda: None
-    """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
-    nothing."""
-    footprints: Callable[[], Footprints | None] = lambda: None
-    """Gives the memory of this process on the device, without a context; None where the open device has it."""
-    waits: Callable[[], WaitCounter | None] = lambda: None
+    """Follows the modules that this process loads inside the block, for `Counters.what_ran`;
+    without a context."""
+    unfinished: Callable[[], bool | None] = _nothing
+    """True if work waits on the default streams or the current stream of a library; None if this
+    process has no context. Waits for nothing."""
+    footprints: Callable[[], Footprints | None] = _nothing
+    """Gives the memory of this process on the device, without a context; None where the open device
+    has it."""
+    waits: Callable[[], WaitCounter | None] = _nothing
     """Gives what counts the waits of a test; None on the simulated device."""
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
-    """Have another process ask the driver about a device, for `choose`. The block imports meanwhile."""
+    """Have another process ask the driver about a device, for `choose`. The block imports
+    meanwhile."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return nullcontext()
@@ -84,7 +90,8 @@ def choose(choice: str, *, seed: int = 0, asked: DriverAnswer = None) -> DeviceC
 
 
 def look(pci_bus_id: str | None) -> Card:
-    """The state of the card at a PCI bus id, or of the first one, from the driver; without a context, and without CuPy.
+    """The state of the card at a PCI bus id, or of the first one, from the driver; without a
+    context, and without CuPy.
     Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed.
     """
     try:
@@ -107,14 +114,14 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
     facts = found.facts
     return DeviceChoice(
         facts,
-        lambda: _open_cuda(index, facts),
-        conditions=lambda: _cuda_conditions(facts),
+        partial(_open_cuda, index, facts),
+        conditions=partial(_cuda_conditions, facts),
         prepare=_import_cuda,
         gpus=found.gpus,
         alike=found.alike,
         follow=_follow_modules,
         unfinished=_cuda_unfinished,
-        footprints=lambda: _cuda_footprints(index),
+        footprints=partial(_cuda_footprints, index),
         waits=_cuda_waits,
     )
 
@@ -161,9 +168,10 @@ def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
 
     with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
+        # imports CuPy, which need not be installed to find no GPU
         from pytest_gpumem.devices.cuda.device import (
             CudaDevice,
-        )  # imports CuPy, which need not be installed to find no GPU
+        )
 
         return CudaDevice(index, facts, nvrtc)
 
@@ -181,9 +189,12 @@ def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoic
         opened[:] = [SimulatedDevice(datasheet, seed=seed)]
         return opened[0]
 
+    def unfinished() -> bool:
+        return any(device.timeline.unfinished() for device in opened)
+
     return DeviceChoice(
         datasheet.facts(),
         open_,
         fallback_reason,
-        unfinished=lambda: any(device.timeline.unfinished() for device in opened),
+        unfinished=unfinished,
     )

@@ -21,7 +21,8 @@ def is_of_a_driver(address: int, proc: Path = _SELF) -> bool | None:
 
 
 def _mapping(address: int, proc: Path) -> str | None:
-    """The line of /proc/self/maps for an address; empty if the address is not mapped, None if there is no such file."""
+    """The line of /proc/self/maps for an address; empty if the address is not mapped, None if there
+    is no such file."""
     try:
         lines = (proc / "maps").read_text().splitlines()
     except OSError:

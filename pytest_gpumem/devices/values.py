@@ -1,7 +1,8 @@
-"""Seeded values that fill memory, and the comparison of two arrays: NumPy's way to both, for memory of either device.
+"""Seeded values that fill memory, and the comparison of two arrays: NumPy's way to both, for memory
+of either device.
 
-Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood, OOPSLA 2014): neither the kind of memory
-nor the size of the buffer changes them.
+Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood,
+OOPSLA 2014): neither the kind of memory nor the size of the buffer changes them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _LEAST = 1e-30  # |expected| below it counts as it: the protocol's rule
 
 
 def plain_type(dtype: str) -> tuple[str, int]:
-    """The type that an element is filled as, and how many of them it holds: two floats for a complex number, bytes for what is rare."""
+    """The type that an element is filled as, and how many of them it holds: two floats for a
+    complex number, bytes for what is rare."""
     element = np.dtype(dtype)
     if element.kind in "iu":
         return f"u{element.itemsize}", 1
@@ -30,12 +32,14 @@ def plain_type(dtype: str) -> tuple[str, int]:
 
 
 def start_of(seed: int) -> int:
-    """The start of a seed's sequence: a hash, because neighbouring seeds would give overlapping sequences."""
+    """The start of a seed's sequence: a hash, because neighbouring seeds would give overlapping
+    sequences."""
     return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
 
 
 def fill(out: Any, seed: int) -> None:
-    """Fill a one-dimensional array of a plain type: floats uniform in [0, 1), integers over their full range."""
+    """Fill a one-dimensional array of a plain type: floats uniform in [0, 1), integers over their
+    full range."""
     start = np.uint64(start_of(seed))
     for first in range(0, out.size, CHUNK):
         piece = out[first : first + CHUNK]
@@ -57,7 +61,8 @@ def _mixed(z: Any) -> Any:
 
 
 def rule_of(dtype: Any) -> tuple[str, int, str]:
-    """Type compared, how many of it one element holds, and the rule: floats closely, integers and booleans exactly."""
+    """Type compared, how many of it one element holds, and the rule: floats closely, integers and
+    booleans exactly."""
     element = np.dtype(dtype)
     if element.kind in "iub":
         return f"u{element.itemsize}", 1, "exact"
@@ -68,7 +73,8 @@ def rule_of(dtype: Any) -> tuple[str, int, str]:
 
 
 def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
-    """How many elements of two flat arrays of one type differ, and the index of the first; None if none does (`Content.mismatch`)."""
+    """How many elements of two flat arrays of one type differ, and the index of the first; None if
+    none does (`Content.mismatch`)."""
     element, parts, rule = rule_of(actual.dtype)
     actual, expected = actual.view(element), expected.view(element)
     count, first = 0, -1
@@ -80,8 +86,8 @@ def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | 
             x, y = a.astype(np.float64), e.astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
                 differs = ~((x == y) | (np.abs(x - y) <= tolerance * np.maximum(np.abs(y), _LEAST)))
-        found = int(np.count_nonzero(differs))
-        if found and first < 0:
+        differing = int(np.count_nonzero(differs))
+        if differing and first < 0:
             first = start + int(np.argmax(differs))
-        count += found
+        count += differing
     return (count, first // parts) if count else None

@@ -79,9 +79,6 @@ class Access:
     requested: int  # bytes that the threads request, repeats counted
     sectors_per_request: float = 4.0  # 32-byte sectors of a warp's request of 4-byte words: 4 to 32
     dependent: bool = False  # each access waits for the last (pointer chase): latency decides
-    nearby: bool = False
-    """Neighbouring warps request the same sectors at once: those beyond the coalesced four cost
-    bandwidth of L2, not of DRAM."""
     onward: bool = False  # each launch touches other lines, until all of the array was touched
     through_l1: bool = False  # repeated loads find their lines in L1 while the array fits into it
     page_by_page: bool = False  # each warp goes through pages of its own: a fault for each page

@@ -56,11 +56,9 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
     """`sectors`: of a written request. `cycles`: on chip, to turn a warp's 32 words."""
 
     def accesses(call: Call) -> tuple[Access, ...]:
-        # A tile's rows are read together: the words of a written sector come soon after each other.
-        nearby = sectors > calls.SECTORS_COALESCED
         return (
             calls.touch("idata", "read", call),
-            calls.touch("odata", "write", call, sectors=sectors, nearby=nearby),
+            calls.touch("odata", "write", call, sectors=sectors),
         )
 
     def on_chip_cycles(call: Call) -> float:

@@ -21,9 +21,11 @@ NEEDS_GPU = (
     "test_case_in_place",
     "test_cupy_callable",
     "test_cupys_pool_beats_cudamalloc",
+    "test_discarded_content_is_not_copied",
     "test_locking_pages_costs_more_than_a_copy_saves",
     "test_lookup_table_stays_in_l2",
     "test_lookup_table_stays_in_l2_of_a_busy_gpu",
+    "test_offset_copy",
     "test_page_locking_is_a_heavyweight_operation_and_grows_with_the_size",
     "test_persisting_data_serves_two_kernels",
     "test_reset_data_at_shares_of_l2",
@@ -34,6 +36,7 @@ NEEDS_GPU = (
     "test_torch_callable",
     "test_two_windows_at_once",
     "test_without_a_release_threshold_every_synchronisation_empties_the_pool",
+    "test_writing_read_mostly_memory_drops_the_other_copies",
 )
 """Tests of effects of hardware that a roofline does not have, and of code that it cannot run."""
 

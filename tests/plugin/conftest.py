@@ -14,7 +14,7 @@ import pytest
 import quick_plugins
 from sessions import QUICKLY, SIMULATED
 
-from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.devices.simulated import memory
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
@@ -84,7 +84,7 @@ def session(
         "BACKED_BYTES",
         "PREFIX_BYTES",
     ):  # what the simulated device computes decides no time
-        monkeypatch.setattr(content, name, 16 * KiB)
+        monkeypatch.setattr(memory, name, 16 * KiB)
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.

@@ -1,4 +1,4 @@
-"""Before the first fixture of a session needs the device, its process makes no CUDA call: children by fork of a test can use CUDA."""
+"""Before a fixture of ours needs the device, a session makes no CUDA call: forked children can."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ DRIVER = """
         return call
 """
 """`cuda.bindings.driver` that notes who calls it."""
+RUNTIME = """
+    from types import SimpleNamespace
+
+    cudaError_t = SimpleNamespace(cudaErrorMemoryAllocation=2)
+"""
 
 
 @pytest.fixture
@@ -36,6 +41,7 @@ def fake_cuda(pytester: pytest.Pytester, new_interpreters: None) -> None:
             "cuda/__init__": "",
             "cuda/bindings/__init__": "",
             "cuda/bindings/driver": DRIVER,
+            "cuda/bindings/runtime": RUNTIME,
             "cupy/__init__": "",
             "cupy/cuda/__init__": "from cupy.cuda import runtime",
             "cupy/cuda/runtime": "def runtimeGetVersion(): return 13000",
@@ -50,18 +56,38 @@ def fake_cuda(pytester: pytest.Pytester, new_interpreters: None) -> None:
     )
 
 
-def test_a_session_without_our_fixtures_makes_no_cuda_call(
-    pytester: pytest.Pytester, fake_cuda: None
+@pytest.mark.parametrize("option", ["--gpumem", "--gpumem-footprint=off", "--gpumem-waits"])
+def test_a_session_without_our_fixtures_makes_no_cuda_call_and_no_thread(
+    pytester: pytest.Pytester, fake_cuda: None, option: str
 ) -> None:
-    pytester.makepyfile("def test_cpu(): pass")
-    result = pytester.runpytest_subprocess(
-        "--gpumem", "--gpumem-device", "cuda", "--benchmark-json=out.json", "-p", "no:cacheprovider"
+    """Neither before a test nor in it, also where the test forks."""
+    pytester.makepyfile(
+        """
+        import os
+        import sys
+        import threading
+
+        def threads():
+            return [thread.name for thread in threading.enumerate()]
+
+        def test_cpu():
+            assert threads() == ["MainThread"]
+            assert not {"cupy", "cupy_backends", "torch"} & set(sys.modules)
+            child = os.fork()
+            if child == 0:
+                os._exit(threads() != ["MainThread"])
+            assert os.waitpid(child, 0)[1] == 0
+        """
     )
+    others = ("-p", "no:cacheprovider", "-p", "no:rerunfailures")
+    options = ("--gpumem", "--gpumem-device", "cuda", *others, option)
+    result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*Fake GPU*"])
     calls = [line.split() for line in (pytester.path / "calls.txt").read_text().splitlines()]
     assert "cuInit" in {name for _, name in calls}
-    assert (pytester.path / "pid.txt").read_text() not in {pid for pid, _ in calls}
+    in_session = {name for pid, name in calls if pid == (pytester.path / "pid.txt").read_text()}
+    assert in_session <= {"cuCtxGetCurrent"}  # before the fork: makes no context
 
 
 @pytest.mark.parametrize(

@@ -554,7 +554,7 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(
         from pytest_gpumem.plugin.state import SESSION
 
         def library_takes(request, address, nbytes):
-            log = request.config.stash[SESSION].device.footprints._log
+            log = request.config.stash[SESSION].device.footprints.log
             log.emit(AllocationEvent(time.perf_counter(), ("CuPy", "device"), "use", address, nbytes))
 
         @pytest.fixture(scope="module")
@@ -800,7 +800,7 @@ def test_a_session_says_once_that_the_driver_is_not_watched(
     watch, reason = SourceFootprints.watch, "another tool holds it"
 
     def without_cupti(self: SourceFootprints) -> MemoryWatch:
-        self._reasons["CUPTI"] = reason
+        self.reasons["CUPTI"] = reason
         return watch(self)
 
     monkeypatch.setattr(SourceFootprints, "watch", without_cupti)

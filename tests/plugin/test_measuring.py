@@ -478,7 +478,7 @@ def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpume
 def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
-        from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
+        from pytest_gpumem.devices.simulated.memory import SimulatedMemory
         from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
         live, found = set(), []
@@ -563,7 +563,7 @@ def test_memory_kept_between_tests_is_given_back_unless_the_next_test_uses_it(
 ) -> None:
     pytester.makeconftest(
         """
-        from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
+        from pytest_gpumem.devices.simulated.memory import SimulatedMemory
 
         given_back = []
         SimulatedMemory.make_room = lambda memory, *, unless_free=1.0: given_back.append(unless_free)

@@ -140,7 +140,7 @@ def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
     assert "test_add: one launch, counted by the model: " in said(result)
     (migrations,) = counts_of(pytester)
     assert migrations["launch"]["to_device"] == 8 << 20  # type: ignore[index]
-    assert migrations["launch"]["groups"]  # type: ignore[index]
+    assert migrations["launch"]["gpu_groups"]  # type: ignore[index]
     extra = json.loads((pytester.path / "out.json").read_text())["benchmarks"][0]["extra_info"]
     assert "gpu_page_faults" in json.dumps(extra)
 

@@ -34,11 +34,13 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 
-ALIGNMENT = 256  # bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)
+# bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device
+# memory accesses)
+ALIGNMENT = 256
 
 RESERVE = 256 * 2**20
-"""Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
-come from it."""
+"""Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
+memory, and the libraries' own workspaces come from it."""
 
 _PAGE = mmap.PAGESIZE
 """Of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either."""
@@ -46,24 +48,29 @@ _PAGE = mmap.PAGESIZE
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
 _SMALL_ALIGNMENT = 512
-_ROOM = 0.25  # share of a scattered region that stays empty, so that places are random and not only their order
+# share of a scattered region that stays empty, so that places are random and not only their order
+_ROOM = 0.25
 _LEAST_ROOM = 64 * 2**20
 
 
 SCRUB_RATE = 250e9
-"""Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs at 425 GB/s in the background, and a
-triad takes 11 % longer meanwhile (2026-11-21)."""
+"""Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs
+at 425 GB/s in the background, and a triad takes 11 % longer meanwhile (2026-11-21)."""
 
 SCRUB_SHARE = 0.075
-"""The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200 scrubs at 9 % of its peak."""
+"""The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200
+scrubs at 9 % of its peak."""
 
-_SPARE_SHARE = 3  # a region is kept for the next scatter if it takes no more than this part of the device's memory: 26 GiB on an H100
+# a region is kept for the next scatter if it takes no more than this part of the device's memory:
+# 26 GiB on an H100
+_SPARE_SHARE = 3
 _LEAST_REGION = 20 * 2**30
 """Bytes of a region, where there is as much to spare: so that the next, larger set of buffers
 finds room in it."""
 _LEAST_SHARE = 5
-"""Such a region takes no more than this part of the device's memory. Beside it and a test's own buffers `PLENTY` is free, so that it stays
-while code of other libraries is measured: to give 20 GiB back and have them scrubbed takes a tenth of a second."""
+"""Such a region takes no more than this part of the device's memory. Beside it and a test's own
+buffers `PLENTY` is free, so that it stays while code of other libraries is measured: to give
+20 GiB back and have them scrubbed takes a tenth of a second."""
 
 
 @dataclass(eq=False)
@@ -76,21 +83,23 @@ class _Region:
 
 
 class CudaMemory:
-    """Allocates on one device. Device memory comes from `cudaMalloc` and not from CuPy's pool: where a buffer lies changes its speed, and a
-    pool would give the same places again."""
+    """Allocates on one device. Device memory comes from `cudaMalloc` and not from CuPy's pool:
+    where a buffer lies changes its speed, and a pool would give the same places again."""
 
     def __init__(self, context: Context, facts: DeviceFacts) -> None:
         self._context = context
         self._index = context.index
         self._facts = facts
         self._spare: _Region | None = None
-        """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
-        self._scrubbed = 0.0  # when the driver will be done with what was freed, on the clock of `time.monotonic`
-        self._locked: dict[
-            int, Allocation
-        ] = {}  # page-locked memory that lives, by its address on the host
+        """A region that nothing lies in: giving it back would have the driver scrub it beside the
+        next measurement."""
+        # when the driver will be done with what was freed, on the clock of `time.monotonic`
+        self._scrubbed = 0.0
+        # page-locked memory that lives, by its address on the host
+        self._locked: dict[int, Allocation] = {}
         self._ends: dict[int, int] = {}
-        """Where memory that this device allocated ends, by where it starts: the driver rounds some sizes up and answers for the whole."""
+        """Where memory that this device allocated ends, by where it starts: the driver rounds some
+        sizes up and answers for the whole."""
         self._held: dict[int, int] = {}  # bytes of device memory that live, by address
         self._peer: int | None = None
 
@@ -118,13 +127,15 @@ class CudaMemory:
             free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free"
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} "
+                "GiB are free"
             )
         made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
             raise DeviceError(
-                f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes"
+                f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to "
+                f"{ALIGNMENT} bytes"
             )
         for start in _starts(made):
             self._ends[start] = start + nbytes
@@ -141,9 +152,8 @@ class CudaMemory:
         if kind is MemoryKind.POOLED:
             check_pools(self._index)
             address = int(check(R.cudaMallocAsync(nbytes, LEGACY_DEFAULT), doing))
-            check(
-                R.cudaStreamSynchronize(LEGACY_DEFAULT), doing
-            )  # other streams may use it from now on
+            # other streams may use it from now on
+            check(R.cudaStreamSynchronize(LEGACY_DEFAULT), doing)
             return Allocation(kind, nbytes, address, 0)
         if kind is MemoryKind.PEER:
             with on_gpu(self.peer):
@@ -170,7 +180,8 @@ class CudaMemory:
         return self._over(raw[start : start + pages], nbytes, register=kind.locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Allocations at random places of one region: one call of the driver, where each of its own takes a tenth of a millisecond."""
+        """Allocations at random places of one region: one call of the driver, where each of its own
+        takes a tenth of a millisecond."""
         region = self._region(needed_bytes(sizes))
         places = scattered(sizes, region.nbytes, seed)
         region.parts = len(sizes)
@@ -195,8 +206,9 @@ class CudaMemory:
         return _Region(whole.address, size, 0)
 
     def _empty_pools(self) -> None:
-        """Have the libraries give back what their pools keep and nobody uses. CuPy's keeps what references no longer need. CuPy's and
-        PyTorch's keep it for the stream that it was used on, and each test has a stream of its own, so that no later test would use it."""
+        """Have the libraries give back what their pools keep and nobody uses. CuPy's keeps what
+        references no longer need. CuPy's and PyTorch's keep it for the stream that it was used on,
+        and each test has a stream of its own, so that no later test would use it."""
         before = self._free_now()
         cupy: Any = sys.modules.get("cupy")
         if cupy is not None:
@@ -248,15 +260,16 @@ class CudaMemory:
         address = getattr(owner, "ptr", None)
         if not isinstance(address, int) or address <= 0:
             raise DeviceError(
-                f"a pool gives an object with the address of its memory as ptr, not {type(owner).__name__}"
+                "a pool gives an object with the address of its memory as ptr, not "
+                f"{type(owner).__name__}"
             )
-        check(
-            R.cudaDeviceSynchronize(), "waiting for a pool"
-        )  # it may have given it in the order of a stream of its own
+        # it may have given it in the order of a stream of its own
+        check(R.cudaDeviceSynchronize(), "waiting for a pool")
         return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
+        """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError`
+        for one that cannot be."""
         check_host_array(array)
         return self._over(array, array.nbytes, register=register)
 
@@ -315,7 +328,8 @@ class CudaMemory:
         return int(seen.devicePointer)
 
     def free(self, allocation: Allocation) -> None:
-        """Free or unregister; a second call does nothing. Memory of a context that is gone went with it."""
+        """Free or unregister; a second call does nothing. Memory of a context that is gone went
+        with it."""
         if allocation.freed:
             return
         allocation.freed = True
@@ -349,7 +363,8 @@ class CudaMemory:
             check(R.cudaFreeHost(allocation.host_address), doing)
 
     def _left(self, region: _Region) -> None:
-        """One allocation less in a region; keep the empty region, unless it is large or there is a larger one."""
+        """One allocation less in a region; keep the empty region, unless it is large or there is a
+        larger one."""
         region.parts -= 1
         if region.parts:
             return
@@ -363,7 +378,8 @@ class CudaMemory:
         self._spare = region
 
     def free_bytes(self, kind: MemoryKind) -> int:
-        """Bytes that can still be allocated. Managed memory never beyond what the device has free: oversubscription can hang a GPU."""
+        """Bytes that can still be allocated. Managed memory never beyond what the device has free:
+        oversubscription can hang a GPU."""
         if kind.on_host:
             return host.available_bytes()
         if kind.on_peer:
@@ -408,7 +424,8 @@ def needed_bytes(sizes: Sequence[int]) -> int:
 
 
 def scattered(sizes: Sequence[int], region: int, seed: int) -> list[int]:
-    """Offsets of blocks of `sizes` bytes in a region of `region` bytes: a random order, random gaps, no overlap."""
+    """Offsets of blocks of `sizes` bytes in a region of `region` bytes: a random order, random
+    gaps, no overlap."""
     random, alignment = np.random.default_rng(seed), _alignment(sizes)
     slots = [-(-size // alignment) for size in sizes]
     room = region // alignment - sum(slots)

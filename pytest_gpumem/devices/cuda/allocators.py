@@ -1,6 +1,7 @@
 """Ways of allocating whose time is measured, behind the protocol's `Allocator`.
 
-Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA Runtime API, page-locked memory.
+Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA
+Runtime API, page-locked memory.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class _Pool:
 
 
 class _CupyPool:
-    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises `Unsupported`: CuPy is not installed."""
+    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises
+    `Unsupported`: CuPy is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -120,9 +122,8 @@ class _HostRegister:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         if self._array.nbytes < nbytes + _PAGE:
-            self._array = np.full(
-                nbytes + _PAGE, 1, dtype=np.uint8
-            )  # written, so that its pages exist
+            # written, so that its pages exist
+            self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
         doing = f"registering {nbytes} bytes of host memory"

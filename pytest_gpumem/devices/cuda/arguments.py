@@ -47,8 +47,10 @@ def read_kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> 
 
 def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
     """Offset and bytes of each parameter of a kernel; None if the driver does not tell them."""
-    ask = D.cuKernelGetParamInfo if is_kernel else D.cuFuncGetParamInfo
-    handle = D.CUkernel(function) if is_kernel else D.CUfunction(function)
+    if is_kernel:
+        ask, handle = D.cuKernelGetParamInfo, D.CUkernel(function)
+    else:
+        ask, handle = D.cuFuncGetParamInfo, D.CUfunction(function)
     parameters: list[tuple[int, int]] = []
     while True:
         try:

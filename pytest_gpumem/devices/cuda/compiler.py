@@ -20,20 +20,23 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 class KernelCall:
-    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call."""
+    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it
+    again is one call."""
 
     __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
 
     def __init__(
         self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
     ) -> None:
-        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's own types, and `doing` is for the text of an error."""
+        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's own types, and
+        `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
             value.view(np.uint8)[: argument.nbytes] = np.frombuffer(
                 argument.tobytes(), dtype=np.uint8
             )
-        # The driver reads each argument through a pointer, and is done with both before a call returns.
+        # The driver reads each argument through a pointer, and is done with both before a call
+        # returns.
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
         self._kept = (values, pointers)
         self._address = int(pointers.ctypes.data)
@@ -86,19 +89,20 @@ class Compiler:
         self._largest_shared: dict[tuple[str, str], int] = {}
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
-        """The kernel for an element type and a launch shape, allowed to use the shape's dynamic shared memory.
+        """The kernel for an element type and a launch shape, allowed to use the shape's dynamic
+        shared memory.
         Raises `DeviceError`: no such element type, or the compiler's first error line.
         """
         assert kernel.source is not None, "a copy has nothing to compile"
         entry = entry_for(kernel, dtype, shape)
-        found = self._functions.get((kernel.source, entry))
-        if found is None:
+        loaded = self._functions.get((kernel.source, entry))
+        if loaded is None:
             what = f"kernel {kernel.name!r} ({kernel.source})"
-            found = self._functions[kernel.source, entry] = self._load(
+            loaded = self._functions[kernel.source, entry] = self._load(
                 sources.read(kernel.source), entry, what
             )
-        self._allow_shared(found, (kernel.source, entry), shape.shared_bytes)
-        return found
+        self._allow_shared(loaded, (kernel.source, entry), shape.shared_bytes)
+        return loaded
 
     def private(self, source: str, entry: str) -> Any:
         """A function of the device's own, from a source string."""
@@ -124,9 +128,11 @@ class Compiler:
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
-    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises `DeviceError` without one."""
+    """The C++ name expression for an element type: "add<float>" for "add<{dtype}>" and "f4". Raises
+    `DeviceError` without one."""
     if "{dtype}" in kernel.entry and dtype not in sources.CPP_TYPES:
         raise DeviceError(
-            f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are {', '.join(sources.CPP_TYPES)}"
+            f"kernel {kernel.name!r}: no C++ type for elements of {dtype!r}; there are "
+            f"{', '.join(sources.CPP_TYPES)}"
         )
     return kernel.expression(sources.CPP_TYPES.get(dtype, ""), shape)

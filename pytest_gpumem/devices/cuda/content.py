@@ -1,5 +1,6 @@
-"""The content of memory: seeded random values, poison, a random cycle; copies between any two kinds; and comparing two arrays in one pass,
-without temporaries of their size. What `values` does with NumPy, kernels do here, bit for bit."""
+"""The content of memory: seeded random values, poison, a random cycle; copies between any two
+kinds; and comparing two arrays in one pass, without temporaries of their size. What `values` does
+with NumPy, kernels do here, bit for bit."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class CudaContent:
 
     @contextmanager
     def _reached(self, allocation: Allocation, stream: Stream) -> Iterator[Allocation]:
-        """Memory to write the new content of an allocation to: its own, or, where a kernel of this GPU may not reach it, memory that is
-        copied there afterwards."""
+        """Memory to write the new content of an allocation to: its own, or, where a kernel of this
+        GPU may not reach it, memory that is copied there afterwards."""
         if not allocation.kind.on_peer:
             yield allocation
             return
@@ -106,10 +107,10 @@ class CudaContent:
         )
 
     def _function(self, entry: str) -> Any:
-        found = self._functions.get(entry)
-        if found is None:
-            found = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
-        return found
+        loaded = self._functions.get(entry)
+        if loaded is None:
+            loaded = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
+        return loaded
 
     def _blocks(self, per_sm: int, size: int) -> int:
         return min(per_sm * self._sm_count, -(-size // _THREADS))
@@ -166,7 +167,8 @@ class CudaContent:
         result = np.empty(size, dtype=dtype)
         if allocation.freed or result.nbytes > allocation.nbytes:
             raise DeviceError(
-                f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}"
+                f"cannot read {result.nbytes} bytes from "
+                f"{'freed' if allocation.freed else allocation.nbytes}"
             )
         check(R.cudaDeviceSynchronize(), "reading memory")
         if allocation.address:
@@ -200,7 +202,8 @@ class CudaContent:
         source = np.ascontiguousarray(content)
         if allocation.freed or source.nbytes > allocation.nbytes:
             raise DeviceError(
-                f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}"
+                f"cannot write {source.nbytes} bytes to "
+                f"{'freed' if allocation.freed else allocation.nbytes}"
             )
         check(R.cudaDeviceSynchronize(), "writing memory")
         if allocation.address:
@@ -208,8 +211,8 @@ class CudaContent:
                 R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY),
                 "writing memory",
             )
-            # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
-            # streams do not wait for the default stream.
+            # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API,
+            # synchronization behaviour), and our streams do not wait for the default stream.
             check(R.cudaDeviceSynchronize(), "writing memory")
         else:
             host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
@@ -232,9 +235,8 @@ class CudaContent:
             )
         import cupy
 
-        check(
-            R.cudaDeviceSynchronize(), "comparing results"
-        )  # what wrote the arrays ran on other streams
+        # what wrote the arrays ran on other streams
+        check(R.cudaDeviceSynchronize(), "comparing results")
         first, second = _flat(cupy, actual, actual.dtype), _flat(cupy, expected, actual.dtype)
         return self._mismatch(first, second, relative_tolerance)
 
@@ -264,7 +266,8 @@ class CudaContent:
 
 
 def _flat(library: Any, array: Any, dtype: Any) -> Any:
-    """An array in one dimension. A reference may have computed in a wider type than the kernel stores."""
+    """An array in one dimension. A reference may have computed in a wider type than the kernel
+    stores."""
     return library.ascontiguousarray(library.asarray(array), dtype=dtype).reshape(-1)
 
 

@@ -1,8 +1,9 @@
 """The context of an open device. Whoever uses or frees a handle of ours asks here, once a phase.
 
-Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may outlive it. A handle of a context that is
-gone is a segmentation fault in the driver, so no object frees its own handle when Python deletes it: it hands the handle over with
-`frees`, and `collect` frees it while the context lives.
+Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
+outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
+frees its own handle when Python deletes it: it hands the handle over with `frees`, and `collect`
+frees it while the context lives.
 
 Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.
 """
@@ -66,7 +67,8 @@ class Context:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the current context of this thread inside the block, and what was current before it afterwards."""
+        """Make it the current context of this thread inside the block, and what was current before
+        it afterwards."""
         check(D.cuCtxPushCurrent(self._handle), f"making GPU {self.index} current")
         try:
             yield
@@ -74,7 +76,8 @@ class Context:
             D.cuCtxPopCurrent()  # the block may have reset the device
 
     def elsewhere(self) -> str | None:
-        """What is current in its place: "GPU 1", or `OWN_CONTEXT`, which somebody has made with cuCtxCreate; None if nothing is."""
+        """What is current in its place: "GPU 1", or `OWN_CONTEXT`, which somebody has made with
+        cuCtxCreate; None if nothing is."""
         error, current = D.cuCtxGetCurrent()
         if int(error) != 0 or int(current) in (0, int(self._handle)):
             return None
@@ -84,7 +87,8 @@ class Context:
         return f"GPU {int(device)}"
 
     def frees(self, owner: object, free: Callable[..., object], *arguments: Any) -> None:
-        """Have `free(*arguments)` called by the next `collect` after `owner` is deleted; never at Python's end."""
+        """Have `free(*arguments)` called by the next `collect` after `owner` is deleted; never at
+        Python's end."""
         weakref.finalize(owner, self._unused.append, (free, arguments)).atexit = False
 
     def collect(self) -> None:
@@ -110,8 +114,9 @@ _KEPT: list[object] = []
 
 @contextmanager
 def made_meanwhile(index: int) -> Iterator[None]:
-    """Make the primary context of a GPU beside the block, in a third of a second without the interpreter. The block opens the device: it
-    meets an error of the driver again, and reports it."""
+    """Make the primary context of a GPU beside the block, in a third of a second without the
+    interpreter. The block opens the device: it meets an error of the driver again, and reports
+    it."""
     made: list[Any] = []
     thread = threading.Thread(target=_make, args=(index, made), name="gpumem-context", daemon=True)
     thread.start()

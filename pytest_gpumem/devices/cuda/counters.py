@@ -1,4 +1,5 @@
-"""Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of managed memory, kernels and copies.
+"""Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of
+managed memory, kernels and copies.
 
 CUPTI is imported at the first count. Its counters are off again when `pages` and `activity` return.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
@@ -34,7 +35,8 @@ from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
 from pytest_gpumem.records.what_ran import WhatRan
 
 BUFFER_BYTES = 2**17
-"""Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the buffer: 8 MiB take 6 ms (H100)."""
+"""Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the
+buffer: 8 MiB take 6 ms (H100)."""
 WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
@@ -46,7 +48,8 @@ CAUSES = {
     "EVICTION": "eviction",
     "ACCESS_COUNTERS": "access counters",
 }
-"""CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved "speculatively", of its own accord."""
+"""CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved
+"speculatively", of its own accord."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,
     "BYTES_TRANSFER_DTOH": TO_HOST,
@@ -70,7 +73,8 @@ class MovedOnPurpose(Protocol):
 
 class CudaCounters:
     """CUPTI's counters of unified memory and its records of activity, for one device.
-    `beacon`: moves to the device and back before and after the counted work. If CUPTI misses one of these moves, the count is discarded.
+    `beacon`: moves to the device and back before and after the counted work. If CUPTI misses one of
+    these moves, the count is discarded.
     """
 
     def __init__(self, index: int, beacon: MovedOnPurpose) -> None:
@@ -85,28 +89,38 @@ class CudaCounters:
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         """Count while `work` runs. `work` waits for the work that it queues.
-        Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or the platform or another tool keeps the counters from us.
-        Raises `Undelivered`: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some passes do.
+        Raises `NotCounted`: cupti-python or CUPTI is missing or too old, or the platform or another
+        tool keeps the counters from us.
+        Raises `Undelivered`: CUPTI missed the beacon's moves. On an H200 (driver 580.159.04) some
+        passes do.
         """
         with self._held() as cupti:
             for _ in range(0 if self._awake else WAKING):
-                # The first passes of a process may deliver nothing (see `managed.Beacon`); none of them is the one that counts.
+                # The first passes of a process may deliver nothing (see `managed.Beacon`); none of
+                # them is the one that counts.
                 self._record(cupti, lambda: None)
                 if self._seen() > 0:
                     break
             maps = self._record(cupti, work)
             if self._seen() < 2:
                 raise Undelivered(
-                    f"CUPTI reported {self._seen()} of 2 moves of pages that were made to try it, so its other counts may lack some"
+                    f"CUPTI reported {self._seen()} of 2 moves of pages that were made to try it, "
+                    "so its other counts may lack some"
                 )
             self._awake = True
             self._refuse_losses(cupti)
         return page_counts(
-            [one for one in self._events if not self._beacon.holds(one.address)], maps=maps
+            [
+                page_event
+                for page_event in self._events
+                if not self._beacon.holds(page_event.address)
+            ],
+            maps=maps,
         )
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it queues.
+        """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it
+        queues.
         Raises `NotCounted`: as `watch`; or nothing was delivered.
         """
         seen: list[KernelUse | CopyUse] = []
@@ -126,8 +140,9 @@ class CudaCounters:
         raise NotCounted(f"CUPTI reported no kernel, copy or memset in {PASSES} passes")
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as `watch`."""
-        found: list[tuple[str, int, int, int]] = []
+        """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as
+        `watch`."""
+        records: list[tuple[str, int, int, int]] = []
 
         def receive(cupti: Any, record: Any) -> None:
             use = use_of(cupti, record)
@@ -135,14 +150,14 @@ class CudaCounters:
                 (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
             )
             if name != HOLD:
-                found.append((name, blocks, int(record.start), int(record.end)))
+                records.append((name, blocks, int(record.start), int(record.end)))
 
         self.watch(USE_KINDS, receive, work)
         # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
-        first = min((start for _, _, start, _ in found), default=0)
+        first = min((start for _, _, start, _ in records), default=0)
         return [
             Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9)
-            for name, blocks, start, end in found
+            for name, blocks, start, end in records
         ]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
@@ -178,7 +193,8 @@ class CudaCounters:
     def watch(
         self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]
     ) -> None:
-        """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that it queues.
+        """Deliver CUPTI's records of other kinds while `work` runs. `work` waits for the work that
+        it queues.
 
         CUPTI takes one callback for all records, so this method belongs to the same class.
         `kinds`: names of `CUpti_ActivityKind`.
@@ -210,7 +226,8 @@ class CudaCounters:
         return "REMOTE_MAP" in also
 
     def _run(self, cupti: Any, kinds: Sequence[str], work: Callable[[], None]) -> None:
-        """Have all records of some kinds delivered that there are while `work` runs; they are off again afterwards."""
+        """Have all records of some kinds delivered that there are while `work` runs; they are off
+        again afterwards."""
         self._events, self._others, self._failed = [], 0, None
         enabled = []
         try:
@@ -235,14 +252,15 @@ class CudaCounters:
     def _seen(self) -> int:
         """Moves of the beacon to the device and back that were recorded whole."""
         moved = {TO_DEVICE: 0, TO_HOST: 0}
-        for one in self._events:
-            if one.kind in moved and self._beacon.holds(one.address):
-                moved[one.kind] += one.value
+        for page_event in self._events:
+            if page_event.kind in moved and self._beacon.holds(page_event.address):
+                moved[page_event.kind] += page_event.value
         return min(moved.values()) // self._beacon.nbytes
 
     @contextmanager
     def _held(self) -> Iterator[Any]:
-        """Hold CUPTI for a pass: its records come to this process alone, through buffers of ours."""
+        """Hold CUPTI for a pass: its records come to this process alone, through buffers of
+        ours."""
         with CALLBACKS.held() as cupti:
             # RuntimeError: cupti-python found no libcupti, or an old one
             self._cupti, self._errors = cupti, (cupti.cuptiError, RuntimeError)
@@ -278,13 +296,15 @@ class CudaCounters:
             cupti.activity_flush_all(1)
 
     def _completed(self, activities: Iterable[Any]) -> None:
-        # A record is read while CUPTI still holds its buffer. What is raised here would be lost in CUPTI's thread.
+        # A record is read while CUPTI still holds its buffer. What is raised here would be lost in
+        # CUPTI's thread.
         try:
             for activity in activities:
                 kind = int(activity.kind)
                 if kind == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
-                    if (one := event(self._cupti, activity)) is not None:
-                        self._events.append(one)
+                    page_event = event(self._cupti, activity)
+                    if page_event is not None:
+                        self._events.append(page_event)
                 elif self._receive is not None:
                     self._others += 1
                     self._receive(self._cupti, activity)

@@ -1,10 +1,13 @@
-"""CUPTI through `cupti-python` (the extra `cupti13`): activity records of kernels, copies and memsets, and callbacks.
+"""CUPTI through `cupti-python` (the extra `cupti13`): activity records of kernels, copies and
+memsets, and callbacks.
 
-Records need no permission for counters. They hold names, times and launch shapes, no hardware counts. All callbacks of the process come
-through one subscriber, because CUPTI serves one at a time. They come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and
-those of 13.4 have other attributes.
-Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind; Callback API,
-`cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python, sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
+Records need no permission for counters. They hold names, times and launch shapes, no hardware
+counts. All callbacks of the process come through one subscriber, because CUPTI serves one at a
+time. They come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 have
+other attributes.
+Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum
+CUpti_ActivityMemoryKind; Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData.
+Python, sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from pytest_gpumem.records.uses import (
 )
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
-"""CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would run kernels one after another."""
+"""CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would
+run kernels one after another."""
 
 PASSES = 2  # attempts while CUPTI delivers no record: the first records of a process may be lost
 
@@ -57,11 +61,11 @@ def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
 
 def together(seen: Sequence[KernelUse | CopyUse]) -> Activity:
     """Single records added up: kernels of one name and shape, copies of one kind."""
-    copies = copies_together(one for one in seen if isinstance(one, CopyUse))
+    copies = copies_together(use for use in seen if isinstance(use, CopyUse))
     return Activity(
-        kernels=kernels_together(one for one in seen if isinstance(one, KernelUse)),
-        copies=tuple(one for one in copies if one.kind != "memset"),
-        memsets=tuple(one for one in copies if one.kind == "memset"),
+        kernels=kernels_together(use for use in seen if isinstance(use, KernelUse)),
+        copies=tuple(use for use in copies if use.kind != "memset"),
+        memsets=tuple(use for use in copies if use.kind == "memset"),
     )
 
 
@@ -136,12 +140,11 @@ class ApiCall(ctypes.Structure):
 
 
 Receive = Callable[[int, int], None]
-"""A receiver. It is called with the id of a callback and the address of its data, in the calling thread, before the call returns.
-`Callbacks` catches its errors and passes them to `lost`.
+"""A receiver. It is called with the id of a callback and the address of its data, in the calling
+thread, before the call returns. `Callbacks` catches its errors and passes them to `lost`.
 """
-_CALLED = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t
-)  # CUpti_CallbackFunc
+# CUpti_CallbackFunc
+_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
 _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _ENABLE = ctypes.CFUNCTYPE(
@@ -153,7 +156,8 @@ _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 
 
 def imported() -> Any:
-    """Import CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is missing."""
+    """Import CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is
+    missing."""
     try:
         from cupti import cupti
     except ImportError as error:
@@ -260,7 +264,8 @@ class Callbacks:
 
     @contextmanager
     def held(self) -> Iterator[Any]:
-        """Hold CUPTI inside the block, so that no record of another tool is taken; yields its module.
+        """Hold CUPTI inside the block, so that no record of another tool is taken; yields its
+        module.
         Raises `NotCounted`: as `add`.
         """
         cupti = self._open()
@@ -315,7 +320,7 @@ class Callbacks:
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
             for receivers in (self._receivers, self._at_begin):
-                left = tuple(one for one in receivers.pop(key, ()) if one is not receive)
+                left = tuple(other for other in receivers.pop(key, ()) if other is not receive)
                 if left:
                     receivers[key] = left
             if key not in self._receivers and self._subscription is not None:
@@ -345,8 +350,9 @@ _raise_later.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 
 class _RaisedAgain:
-    """A `sys.unraisablehook`. Python runs the handler of a signal where `_called` begins, before its `try`, and drops what it raises. This
-    hook says that a call was missed, and lets the line that made the call raise it.
+    """A `sys.unraisablehook`. Python runs the handler of a signal where `_called` begins, before
+    its `try`, and drops what it raises. This hook says that a call was missed, and lets the line
+    that made the call raise it.
     """
 
     def __init__(self, previous: Callable[[Any], object]) -> None:
@@ -359,7 +365,8 @@ class _RaisedAgain:
 
     @classmethod
     def remove(cls) -> None:
-        if type(hook := sys.unraisablehook) is cls:
+        hook = sys.unraisablehook
+        if type(hook) is cls:
             sys.unraisablehook = hook.previous
 
     def __call__(self, unraisable: Any) -> None:
@@ -371,8 +378,8 @@ class _RaisedAgain:
             return
         error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type
         trace.tb_frame.f_locals["self"]._miss(f"{kind.__name__} came while a call was reported")
-        # Python makes the exception of a class: this one gives `error`. The next call or jump raises it, so the unpacking, which is
-        # neither, stays last.
+        # Python makes the exception of a class: this one gives `error`. The next call or jump
+        # raises it, so the unpacking, which is neither, stays last.
         again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
         (_,) = map(_raise_later, (threading.get_ident(),), (again,))
 

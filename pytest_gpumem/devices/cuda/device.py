@@ -90,6 +90,7 @@ def _check_same(index: int, facts: DeviceFacts) -> None:
         raise DeviceError(f"opening device {index}: {reason}") from None
     if facts.uuid is not None and now != facts.uuid:
         raise DeviceError(
-            f"device {index} is {now}, and was {facts.uuid} at the session's start: CUDA_VISIBLE_DEVICES has changed, or CUDA was "
+            f"device {index} is {now}, and was {facts.uuid} at the session's start: "
+            "CUDA_VISIBLE_DEVICES has changed, or CUDA was "
             "initialised before it was set"
         )

@@ -1,11 +1,13 @@
-"""The driver's allocations: CUPTI's callback of each call that allocates or frees, and the driver's own counts of its stream-ordered pool
-and of CUDA graphs.
+"""The driver's allocations: CUPTI's callback of each call that allocates or frees, and the driver's
+own counts of its stream-ordered pool and of CUDA graphs.
 
-A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's records (kind MEMORY2) tell the same and
-cost more: each takes cupti-python 40 us, and loading a kernel makes one for each static variable of its module.
+A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's
+records (kind MEMORY2) tell the same and cost
+more: each takes cupti-python 40 us, and loading a kernel makes one for each static variable of
+its module.
 
-Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API, Memory Management; CUDA Runtime API,
-cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
+Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
-from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     NOTHING,
@@ -36,6 +37,7 @@ from pytest_gpumem.devices.memory_events import (
     Series,
 )
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.sources import Source
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
@@ -85,8 +87,9 @@ _VIRTUAL = {
     "cuMemRetainAllocationHandle": 2,
     **dict.fromkeys(("cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"), 0),
 }
-"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API, Virtual Memory Management). Memory lives
-from its creation until its last handle is released and its last mapping ends."""
+"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API,
+Virtual Memory Management). Memory lives from its creation until its last handle is released and its
+last mapping ends."""
 _ARRAYS = {
     "cuArrayCreate_v2": 2,
     "cuArray3DCreate_v2": 2,
@@ -94,33 +97,35 @@ _ARRAYS = {
     "cuMipmappedArrayCreate": 3,
     "cuMipmappedArrayDestroy": 1,
 }
-"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver does not tell the bytes of an array: they
-are those of its elements, without what its layout adds."""
+"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver
+does not tell the bytes of an array: they are those of its elements, without what its layout
+adds."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
-_ARRAY3D = struct.Struct(
-    "<QQQIII"
-)  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_ARRAY3D = struct.Struct("<QQQIII")
 _LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
 _EMPTY = 0x40 | 0x80
 """CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array
 later."""
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
+# calls that make and destroy pools, with the parameters that are read
 _OWN_POOLS = {
     "cuMemPoolCreate": 2,
     "cuMemPoolDestroy": 1,
-}  # calls that make and destroy pools, with the parameters that are read
+}
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+# CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
 _ON_HOST = (
     2,
     3,
     4,
-)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
-_LOCATION = struct.Struct(
-    "<8xii"
-)  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+)
+# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+_LOCATION = struct.Struct("<8xii")
 _POOLS = re.compile(
-    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
+    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
+    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
 """Calls after which pools and graphs may hold other amounts."""
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -144,15 +149,13 @@ class DriverMemory(Source):
         self._trimmed: Figures | None = None
         self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
-        self._virtual: dict[
-            int, str
-        ] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        self._virtual: dict[int, str] = {}
         self._own_pools: list[int] = []  # pools of the device that the process has made
         self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
         self._others: set[int] = set()  # handles of other devices and of other processes
-        self._mapped: dict[
-            int, tuple[int, int]
-        ] = {}  # by address: bytes of a mapping, and its handle
+        # by address: bytes of a mapping, and its handle
+        self._mapped: dict[int, tuple[int, int]] = {}
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._failed: Exception | None = None
         self._end: Callable[[], None] | None = None
@@ -178,7 +181,8 @@ class DriverMemory(Source):
         self.note_gap(why)
 
     def _number_calls(self, cupti: Any) -> None:
-        """Find the calls in the installed version: once, for memory is watched again after each measurement."""
+        """Find the calls in the installed version: once, for memory is watched again after each
+        measurement."""
         numbers = {
             name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()
         }
@@ -196,18 +200,18 @@ class DriverMemory(Source):
         if cbid in self._pools:
             self._nothing = None
         try:
-            if (call := self._calls.get(cbid)) is not None and not ended.failed:
-                self._take(call, ended.parameters, ended.correlation)
-            elif (name := self._virtual.get(cbid)) is not None and not ended.failed:
-                read = {**_VIRTUAL, **_ARRAYS, **_OWN_POOLS}[name]
-                take = (
-                    self._take_array
-                    if name in _ARRAYS
-                    else self._take_pool
-                    if name in _OWN_POOLS
-                    else self._take_virtual
-                )
-                take(name, words(ended.parameters, read))
+            if ended.failed:
+                return
+            if cbid in self._calls:
+                self._take(self._calls[cbid], ended.parameters, ended.correlation)
+                return
+            name = self._virtual.get(cbid, "")
+            if name in _ARRAYS:
+                self._take_array(name, words(ended.parameters, _ARRAYS[name]))
+            elif name in _OWN_POOLS:
+                self._take_pool(name, words(ended.parameters, _OWN_POOLS[name]))
+            elif name:
+                self._take_virtual(name, words(ended.parameters, _VIRTUAL[name]))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
@@ -238,8 +242,9 @@ class DriverMemory(Source):
         self._emit(call.kind, address, nbytes)
 
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
-        """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes, and
-        those that map memory of several devices, count nothing. Once memory from before the watch is mapped, the test's is not read."""
+        """Count the handles and mappings of virtual memory, whose handle stands for its address.
+        Handles of other processes, and those that map memory of several devices, count nothing.
+        Once memory from before the watch is mapped, the test's is not read."""
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
@@ -271,9 +276,9 @@ class DriverMemory(Source):
         else:
             begin, end = values[0], values[0] + values[1]
             for address in [
-                one
-                for one, (nbytes, _) in self._mapped.items()
-                if begin <= one and one + nbytes <= end
+                start
+                for start, (nbytes, _) in self._mapped.items()
+                if begin <= start and start + nbytes <= end
             ]:
                 self._hold(self._mapped.pop(address)[1], -1)
 
@@ -307,7 +312,7 @@ class DriverMemory(Source):
     def _take_pool(self, name: str, values: Sequence[int]) -> None:
         """Note a stream-ordered pool, whose unused memory counts as reserved."""
         if name == "cuMemPoolDestroy":
-            self._own_pools = [one for one in self._own_pools if one != values[0]]
+            self._own_pools = [handle for handle in self._own_pools if handle != values[0]]
             return
         (pool,) = words(values[0], 1)
         if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (
@@ -344,13 +349,13 @@ class DriverMemory(Source):
         if context_number(self._index) is None:
             return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if self._nothing is None or self._end is None:
-            found = self._asked()
+            counts = self._asked()
             self._nothing = (
-                found
-                if all((one.used or 0, one.unused) == (0, 0) for one in found.values())
+                counts
+                if all((each.used or 0, each.unused) == (0, 0) for each in counts.values())
                 else None
             )
-            return found
+            return counts
         return self._nothing
 
     def _asked(self) -> Mapping[Series, Figures]:
@@ -360,16 +365,20 @@ class DriverMemory(Source):
                 return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
         current = _known(R.cudaDeviceGetMemPool(self._index))
-        pools = list({int(one): one for one in (self._default, current, *self._own_pools)}.values())
+        pools = list(
+            {int(handle): handle for handle in (self._default, current, *self._own_pools)}.values()
+        )
 
         def of_pools(attribute: Any) -> int:
-            return sum(int(_known(R.cudaMemPoolGetAttribute(one, attribute))) for one in pools)
+            return sum(
+                int(_known(R.cudaMemPoolGetAttribute(handle, attribute))) for handle in pools
+            )
 
         used, reserved = (
             of_pools(pool.cudaMemPoolAttrUsedMemCurrent),
             of_pools(pool.cudaMemPoolAttrReservedMemCurrent),
         )
-        in_graphs, held = (
+        in_graphs, graphs_reserved = (
             int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, attribute)))
             for attribute in (
                 graphs.cudaGraphMemAttrUsedMemCurrent,
@@ -384,11 +393,12 @@ class DriverMemory(Source):
             )
         return {
             (DRIVER, "device"): ordered,
-            (GRAPHS, "device"): Figures(in_graphs, held - in_graphs),
+            (GRAPHS, "device"): Figures(in_graphs, graphs_reserved - in_graphs),
         }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
+        """Have the driver give back memory that no graph uses any more: it counts as used by graphs
+        until then."""
         before = self.figures()[GRAPHS, "device"]
         if before in (NOTHING, self._trimmed):
             return False
@@ -408,7 +418,8 @@ class DriverMemory(Source):
         self._others.clear()  # handles may be released unseen, and their numbers given out again
         if self._own_pools:
             self._missed(
-                "a stream-ordered pool of the test's own lived during a measurement: what it keeps since then is not known"
+                "a stream-ordered pool of the test's own lived during a measurement: what it keeps "
+                "since then is not known"
             )
         end, self._end = self._end, None
         if end is not None:

@@ -1,4 +1,5 @@
-"""CUDA's errors as `DeviceError`: one line with the error's name, and whether the context survives it."""
+"""CUDA's errors as `DeviceError`: one line with the error's name, and whether the context survives
+it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, OutOfMemory
 
-# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further CUDA work will return the same
-# error." Driver and runtime number these alike.
+# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further
+# CUDA work will return the same error." Driver and runtime number these alike.
 _STICKY_NAMES = (
     "cudaErrorECCUncorrectable",
     "cudaErrorNvlinkUncorrectable",
@@ -41,26 +42,25 @@ def failure(code: int, text: str, doing: str) -> DeviceError:
     """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
     if code in STICKY:
         return ContextLost(
-            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails."
+            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process "
+            "fails."
         )
-    return (
-        OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
-    )
+    if code == _NO_MEMORY:
+        return OutOfMemory(f"{doing}: {text}.")
+    return DeviceError(f"{doing}: {text}.")
 
 
 def check(result: Any, doing: str) -> Any:
-    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value, ...) and never raises.
+    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value,
+    ...) and never raises.
     Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
     error, *values = result
     if int(error) != 0:
         R.cudaGetLastError()
-        of_driver = isinstance(error, D.CUresult)
-        name, text = (
-            (D.cuGetErrorName, D.cuGetErrorString)
-            if of_driver
-            else (R.cudaGetErrorName, R.cudaGetErrorString)
-        )
+        name, text = R.cudaGetErrorName, R.cudaGetErrorString
+        if isinstance(error, D.CUresult):
+            name, text = D.cuGetErrorName, D.cuGetErrorString
         raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None

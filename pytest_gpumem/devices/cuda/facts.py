@@ -1,7 +1,8 @@
 """Facts of a CUDA device, read without creating a context on it.
 
-Children by fork of a process that called cuInit cannot use CUDA (cuInit's error CUDA_ERROR_NOT_INITIALIZED in the child). So a short
-process of its own calls cuInit and reads the facts, not the process of the tests.
+Children by fork of a process that called cuInit cannot use CUDA (cuInit's error
+CUDA_ERROR_NOT_INITIALIZED in the child). So a short process of its own calls cuInit and reads the
+facts, not the process of the tests.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class CudaUnavailable(Exception):
 
 @contextmanager
 def asking(index: int) -> Iterator[FactsProcess | None]:
-    """Start the process that asks the driver, which runs beside the block. None where there is nothing to ask, or where a profiler would
-    follow the process."""
+    """Start the process that asks the driver, which runs beside the block. None where there is
+    nothing to ask, or where a profiler would follow the process."""
     process = None
     if all(_installed(module) for module, _ in _NEEDED) and not Ranges().tool_attached():
         with suppress(CudaUnavailable):  # `read_facts` reports it
@@ -54,13 +55,16 @@ def asking(index: int) -> Iterator[FactsProcess | None]:
 
 
 def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
-    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
+    """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it
+    see, and the UUIDs of all of them.
 
-    Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
-    no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
-    A profiler would follow that process: under one they are asked in this process.
-    `process` is what `asking` gave; it is closed.
-    Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
+    Only the driver's device queries and NVML are asked: no context comes into being, so that a
+    session that measures nothing holds no GPU memory. They are asked in a process of their own,
+    because children by fork of a process that called cuInit cannot use CUDA. A profiler would
+    follow that process: under one they are asked in this process. `process` is what `asking` gave;
+    it is closed.
+    Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no
+    device or no such device.
     """
     for module, missing in _NEEDED:
         if not _installed(module):
@@ -69,15 +73,16 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
             from pytest_gpumem.devices.cuda import nvml
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
-    found = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
-    linked = _linked_version()
-    if found.supported // 1000 < linked // 1000:
+    result = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
+    linked = result.linked or _linked_version()
+    if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
-            f"the driver supports CUDA {_dotted(found.supported)}, the installed CuPy needs CUDA {linked // 1000}: "
-            f"update the driver or pip install 'pytest-gpumem[cuda{found.supported // 1000}]'"
+            f"the driver supports CUDA {_dotted(result.supported)}, the installed CuPy needs CUDA "
+            f"{linked // 1000}: "
+            f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
         )
     return msgspec.structs.replace(
-        found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked))
+        result, facts=msgspec.structs.replace(result.facts, cuda=_dotted(linked))
     )
 
 
@@ -87,11 +92,11 @@ class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
     supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
     gpus: tuple[str, ...] = ()
-    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the others. The second one is its peer
-    (`links.peer_of`)."""
-    alike: tuple[
-        str, ...
-    ] = ()  # those of them whose results are of the same device: equal `DeviceFacts.key`
+    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
+    others. The second one is its peer (`links.peer_of`)."""
+    # those of them whose results are of the same device: equal `DeviceFacts.key`
+    alike: tuple[str, ...] = ()
+    linked: int = 0  # as `_linked_version`; 0 where it was not read
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag=True):
@@ -101,29 +106,35 @@ class Unavailable(msgspec.Struct, frozen=True, tag=True):
 
 
 def answer(index: int) -> None:
-    """Print `query(index)` as one line of JSON; `FactsProcess` runs it."""
-    found: DriverFacts | Unavailable
+    """Print `query(index)` as one line of JSON; `FactsProcess` runs it.
+
+    It reads CuPy's version too, so that the process of the tests loads no library of CUDA.
+    """
+    result: DriverFacts | Unavailable
     try:
-        found = query(index)
+        result = query(index)
+        with suppress(ImportError):  # the process of the tests says so
+            result = msgspec.structs.replace(result, linked=_linked_version())
     except CudaUnavailable as unavailable:
-        found = Unavailable(str(unavailable))
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+        result = Unavailable(str(unavailable))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
 
 
 def _elsewhere(index: int, process: FactsProcess | None = None) -> DriverFacts:
     """`query(index)` by another process."""
     process = process or FactsProcess(index)
     try:
-        found = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
+        result = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
     finally:
         process.close()
-    if isinstance(found, Unavailable):
-        raise CudaUnavailable(found.reason)
-    return found
+    if isinstance(result, Unavailable):
+        raise CudaUnavailable(result.reason)
+    return result
 
 
 def query(index: int) -> DriverFacts:
-    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`: there is no driver, no device or no such device."""
+    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`: there is no
+    driver, no device or no such device."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -133,7 +144,8 @@ def query(index: int) -> DriverFacts:
         raise CudaUnavailable(f"the driver sees no GPU{among}")
     if index >= count:
         raise CudaUnavailable(
-            f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from 0{among}"
+            f"there is no device {index}: CUDA sees {count} GPU{'s' * (count > 1)}, numbered from "
+            f"0{among}"
         )
     device = _value(driver.cuDeviceGet(index))
     facts = _read(driver, device)
@@ -142,17 +154,19 @@ def query(index: int) -> DriverFacts:
     ordered = [*direct, *(other for other in others if other not in direct)]
     every = [facts, *(_read(driver, other) for other in ordered)]
     gpus, alike = (
-        tuple(one.uuid for one in some if one.uuid)
-        for some in (every, [one for one in every if one.key == facts.key])
+        tuple(each.uuid for each in some if each.uuid)
+        for some in (every, [each for each in every if each.key == facts.key])
     )
     return DriverFacts(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
 
 def uuid_of(index: int) -> str:
-    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`: there is no such device."""
+    """The UUID of a device as this process numbers them; calls cuInit. Raises `CudaUnavailable`:
+    there is no such device."""
     from cuda.bindings import driver
 
-    if index >= (count := _device_count(driver)):
+    count = _device_count(driver)
+    if index >= count:
         raise CudaUnavailable(f"this process sees {count} GPU{'s' * (count != 1)}")
     device = _value(driver.cuDeviceGet(index))
     return _uuid(driver, device, _name(driver, device)[1])
@@ -174,7 +188,8 @@ def _installed(module: str) -> bool:
 def _device_count(driver: Any) -> int:
     try:
         (error,) = driver.cuInit(0)
-    except Exception as missing:  # cuda-bindings raises RuntimeError or its own class, by version, where libcuda is not found
+    # cuda-bindings raises RuntimeError or its own class, by version, where libcuda is not found
+    except Exception as missing:
         reason = str(missing).splitlines() or [type(missing).__name__]
         raise CudaUnavailable(f"no NVIDIA driver: {reason[0]}") from None
     if error == driver.CUresult.CUDA_ERROR_NO_DEVICE:
@@ -185,11 +200,13 @@ def _device_count(driver: Any) -> int:
 
 
 def _linked_version() -> int:
-    """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library, read without cuInit."""
+    """CuPy's CUDA version, as 1000 x major + 10 x minor; since CUDA 12 a constant of the library,
+    read without cuInit."""
     try:
+        # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
         from cupy_backends.cuda.api import (
             runtime,
-        )  # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
+        )
     except ImportError:  # where CuPy itself has to find the libraries first
         from cupy.cuda import runtime
 
@@ -246,7 +263,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
-        driver=nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
+        driver=nvml.answer(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
         link=link,
         link_bandwidth=link_bandwidth,
         sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
@@ -255,9 +272,10 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
-    """Name of the GPU and profile of the MIG instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb" holds both."""
-    found = re.fullmatch(r"(.+?) MIG (\S+)", name)
-    return (found[1], found[2]) if found else (name, None)
+    """Name of the GPU and profile of the MIG instance: "NVIDIA H100 80GB HBM3 MIG 1g.10gb" holds
+    both."""
+    match = re.fullmatch(r"(.+?) MIG (\S+)", name)
+    return (match[1], match[2]) if match else (name, None)
 
 
 def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
@@ -265,9 +283,10 @@ def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
 
     from pytest_gpumem.devices.cuda import nvml
 
-    # The largest that GPU and slot can do together: the current generation drops while the GPU idles.
-    generation = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    width = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
+    # The largest that GPU and slot can do together: the current generation drops while the GPU
+    # idles.
+    generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
     known = any(shared.values()) or (generation and width)
     return host_link(generation or 0, width or 0, **shared) if known else (None, None)
 
@@ -277,7 +296,8 @@ def _name(driver: Any, device: Any) -> tuple[str, str | None]:
 
 
 def _uuid(driver: Any, device: Any, profile: str | None) -> str:
-    # CUDA 12 gives the GPU's UUID for a MIG instance unless asked for the second version; CUDA 13 has that version alone.
+    # CUDA 12 gives the GPU's UUID for a MIG instance unless asked for the second version; CUDA 13
+    # has that version alone.
     ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     return f"{'MIG' if profile else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"
 
@@ -300,7 +320,8 @@ def _dotted(version: int) -> str:
 SECONDS = 60.0  # how long the driver may take to answer
 
 _ROOT = Path(__file__).resolve().parents[3]
-# Standard library and installed packages come before the folders of the project's tests, whose modules may have their names.
+# Standard library and installed packages come before the folders of the project's tests, whose
+# modules may have their names.
 _PROGRAM = (
     "import sys; sys.path[:] = [sys.argv[2], *filter(None, sys.path), *sys.argv[3:]]; "
     "from pytest_gpumem.devices.cuda.facts import answer; answer(int(sys.argv[1]))"
@@ -308,7 +329,8 @@ _PROGRAM = (
 
 
 class FactsProcess:
-    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`: no process can be started."""
+    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`:
+    no process can be started."""
 
     def __init__(self, index: int) -> None:
         command = [
@@ -332,7 +354,8 @@ class FactsProcess:
             ) from None
 
     def answer(self) -> bytes:
-        """The line that it printed. Raises `CudaUnavailable`: it took longer than `SECONDS`, or ended without a line."""
+        """The line that it printed. Raises `CudaUnavailable`: it took longer than `SECONDS`, or
+        ended without a line."""
         try:
             out, errors = self._process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -345,7 +368,8 @@ class FactsProcess:
         if self._process.returncode or not lines:
             reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
             raise CudaUnavailable(
-                f"the process that asks the NVIDIA driver ended with {self._process.returncode}: {reason[-1]}"
+                f"the process that asks the NVIDIA driver ended with {self._process.returncode}: "
+                f"{reason[-1]}"
             )
         return lines[-1]
 

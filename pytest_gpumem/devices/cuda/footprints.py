@@ -1,4 +1,5 @@
-"""The footprints of each GPU of this process. They make no context, and may be watched before there is one."""
+"""The footprints of each GPU of this process. They make no context, and may be watched before there
+is one."""
 
 from __future__ import annotations
 

@@ -97,10 +97,11 @@ def _kernels(graph: int) -> Iterator[Kernel]:
 
 
 def nodes(graph: Any) -> Iterator[tuple[Any, Any]]:
-    """Each node of a graph and of its child graphs, with its CUgraphNodeType. Raises `RuntimeError`, as `known`."""
+    """Each node of a graph and of its child graphs, with its CUgraphNodeType. Raises
+    `RuntimeError`, as `known`."""
     _, count = known(D.cuGraphGetNodes(graph))
-    found, _ = known(D.cuGraphGetNodes(graph, count))
-    for node in (found or ())[:count]:
+    listed, _ = known(D.cuGraphGetNodes(graph, count))
+    for node in (listed or ())[:count]:
         kind = known(D.cuGraphNodeGetType(node))
         if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
             yield from nodes(known(D.cuGraphChildGraphNodeGetGraph(node)))

@@ -1,4 +1,5 @@
-"""Work captured into CUDA graphs, together with the memory that it allocated (CUDA Programming Guide, stream capture)."""
+"""Work captured into CUDA graphs, together with the memory that it allocated (CUDA Programming
+Guide, stream capture)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _SETTING = "setting the access-policy window of a graph's kernel"
 
 
 class CudaGraph:
-    """An executable graph, and the graph that it was made from, which alone can be asked for its nodes' attributes."""
+    """An executable graph, and the graph that it was made from, which alone can be asked for its
+    nodes' attributes."""
 
     __slots__ = ("__weakref__", "executable", "template")
 
@@ -41,7 +43,8 @@ class CudaGraphs:
         self._stream: CudaStream | None = None
 
     def record(self, event: CudaEvent, stream: CudaStream) -> None:
-        """Record an event; during a capture as an external node, whose time can be read after every replay."""
+        """Record an event; during a capture as an external node, whose time can be read after every
+        replay."""
         if self._stream is stream:
             flags = R.cudaEventRecordExternal
             check(
@@ -81,7 +84,8 @@ class CudaGraphs:
                 check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
                 self._stream = cast(CudaStream, stream)
                 body()
-                # Before the allocators are restored: their clean-up must not run inside the capture.
+                # Before the allocators are restored: their clean-up must not run inside the
+                # capture.
                 self._stream = None
                 template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
             if _is_empty(template):
@@ -118,8 +122,8 @@ class CudaGraphs:
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """Allow `cudaMalloc` in the middle of a capture: it is harmless, but refused outside the relaxed mode
-    (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
+    """Allow `cudaMalloc` in the middle of a capture: it is harmless, but refused outside the
+    relaxed mode (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
     relaxed = R.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
     before = check(R.cudaThreadExchangeStreamCaptureMode(relaxed), "relaxing the capture mode")
     try:
@@ -151,6 +155,7 @@ def _is_empty(graph: Any) -> bool:
 
 
 def _destroy(executable: Any, template: Any, pools: object) -> None:
-    """Free a graph, and then the pools that its work allocated from, which live in the arguments."""
+    """Free a graph, and then the pools that its work allocated from, which live in the
+    arguments."""
     R.cudaGraphExecDestroy(executable)
     R.cudaGraphDestroy(template)

@@ -1,4 +1,5 @@
-"""Streams and events by cuda-bindings, under the names of the protocol. The context frees them (`context.Context.frees`)."""
+"""Streams and events by cuda-bindings, under the names of the protocol. The context frees them
+(`context.Context.frees`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class CudaStream:
         self.handle = handle
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol by which cuda.core and CuPy take another library's stream: version and handle."""
+        """The protocol by which cuda.core and CuPy take another library's stream: version and
+        handle."""
         return 0, self.handle
 
     @property

@@ -1,4 +1,5 @@
-"""The host's side: NumPy arrays over raw memory, how much memory the host has, and on which NUMA node new memory comes to lie."""
+"""The host's side: NumPy arrays over raw memory, how much memory the host has, and on which NUMA
+node new memory comes to lie."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
 
 def array(allocation: Allocation, dtype: str, size: int) -> Any:
-    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is freed.
+    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is
+    freed.
     Raises `Unsupported`: device memory.
     """
     if not allocation.host_address:
@@ -25,12 +27,14 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
 
 
 def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that it is in if that is less."""
+    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that
+    it is in if that is less."""
     return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroup))])
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that new allocations of the host can take without swapping: of the machine, and of the control groups if these are tighter."""
+    """Bytes that new allocations of the host can take without swapping: of the machine, and of the
+    control groups if these are tighter."""
     return max(
         0, min([_meminfo(proc, "MemAvailable"), *(left for _, left in _limits(proc, cgroup))])
     )
@@ -42,16 +46,16 @@ def _meminfo(proc: Path, name: str) -> int:
 
 
 def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """The limit in bytes of each control group (version 2) that this process is in, and what is left of it: of its job, such as one of
-    Slurm, and of the groups around it."""
+    """The limit in bytes of each control group (version 2) that this process is in, and what is
+    left of it: of its job, such as one of Slurm, and of the groups around it."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    own = cgroup / next(
+    job = cgroup / next(
         (line.removeprefix("0::/") for line in lines if line.startswith("0::/")), ""
     )
-    for group in (own, *own.parents):
+    for group in (job, *job.parents):
         with suppress(OSError):  # no memory controller, or another mount than this process's
             limit = (group / "memory.max").read_text().strip()
             used = int((group / "memory.current").read_text())
@@ -70,30 +74,32 @@ _NODES = Path("/sys/devices/system/node")
 
 def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
     """The CPUs of each NUMA node of the host, by its number; empty where the host does not say."""
-    found = {}
+    cpus = {}
     for folder in sorted(system.glob("node[0-9]*")):
         try:
-            found[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
+            cpus[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
-    return found
+    return cpus
 
 
 def _cpus(listed: str) -> frozenset[int]:
     """CPUs of a list such as "0-3,8,10-11"."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for piece in listed.strip().split(","):
         if piece:
             first, _, last = piece.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 @contextmanager
 def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
-    """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after it.
+    """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after
+    it.
 
-    The kernel gives a page from the node of the CPU that touches it first, and page-locking touches (Linux, numa(7), "local allocation").
+    The kernel gives a page from the node of the CPU that touches it first, and page-locking touches
+    (Linux, numa(7), "local allocation").
     `node`: asked for; None: `nearest`, if this thread may run there at all.
     `nearest`: the node that the device is attached to; None where it is not known.
     `system`: where the host describes its nodes.

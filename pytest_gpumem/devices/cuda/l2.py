@@ -78,16 +78,17 @@ class CudaL2:
 
 
 def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
-    """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of no bytes is off."""
+    """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of
+    no bytes is off."""
     value = kind()
-    _fill(
-        value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty
-    )  # writes through to `value`
+    # writes through to `value`
+    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
     return value
 
 
 def launch_attribute(window: WindowSpec) -> Any:
-    """The window as the attribute of one launch, in the driver's types, which `cuLaunchKernelEx` takes."""
+    """The window as the attribute of one launch, in the driver's types, which `cuLaunchKernelEx`
+    takes."""
     attribute = D.CUlaunchAttribute()
     attribute.id = D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
     _fill(attribute.value.accessPolicyWindow, window, D.CUaccessProperty)
@@ -103,7 +104,8 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
 
 
 def unpacked(value: Any) -> WindowSpec | None:
-    """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is rounded back.
+    """The window in an attribute. The hit ratio went through a 32-bit float; what that rounded is
+    rounded back.
     Raises `DeviceError`: an access property that is none of CUDA's three.
     """
     policy = value.accessPolicyWindow
@@ -114,7 +116,8 @@ def unpacked(value: Any) -> WindowSpec | None:
     numbers = int(policy.hitProp), int(policy.missProp)
     if not {*numbers} <= {*_PROPERTIES}:
         raise DeviceError(
-            f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}"
+            f"an access-policy window with the properties {numbers}; CUDA has "
+            f"{', '.join(map(str, _PROPERTIES))}"
         )
     hit, miss = (_PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)

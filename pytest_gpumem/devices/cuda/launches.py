@@ -1,4 +1,5 @@
-"""A launch in the form that the driver takes: function, grid, block and packed arguments, prepared once per `Launch`."""
+"""A launch in the form that the driver takes: function, grid, block and packed arguments, prepared
+once per `Launch`."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class CudaKernels:
                 now = current_gpu()
         if now != self._index:
             raise DeviceError(
-                f"the measured function made GPU {now} current, while this session measures GPU {self._index}: "
+                f"the measured function made GPU {now} current, while this session measures GPU "
+                f"{self._index}: "
                 f"select it by --gpumem-device cuda:{now}"
             )
 
@@ -91,8 +93,8 @@ def element_type(launch: Launch) -> str:
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
-    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array. NumPy scalars are passed
-    with exactly their own size and bits."""
+    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the
+    first array. NumPy scalars are passed with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
     element = np.dtype(element_type(launch)).type
     defaults = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
@@ -116,6 +118,7 @@ def _address(launch: Launch, name: str) -> int:
     allocation = launch.arrays[name]
     if not allocation.address:
         raise DeviceError(
-            f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}"
+            f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} "
+            f"memory of {name!r}"
         )
     return allocation.address

@@ -1,6 +1,7 @@
 """Kinds of memory in the unified address space, and memory of another GPU.
 
-Source: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming Guide, Peer-to-Peer Memory Access.
+Source: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming Guide,
+Peer-to-Peer Memory Access.
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ def memory_kind(
     """The kind of memory at an address, according to the driver.
     `address`: on the host or on any device.
     `index`: the device whose memory is "device", not "peer".
-    `registered`: True if the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
-    memory as it does what `cudaHostAlloc` gave.
-    `beyond`: start and end, as asked for, of the last allocation that starts before the address, if it ends at or before the address.
+    `registered`: True if the address lies in memory that this process registered through
+    `cudaHostRegister`: the driver calls it host memory as it does what `cudaHostAlloc` gave.
+    `beyond`: start and end, as asked for, of the last allocation that starts before the address, if
+    it ends at or before the address.
     """
     seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
     kind, device = int(seen.type), int(seen.device)
     if kind == 0:
         if beyond is not None and address < _end_of_page(beyond[1]):
-            return None  # the rest of the allocation's last page: it is mapped, and belongs to no memory
-        return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
+            # the rest of the allocation's last page: it is mapped, and belongs to no memory
+            return None
+        if is_mapped(address) is False:
+            return None
+        return MemoryKind.PAGEABLE
     if _past_the_end(address, beyond):
         return None
     if kind == _MANAGED:
@@ -44,19 +49,22 @@ def memory_kind(
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
     if kind != _HOST:
-        raise DeviceError(
-            f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents"
-        )
-    if registered:
+        problem = f"the driver says memory type {kind} of address {address:#x}"
+        raise DeviceError(f"{problem}, which is none that CUDA documents")
+    # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped
+    # from a device file, on an H200 from /dev/zero. Registered memory is whatever the process had
+    # before. The driver calls both host memory.
+    if registered or is_of_a_driver(address) is False:
         return MemoryKind.REGISTERED
-    # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped from a device file, on an H200 from
-    # /dev/zero. Registered memory is whatever the process had before. The driver calls both host memory.
-    return MemoryKind.REGISTERED if is_of_a_driver(address) is False else MemoryKind.PINNED
+    return MemoryKind.PINNED
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
-    """True if an address lies in the padding of an allocation: the driver rounds sizes up. The driver's own allocation may end before the
-    address, hold it though less was asked for, or, on the host, be of unknown size: then the rest of the last page is its own."""
+    """True if an address lies in the padding of an allocation: the driver rounds sizes up.
+
+    The driver's own allocation may end before the address, contain it though less was requested,
+    or, on the host, be of unknown size: then the rest of the last page is its own.
+    """
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
     if known and not int(base) <= address < int(base) + int(size):
@@ -64,7 +72,9 @@ def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
     if beyond is None:
         return False
     start, end = beyond
-    return int(base) == start if known else address < _end_of_page(end)
+    if known:
+        return int(base) == start
+    return address < _end_of_page(end)
 
 
 def _end_of_page(end: int) -> int:
@@ -72,16 +82,20 @@ def _end_of_page(end: int) -> int:
 
 
 def nearest_node(index: int) -> int | None:
-    """The NUMA node of the host that a device is attached to; None if the system does not report it."""
+    """The NUMA node of the host that a device is attached to; None if the system does not report
+    it."""
     attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
     if attribute is None:
         return None
     error, node = R.cudaDeviceGetAttribute(attribute, index)
-    return int(node) if int(error) == 0 and int(node) >= 0 else None
+    if int(error) != 0 or int(node) < 0:
+        return None
+    return int(node)
 
 
 def peer_of(index: int) -> int:
-    """The GPU that peer memory is allocated on: the first that this one can copy with directly, else the first other one.
+    """The GPU that peer memory is allocated on: the first that this one can copy with directly,
+    else the first other one.
     Raises `Unsupported`: there is one GPU.
     """
     count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
@@ -120,14 +134,15 @@ def on_gpu(index: int) -> Iterator[None]:
 
 @contextmanager
 def peer_access(index: int, allowed: bool) -> Iterator[None]:
-    """Peer access between device `index` and its peer, both ways, on or off inside the block; the state that was found is put back.
-    Raises `Unsupported`: there is one GPU, or the two cannot reach each other and access was asked for.
+    """Peer access between device `index` and its peer, both ways, on or off inside the block; the
+    state that was found is put back.
+    Raises `Unsupported`: there is one GPU, or the two cannot reach each other and access was asked
+    for.
     """
     peer = peer_of(index)
     if allowed and not _reaches(index, peer):
-        raise Unsupported(
-            f"devices {index} and {peer} cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)"
-        )
+        problem = "cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)"
+        raise Unsupported(f"devices {index} and {peer} {problem}")
     changed = []
     try:
         for device, other in ((index, peer), (peer, index)):
@@ -141,22 +156,15 @@ def peer_access(index: int, allowed: bool) -> Iterator[None]:
 
 def _set_access(device: int, other: int, allowed: bool) -> bool:
     """Allow or forbid one device to reach another's memory; gives whether that changed anything."""
-    state = (
-        R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
-        if allowed
-        else R.cudaError_t.cudaErrorPeerAccessNotEnabled
-    )
     with on_gpu(device):
-        result = (
-            R.cudaDeviceEnablePeerAccess(other, 0)
-            if allowed
-            else R.cudaDeviceDisablePeerAccess(other)
-        )
-        if int(result[0]) == int(state):
+        if allowed:
+            doing, unchanged = "allowing", R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
+            result = R.cudaDeviceEnablePeerAccess(other, 0)
+        else:
+            doing, unchanged = "forbidding", R.cudaError_t.cudaErrorPeerAccessNotEnabled
+            result = R.cudaDeviceDisablePeerAccess(other)
+        if int(result[0]) == int(unchanged):
             R.cudaGetLastError()  # that nothing had to be changed is no error to be found later
             return False
-        check(
-            result,
-            f"{'allowing' if allowed else 'forbidding'} device {device} to reach the memory of device {other}",
-        )
+        check(result, f"{doing} device {device} to reach the memory of device {other}")
     return True

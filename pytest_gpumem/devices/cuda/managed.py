@@ -1,4 +1,5 @@
-"""Prefetch, advice and discard of managed memory under CUDA 12 and 13, which name a place in different ways; and the beacon."""
+"""Prefetch, advice and discard of managed memory under CUDA 12 and 13, which name a place in
+different ways; and the beacon."""
 
 from __future__ import annotations
 
@@ -14,9 +15,8 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, NotCounted, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
-BINDINGS_MAJOR = int(
-    cuda.bindings.__version__.split(".", 1)[0]
-)  # of cuda-bindings, which names places as its own CUDA does
+# of cuda-bindings, which names places as its own CUDA does
+BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {
     Advice.READ_MOSTLY: "ReadMostly",
@@ -52,23 +52,21 @@ class CudaManaged:
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         check_managed(allocation, "advised about", self._facts)
-        where = location(
-            R, BINDINGS_MAJOR, self._index, to_host
-        )  # the driver ignores the place of ReadMostly
+        # the driver ignores the place of ReadMostly
+        where = location(R, BINDINGS_MAJOR, self._index, to_host)
+        number = advice_number(advice, on=on)
+        doing = "setting" if on else "unsetting"
         check(
-            R.cudaMemAdvise(
-                allocation.address, allocation.nbytes, advice_number(advice, on=on), where
-            ),
-            f"{'setting' if on else 'unsetting'} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",
+            R.cudaMemAdvise(allocation.address, allocation.nbytes, number, where),
+            f"{doing} the advice {_WORDS[advice]} on {allocation.nbytes} bytes",
         )
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         check_managed(allocation, "discarded", self._facts)
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
-            raise Unsupported(
-                f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"
-            )
+            problem = "has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"
+            raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} {problem}")
         result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
         if getattr(result[0], "name", "") in _TOO_OLD:
             R.cudaGetLastError()
@@ -90,10 +88,12 @@ def malloc_managed(nbytes: int, doing: str) -> int:
 
 
 def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:
-    """The middle arguments of `cudaMemPrefetchAsync`: a device number (CUDA 12), or a location and flags (CUDA 13)."""
+    """The middle arguments of `cudaMemPrefetchAsync`: a device number (CUDA 12), or a location and
+    flags (CUDA 13)."""
+    where = location(bindings, major, index, to_host)
     if major < 13:
-        return (_CPU if to_host else index,)
-    return (location(bindings, major, index, to_host), 0)
+        return (where,)
+    return (where, 0)
 
 
 def location(bindings: Any, major: int, index: int, to_host: bool) -> Any:
@@ -102,8 +102,10 @@ def location(bindings: Any, major: int, index: int, to_host: bool) -> Any:
         return _CPU if to_host else index
     made = bindings.cudaMemLocation()
     kinds = bindings.cudaMemLocationType
-    made.type = kinds.cudaMemLocationTypeHost if to_host else kinds.cudaMemLocationTypeDevice
-    made.id = 0 if to_host else index
+    if to_host:
+        made.type, made.id = kinds.cudaMemLocationTypeHost, 0
+    else:
+        made.type, made.id = kinds.cudaMemLocationTypeDevice, index
     return made
 
 
@@ -113,8 +115,9 @@ def advice_number(advice: Advice, *, on: bool) -> Any:
 
 
 class Beacon:
-    """Managed memory that is moved on purpose, to check that CUPTI counts.
-    On an H200 (driver 580.159.04) the first two passes of a process deliver nothing; known moves tell them from passes without migrations.
+    """Managed memory that is moved on purpose, to check that CUPTI counts. On an H200 (driver
+    580.159.04) the first two passes of a process deliver nothing; known moves tell them from passes
+    without migrations.
     """
 
     nbytes = BEACON_BYTES
@@ -124,7 +127,8 @@ class Beacon:
         self._address = 0
 
     def move(self) -> None:
-        """Prefetch to the device and back to the host, and wait. Raises `NotCounted`: the device cannot prefetch managed memory."""
+        """Prefetch to the device and back to the host, and wait. Raises `NotCounted`: the device
+        cannot prefetch managed memory."""
         if not self._address:
             doing = "allocating managed memory to try the counters on"
             self._address = malloc_managed(BEACON_BYTES, doing)

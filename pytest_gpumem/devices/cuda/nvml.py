@@ -16,12 +16,13 @@ from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
 LISTED = 0.05
-"""Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven times as long as all else."""
+"""Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven
+times as long as all else."""
 
 T = TypeVar("T")
 
 
-def asked(query: Callable[..., T], *arguments: Any) -> T | None:
+def answer(query: Callable[..., T], *arguments: Any) -> T | None:
     """Result of an NVML query, or None where NVML, the driver or the device does not offer it."""
     try:
         return query(*arguments)
@@ -30,7 +31,8 @@ def asked(query: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def present() -> bool:
-    """True if NVML finds a driver. It stays initialised until the process ends: to begin anew took 19 ms on an H100."""
+    """True if NVML finds a driver. It stays initialised until the process ends: to begin anew took
+    19 ms on an H100."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -39,11 +41,11 @@ def present() -> bool:
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
-    """Handle of the GPU at a PCI bus id, or None without NVML.
-    NVML numbers devices by PCI order and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
+    """Handle of the GPU at a PCI bus id, or None without NVML. NVML numbers devices by PCI order
+    and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
     """
     return (
-        asked(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
+        answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
         if pci_bus_id is not None and present()
         else None
     )
@@ -52,12 +54,12 @@ def handle(pci_bus_id: str | None) -> Any | None:
 def _running(gpu: Any, facts: DeviceFacts) -> list[Any] | None:
     """The processes with a context on a GPU, or on the MIG instance that is measured."""
     if gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
-        gpu = asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
-    return None if gpu is None else asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+        gpu = answer(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+    return None if gpu is None else answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
 
 
-# Left out, because they do not say that a running kernel is slowed below what was asked for: GpuIdle, ApplicationsClocksSetting (a
-# clock that somebody chose), DisplayClockSetting.
+# Left out, because they do not say that a running kernel is slowed below what was asked for:
+# GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
 _SLOWING = {
     pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
@@ -81,7 +83,8 @@ class ConditionReader:
         gpu = self._gpu
         if gpu is None:
             return Conditions()
-        if (now := time.monotonic()) - self._listed > LISTED:
+        now = time.monotonic()
+        if now - self._listed > LISTED:
             self._listed, self._others = now, self._count_others()
         return Conditions(
             **_readings(gpu),
@@ -95,7 +98,8 @@ class ConditionReader:
             return None
         pids = {p.pid for p in running}
         if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
-            # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
+            # The process that waits for this one, and those that wait for their turn, may have
+            # contexts, and do nothing with them.
             pids -= {
                 pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()
             }
@@ -115,22 +119,24 @@ def _parent(pid: int) -> int | None:
 
 def clock_reasons(gpu: Any) -> int | None:
     """NVML's mask of why the clocks are what they are; None where the driver does not say."""
-    mask: int | None = asked(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+    mask: int | None = answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     if mask is None:  # drivers before 535 know the call by its older name
-        mask = asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
+        mask = answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     return mask
 
 
 def reason_names(mask: int | None) -> tuple[str, ...] | None:
     """Names of the reasons in NVML's mask that slow the device; None without a mask."""
-    return None if mask is None else tuple(name for bit, name in _SLOWING.items() if mask & bit)
+    if mask is None:
+        return None
+    return tuple(name for bit, name in _SLOWING.items() if mask & bit)
 
 
-def other_processes(pids: Any, own: int) -> int | None:
-    """The number of other processes with a context; None if the list lacks `own`, which has one. In a container NVML lists the host's
-    process numbers, or none."""
+def other_processes(pids: Any, this_process: int) -> int | None:
+    """The number of other processes with a context; None if the list lacks `own`, which has one. In
+    a container NVML lists the host's process numbers, or none."""
     listed = set(pids)
-    return len(listed) - 1 if own in listed else None
+    return len(listed) - 1 if this_process in listed else None
 
 
 _COMPUTE_MODES = {
@@ -145,48 +151,56 @@ class NvmlUnavailable(Exception):
 
 
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id; the first one that the driver manages where there is none to ask for.
-    Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no such card.
+    """The card at a PCI bus id; the first one that the driver manages where there is none to ask
+    for.
+    Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no
+    such card.
     """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NvmlUnavailable(str(error)) from None
-    count = asked(pynvml.nvmlDeviceGetCount) or 0
+    count = answer(pynvml.nvmlDeviceGetCount) or 0
     try:
-        gpu = (
-            pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
-            if pci_bus_id is not None
-            else pynvml.nvmlDeviceGetHandleByIndex(0)
-        )
+        if pci_bus_id is None:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        else:
+            gpu = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
     except pynvml.NVMLError as error:
-        raise NvmlUnavailable(
-            f"of {count} cards, none {f'at {pci_bus_id}' if pci_bus_id else 'to look at'}: {error}"
-        ) from None
+        which = f"at {pci_bus_id}" if pci_bus_id else "to look at"
+        raise NvmlUnavailable(f"of {count} cards, none {which}: {error}") from None
     return _read(gpu, count)
 
 
 def _read(gpu: Any, count: int) -> Card:
-    supported = asked(pynvml.nvmlSystemGetCudaDriverVersion)
-    ecc, ecc_pending = asked(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
-    mig, _ = asked(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
-    remapped = asked(pynvml.nvmlDeviceGetRemappedRows, gpu)
+    supported = answer(pynvml.nvmlSystemGetCudaDriverVersion)
+    ecc, ecc_pending = answer(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
+    mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
+    remapped = answer(pynvml.nvmlDeviceGetRemappedRows, gpu)
     reasons = clock_reasons(gpu)
-    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    memory = answer(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    known: dict[str, Any] = dict(_readings(gpu))
+    if supported is not None:
+        known["cuda"] = (supported // 1000, supported % 1000 // 10)
+    if remapped is not None:
+        known["remap_pending"] = bool(remapped[2])
+        known["remap_failed"] = bool(remapped[3])
+    if reasons is not None:
+        chosen = reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting
+        known["chosen_clocks"] = bool(chosen)
+    if memory is not None:
+        known["memory_bytes"], known["free_bytes"] = int(memory.total), int(memory.free)
     return Card(
         cards=count,
-        name=asked(pynvml.nvmlDeviceGetName, gpu),
-        driver=asked(pynvml.nvmlSystemGetDriverVersion),
-        cuda=None if supported is None else (supported // 1000, supported % 1000 // 10),
-        persistence=_flag(asked(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
-        compute_mode=_COMPUTE_MODES.get(asked(pynvml.nvmlDeviceGetComputeMode, gpu)),
+        name=answer(pynvml.nvmlDeviceGetName, gpu),
+        driver=answer(pynvml.nvmlSystemGetDriverVersion),
+        persistence=_flag(answer(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
+        compute_mode=_COMPUTE_MODES.get(answer(pynvml.nvmlDeviceGetComputeMode, gpu)),
         mig=_flag(mig),
         ecc=_flag(ecc),
         ecc_pending=_flag(ecc_pending),
         uncorrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        remap_pending=None if remapped is None else bool(remapped[2]),
-        remap_failed=None if remapped is None else bool(remapped[3]),
-        **_readings(gpu),
+        **known,
         max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
         max_memory_clock_hz=_scaled(
             1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM
@@ -194,17 +208,12 @@ def _read(gpu: Any, count: int) -> Card:
         power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
         default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
         throttle_reasons=reason_names(reasons),
-        chosen_clocks=None
-        if reasons is None
-        else bool(reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
-        link_generation=asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
-        max_link_generation=asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
-        card_link_generation=asked(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
-        link_width=asked(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
-        max_link_width=asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        link_generation=answer(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+        max_link_generation=answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+        card_link_generation=answer(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
+        link_width=answer(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+        max_link_width=answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
         processes=_processes(gpu),
-        memory_bytes=None if memory is None else int(memory.total),
-        free_bytes=None if memory is None else int(memory.free),
     )
 
 
@@ -222,7 +231,7 @@ def _readings(gpu: Any) -> dict[str, float | None]:
 
 def _errors(gpu: Any, kind: int) -> int | None:
     """Memory errors of a kind over the card's life."""
-    return asked(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
+    return answer(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
 
 
 def _flag(value: int | None) -> bool | None:
@@ -230,18 +239,20 @@ def _flag(value: int | None) -> bool | None:
 
 
 def _scaled(unit: float, query: Callable[..., int], *arguments: Any) -> float | None:
-    value = asked(query, *arguments)
+    value = answer(query, *arguments)
     return None if value is None else value * unit
 
 
 def _processes(gpu: Any) -> tuple[CardProcess, ...] | None:
-    running = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
+    running = answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
     if running is None:
         return None
     return tuple(
         CardProcess(
-            one.pid, asked(pynvml.nvmlSystemGetProcessName, one.pid) or None, one.usedGpuMemory
+            process.pid,
+            answer(pynvml.nvmlSystemGetProcessName, process.pid) or None,
+            process.usedGpuMemory,
         )
-        for one in running
-        if one.pid != os.getpid()
+        for process in running
+        if process.pid != os.getpid()
     )

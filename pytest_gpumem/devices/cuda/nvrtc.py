@@ -1,4 +1,5 @@
-"""NVRTC: a CUDA source in, machine code out. It needs neither a context nor CuPy, and compiles without the interpreter's lock."""
+"""NVRTC: a CUDA source in, machine code out. It needs neither a context nor CuPy, and compiles
+without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def compiled(source: str, entry: str, architecture: str) -> KernelCode:
         if int(status) != 0:
             log = _text(nvrtc, program, "ProgramLog")
             raise DoesNotCompile(
-                f"{entry} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}"
+                f"{entry} does not compile for {architecture}: "
+                f"{first_error(log) if log.strip() else status.name}"
             )
         code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
         return KernelCode(code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode())
@@ -66,17 +68,19 @@ def compiled(source: str, entry: str, architecture: str) -> KernelCode:
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """The architecture to compile for, so that the code runs on GPUs of a compute capability: a virtual one, which the driver translates,
-    where NVRTC is older than the GPU.
+    """The architecture to compile for, so that the code runs on GPUs of a compute capability: a
+    virtual one, which the driver translates, where NVRTC is older than the GPU.
     Raises `DoesNotCompile`: NVRTC is not installed, or no longer compiles for such GPUs.
     """
     wanted = 10 * capability[0] + capability[1]
     known = [int(number) for number in _value(_library(_loaded().nvrtcGetSupportedArchs))]
     if wanted in known:
         return f"sm_{wanted}"
-    if not (older := [one for one in known if one < wanted]):
+    older = [architecture for architecture in known if architecture < wanted]
+    if not older:
         raise DoesNotCompile(
-            f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, this GPU has {wanted / 10:.1f}: "
+            f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, "
+            f"this GPU has {wanted / 10:.1f}: "
             "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
         )
     return f"compute_{max(older)}"
@@ -100,7 +104,8 @@ def _loaded() -> Any:
 
 
 def _library(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of NVRTC, which loads the library. Raises `DoesNotCompile`: it is not found."""
+    """Call a function of NVRTC, which loads the library. Raises `DoesNotCompile`: it is not
+    found."""
     try:
         return function(*arguments)
     except RuntimeError as missing:

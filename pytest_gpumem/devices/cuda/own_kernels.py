@@ -1,4 +1,5 @@
-"""The sources of the device's own kernels; these and others that every session launches first are compiled while CuPy is imported."""
+"""The sources of the device's own kernels; these and others that every session launches first are
+compiled while CuPy is imported."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.records.device import DeviceFacts
 
-# %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads. The SM's cycles and the
-# nanoseconds of the hold give the clock that really ran (nvbench does so around each sample).
+# %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with
+# reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran (nvbench
+# does so around each sample).
 HOLD_SOURCE = r"""
 extern "C" __global__ void gpumem_hold(volatile unsigned int* slot, unsigned long long timeout_ns) {
     unsigned long long start, now;
@@ -115,12 +117,14 @@ CPP_TYPES = {
 
 
 def fill(element: str) -> str:
-    """The kernel that fills memory with values of a type of `CPP_TYPES`, in the source `CONTENT`."""
+    """The kernel that fills memory with values of a type of `CPP_TYPES`, in the source
+    `CONTENT`."""
     return f"gpumem_fill_random<{CPP_TYPES[element]}>"
 
 
 def mismatch(element: str, rule: str) -> str:
-    """The kernel that compares elements of a type of `CPP_TYPES` by a rule, in the source `CONTENT`."""
+    """The kernel that compares elements of a type of `CPP_TYPES` by a rule, in the source
+    `CONTENT`."""
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"
 
 

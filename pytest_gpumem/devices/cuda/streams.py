@@ -1,7 +1,8 @@
 """Streams and events of one device, and streams that wait for the host.
 
-To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's own timer. Work queued behind it starts
-back to back once it is released, so that launch latency is not measured (nvbench's blocking kernel).
+To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
+own timer. Work queued behind it starts back to back once it is released, so that launch latency is
+not measured (nvbench's blocking kernel).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class CudaHold:
     """One waiting stream."""
 
     words: Any
-    """The slot's words of 4 bytes: written by the host to release; by the kernel to say how it ended, and (8 bytes each) how many cycles
-    and nanoseconds it held."""
+    """The slot's words of 4 bytes: written by the host to release; by the kernel to say how it
+    ended, and (8 bytes each) how many cycles and nanoseconds it held."""
     slot: int
     stream: CudaStream
     timeout: float
@@ -111,7 +112,8 @@ class Holds:
         return call
 
     def settle(self, stream: CudaStream | None) -> None:
-        """After `stream` (or, with None, the device) was synchronized: give flags back. Raises `HoldExpired` if one timed out."""
+        """After `stream` (or, with None, the device) was synchronized: give flags back. Raises
+        `HoldExpired` if one timed out."""
         if not self._pending:
             return
         expired = None
@@ -125,7 +127,8 @@ class Holds:
                 expired = hold
         if expired is not None:
             raise HoldExpired(
-                f"the stream was held for {expired.timeout:g} s and not released: what was queued behind it waited for the device"
+                f"the stream was held for {expired.timeout:g} s and not released: what was queued "
+                "behind it waited for the device"
             )
 
     def release_all(self) -> None:
@@ -160,7 +163,8 @@ def _end_capture(handle: int) -> bool:
 
 
 class CudaStreams:
-    """Creates streams and events and waits for them. The hold kernel is compiled at the first `hold`."""
+    """Creates streams and events and waits for them. The hold kernel is compiled at the first
+    `hold`."""
 
     def __init__(
         self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
@@ -201,7 +205,8 @@ class CudaStreams:
         milliseconds = check(
             R.cudaEventElapsedTime(first, last), "reading the time between two events"
         )
-        # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.
+        # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond
+        # there is nothing but longer files.
         return round(float(milliseconds) * 1e-3, 12)
 
     def synchronize(self, stream: Stream | None = None) -> None:
@@ -214,7 +219,8 @@ class CudaStreams:
             self._holds.settle(cast("CudaStream | None", stream))
 
     def end_captures(self) -> int:
-        # The legacy default stream cannot be captured, and asking for it while others are captured is an error.
+        # The legacy default stream cannot be captured, and asking for it while others are captured
+        # is an error.
         handles = {stream.handle for stream in self._streams}
         handles.update(_handles_of_libraries())
         handles -= {0, LEGACY_DEFAULT, PER_THREAD_DEFAULT}
@@ -227,7 +233,8 @@ class CudaStreams:
         doing = "making a stream wait for another"
         mark = new_event(self._context, timing=False)
         check(R.cudaEventRecord(mark.handle, other.handle), doing)
-        # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API, cudaEventDestroy).
+        # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API,
+        # cudaEventDestroy).
         check(R.cudaStreamWaitEvent(stream.handle, mark.handle, 0), doing)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:

@@ -1,6 +1,8 @@
-"""A query for unfinished work on the streams that code uses without naming one. It waits for nothing and makes no context.
+"""A query for unfinished work on the streams that code uses without naming one. It waits for
+nothing and makes no context.
 
-Sources: CUDA Driver API, cuStreamQuery, cuStreamIsCapturing, cuCtxGetCurrent; Stream synchronization behavior.
+Sources: CUDA Driver API, cuStreamQuery, cuStreamIsCapturing, cuCtxGetCurrent; Stream
+synchronization behavior.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ _NOT_READY = int(D.CUresult.CUDA_ERROR_NOT_READY)
 
 
 def unfinished() -> bool | None:
-    """True if work waits on the legacy default stream, this thread's default stream, or the current stream of a library; None without a
-    context. A stream that is captured is not asked: that would end the capture."""
+    """True if work waits on the legacy default stream, this thread's default stream, or the current
+    stream of a library; None without a context. A stream that is captured is not asked: that would
+    end the capture."""
     error, context = D.cuCtxGetCurrent()
     if int(error) or not int(context):
         return None

@@ -1,7 +1,8 @@
 """A record of what one launch ran, from CUPTI's records of activity and its callbacks of launches.
 
-Sources: CUPTI, CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy, CUpti_ActivityMemset, CUpti_ActivityMemory,
-CUpti_ActivitySynchronization, CUpti_ActivityAPI; CUDA Driver API, CUaccessPolicyWindow.
+Sources: CUPTI, CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy,
+CUpti_ActivityMemset, CUpti_ActivityMemory, CUpti_ActivitySynchronization, CUpti_ActivityAPI; CUDA
+Driver API, CUaccessPolicyWindow.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ KINDS = (
 """CUpti_ActivityKind of all records that are read."""
 
 _QUERY = re.compile(
-    r"Get|Query|Peek|Is[A-Z]|Occupancy|CanAccess|Elapsed|CaptureInfo|SetDevice|CtxSetCurrent|CtxPush|CtxPop|PrimaryCtx"
+    r"Get|Query|Peek|Is[A-Z]|Occupancy|CanAccess|Elapsed|CaptureInfo|SetDevice|CtxSetCurrent"
+    r"|CtxPush|CtxPop|PrimaryCtx"
     r"|ExchangeStreamCaptureMode|PushCallConfiguration|PopCallConfiguration"
 )
-"""Calls that change nothing on the device and are left out: how often a library asks may depend on the time that work takes."""
+"""Calls that change nothing on the device and are left out: how often a library asks may depend on
+the time that work takes."""
 _VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d+)?(_ptsz|_ptds)?$")
 _NO_STREAM = 2**32 - 1
 _WAITS = {
@@ -49,14 +52,14 @@ _WAITS = {
 }
 """CUpti_ActivitySynchronizationType in our words."""
 _WAITING = (StepKind.SYNCHRONISATION, StepKind.JOIN)
-_WINDOW = struct.Struct(
-    "<QQfii"
-)  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+# CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+_WINDOW = struct.Struct("<QQfii")
+# CUaccessProperty
 _PROPERTIES = {
     0: AccessProperty.NORMAL,
     1: AccessProperty.STREAMING,
     2: AccessProperty.PERSISTING,
-}  # CUaccessProperty
+}
 
 
 class _PlacedStep(NamedTuple):
@@ -222,10 +225,12 @@ def memory_step(cupti: Any, kind: str, record: Any) -> Step:
 
 
 def _place(record: Any) -> tuple[int, int, int]:
-    """The number of the call, then of the graph's node; nodes of parallel branches begin in any order."""
+    """The number of the call, then of the graph's node; nodes of parallel branches begin in any
+    order."""
     graph = int(getattr(record, "graph_node_id", 0))
     return int(record.correlation_id), graph, int(getattr(record, "start", 0))
 
 
 def _stream(record: Any) -> int | None:
-    return None if (stream := int(record.stream_id)) == _NO_STREAM else stream
+    stream = int(record.stream_id)
+    return None if stream == _NO_STREAM else stream

@@ -1,8 +1,8 @@
 """Facts of the simulated GPUs, in bytes, bytes per second, seconds and hertz.
 
-Sources: [H100] and [H200] are NVIDIA's datasheets, [CUDA] the CUDA C++ Programming Guide ("Technical
-Specifications per Compute Capability"), [BPG] the CUDA C++ Best Practices Guide. The other figures
-were measured on H100s and H200s with this project's memory suite.
+Sources: [H100] and [H200] are NVIDIA's datasheets, [CUDA] the CUDA C++ Programming Guide
+("Technical Specifications per Compute Capability"), [BPG] the CUDA C++ Best Practices Guide. The
+other figures were measured on H100s and H200s with this project's memory suite.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ class Datasheet:
     link_share: float = 0.877  # share of the link that pinned copies and kernels reach
     migration_share: float = 0.66  # share of the link that migrations of pages reach
     dram_share: float = 0.93  # share of the peak that kernels reach
-    edge: float = 4 / 9
-    """Share of a request's fifth sector that costs time; neighbouring warps use the rest. [BPG 9.2.1]"""
     l1_latency: float = 22e-9  # of a dependent load
     l2_latency: float = 145e-9
     dram_latency: float = 347e-9
@@ -52,9 +50,7 @@ class Datasheet:
     launch: float = 0.8e-6  # of a kernel or a copy on the device, beside its bytes
     record: float = 1.28e-6  # between two events that follow each other
     tick: float = 32e-9  # resolution of events
-    populate: float = 4e-6  # first touch of `pages.POPULATED_BYTES` by the device
     host_memory_bytes: int = 128 * GiB
-    host_bandwidth: float = 13e9  # host code that reads or writes host memory
     context_bytes: int = 512 * MiB  # device memory that a context takes
 
     @property

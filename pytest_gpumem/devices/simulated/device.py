@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated import streams
-from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
-from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
+from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
@@ -26,7 +26,7 @@ from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
-class SimulatedL2(Facet):
+class SimulatedL2(Facet, protocol.L2):
     """The set-aside and windows: their limits and what is granted. No time depends on them."""
 
     def set_aside(self) -> int:
@@ -36,61 +36,58 @@ class SimulatedL2(Facet):
         reason = unsupported(self._roofline.facts, self.set_aside)
         if reason is not None:
             raise Unsupported(reason)
-        self._timeline.forbid_capture("it changes the set-aside")
-        self._timeline.host += streams.ALLOCATE
+        self._timeline.call(streams.ALLOCATE, "it changes the set-aside")
         return self._roofline.l2.request_set_aside(nbytes)
 
     def set_window(self, stream: Any, window: WindowSpec | None) -> None:
-        self._timeline.host += streams.CALL
+        self._timeline.call()
         if window is not None:
             check_window(window, self._roofline.facts)
         self._timeline.windows[stream] = window
 
     def window(self, stream: Any) -> WindowSpec | None:
-        self._timeline.host += streams.CALL
+        self._timeline.call()
         return self._timeline.windows.get(stream)
 
     def reset_persisting(self) -> None:
-        self._timeline.forbid_capture("it resets persisting lines")
-        self._timeline.host += streams.CALL
+        self._timeline.call(streams.CALL, "it resets persisting lines")
         self._roofline.l2.persisting = False
 
 
-class SimulatedManaged(Facet):
+class SimulatedManaged(Facet, protocol.Managed):
     """Moves pages and takes advice."""
 
     def __init__(self, timeline: Timeline, roofline: Roofline, memory: SimulatedMemory) -> None:
         super().__init__(timeline, roofline)
-        self.oversubscribe = memory.oversubscribe
+        self._memory = memory
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
-        self._pages_of(allocation, "prefetched")
+        self._checked(allocation, "prefetched", "cudaMemPrefetchAsync")
         self._timeline.forbid_capture("a prefetch cannot be captured")
-        self._timeline.called["cudaMemPrefetchAsync"] += 1
         engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
         work = Work(engine, partial(self._roofline.prefetch, allocation, to_host))
         self._timeline.queue(stream, work, streams.LAUNCH)
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        pages = self._pages_of(allocation, "advised about")
-        self._timeline.called["cudaMemAdvise"] += 1
-        self._timeline.host += streams.CALL
+        pages = self._checked(allocation, "advised about", "cudaMemAdvise")
+        self._timeline.call()
         pages.advise(advice, to_host, on=on)
 
     def discard(self, allocation: Allocation, stream: Any) -> None:
-        pages = self._pages_of(allocation, "discarded")
-        self._timeline.forbid_capture("a discard cannot be captured")
-        self._timeline.called["cudaMemDiscardBatchAsync"] += 1
-        launch = self._roofline.sheet.launch
-        work = Work(streams.COMPUTE, lambda: launch, pages.discard)
-        self._timeline.queue(stream, work, streams.LAUNCH)
+        """Take the call, and keep the content."""
+        self._checked(allocation, "discarded", "cudaMemDiscardBatchAsync")
+        self._timeline.call(streams.LAUNCH, "a discard cannot be captured")
 
-    def _pages_of(self, allocation: Allocation, done: str) -> Pages:
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        return self._memory.oversubscribe(nbytes)
+
+    def _checked(self, allocation: Allocation, done: str, call: str) -> Pages:
         check_managed(allocation, done, self._roofline.facts)
+        self._timeline.called[call] += 1
         return self._roofline.pages[id(allocation)]
 
 
-class SimulatedCounters(Facet):
+class SimulatedCounters(Facet, protocol.Counters):
     """Counts what CUPTI counts on a GPU."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
@@ -117,10 +114,7 @@ class SimulatedCounters(Facet):
             else:
                 memory, nbytes = (step.source or "", step.memory or ""), step.nbytes or 0
                 copies.append(uses.CopyUse(step.name, *memory, 1, nbytes, time))
-        return uses.Activity(
-            kernels=uses.kernels_together(kernels),
-            copies=uses.copies_together(copies),
-        )
+        return uses.Activity(uses.kernels_together(kernels), uses.copies_together(copies))
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         spans = []
@@ -130,17 +124,13 @@ class SimulatedCounters(Facet):
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         timeline, host = self._timeline, self._timeline.host
-        steps: list[Step] = []
-        timeline.steps = steps
+        steps = timeline.steps = []
         timeline.called.clear()
         try:
             work()
         finally:
             timeline.steps, timeline.host = None, host
         return what_ran(steps, timeline.called)
-
-    def loading(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
 
 class SimulatedDevice:
@@ -169,7 +159,7 @@ class SimulatedDevice:
         return self.roofline.facts
 
     def now(self) -> float:
-        self.timeline.host += streams.CALL
+        self.timeline.call()
         return self.timeline.host
 
     def pause(self, seconds: float) -> None:

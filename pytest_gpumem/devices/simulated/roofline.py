@@ -2,8 +2,8 @@
 
 A kernel takes a launch's time plus that of its slowest part: bytes over the bandwidth of what
 serves them (DRAM; L2 for arrays that an earlier launch left there; the host link), cycles of the
-SMs, or a chain of dependent accesses. The bytes are those that threads ask for, times the sectors of
-a request over the four of a coalesced request. Page faults and migrations come on top.
+SMs, or a chain of dependent accesses. The bytes are those that threads ask for, times the sectors
+of a request over the four of a coalesced request. Page faults and migrations come on top.
 """
 
 from __future__ import annotations
@@ -82,31 +82,23 @@ class Use:
     """The accesses of a launch to an allocation, in bytes that move."""
 
     allocation: Allocation
-    on_host: bool
     distinct: float = 0.0  # for the distinct bytes touched
     repeated: float = 0.0  # for the same bytes again
-    nearby: float = 0.0  # between L2 and the SMs alone: neighbours ask for the same sectors
     lines: float = 0.0  # in L2, until the next launch comes to the same ones
-    written: bool = False
     page_by_page: bool = False
     through_l1: bool = False
 
-    def add(self, access: Access, edge: float) -> None:
-        extra = max(0.0, access.sectors_per_request - SECTORS_COALESCED)
-        if extra <= 1.0:
-            extra *= edge
-        factor = 1.0 + extra / SECTORS_COALESCED
-        if access.nearby:
-            self.nearby += access.requested * factor
-            factor = 1.0
+    def add(self, access: Access) -> None:
+        """Add an access, whose bytes count times its sectors over those of a coalesced request."""
+        factor = max(1.0, access.sectors_per_request / SECTORS_COALESCED)
         # Sectors of an array are no more than the array.
-        distinct = min(access.footprint * factor, max(access.footprint, self.allocation.nbytes))
+        most = max(access.footprint, self.allocation.nbytes)
+        distinct = min(access.footprint * factor, most)
         self.distinct += distinct
         self.repeated += max(0.0, access.requested * factor - distinct)
         self.lines = max(self.lines, distinct)
         if access.onward:
             self.lines = float(self.allocation.nbytes)
-        self.written |= access.direction == "write"
         self.page_by_page |= access.page_by_page
         self.through_l1 |= access.through_l1
 
@@ -141,57 +133,60 @@ class Roofline:
         """Add up the accesses of a launch, its dependent accesses, and the cycles of its SMs."""
         uses: dict[int, Use] = {}
         for access, allocation in accesses:
-            use = uses.setdefault(id(allocation), Use(allocation, allocation.kind.on_host))
-            use.add(access, self.sheet.edge)
+            uses.setdefault(id(allocation), Use(allocation)).add(access)
+        on_device = [use for use in uses.values() if not use.allocation.kind.on_host]
         return Traffic(
             uses=tuple(uses.values()),
             chain=chain,
             computing=cycles / self.sheet.sm_clock,
             addresses=tuple(use.allocation.address for use in uses.values()),
-            nbytes=sum(use.lines for use in uses.values() if not use.on_host),
+            nbytes=sum(use.lines for use in on_device),
         )
 
     def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
         """Return the seconds of a launch; leave L2 and pages as the launch leaves them."""
-        faults = remote = dram = l2 = 0.0
-        if self.pages:
-            faults, remote = self._migrate(traffic)
-        link = remote
+        faults, link = self._migrate(traffic)
+        latency = 0.0
+        if traffic.chain:
+            latency = self._latency(traffic.uses[0], on_link=link > 0)
+        dram = l2 = 0.0
         for use in traffic.uses:
-            if use.on_host:
+            if use.allocation.kind.on_host:
                 link += use.distinct + use.repeated
-                continue
-            l2 += use.nearby
-            if id(use.allocation) in self.l2.hot:
+            elif id(use.allocation) in self.l2.hot:
                 l2 += use.distinct + use.repeated
             elif use.lines <= self.l2.nbytes:
                 dram += use.distinct
                 l2 += use.repeated
             else:
                 dram += use.distinct + use.repeated
-        sheet = self.sheet
-        seconds = faults + sheet.launch
-        seconds += max(
+        slowest = max(
             dram / self._dram,
-            l2 / sheet.l2_bandwidth,
+            l2 / self.sheet.l2_bandwidth,
             link / self._link,
-            traffic.chain and traffic.chain * self._latency(traffic.uses[0], remote),
+            traffic.chain * latency,
             traffic.computing,
         )
-        if traffic.nbytes > self.l2.nbytes:
-            self.l2.hot.clear()
-        for use in traffic.uses:
-            if not use.on_host and traffic.nbytes <= self.l2.nbytes:
-                self.l2.touch(use.allocation, use.lines)
-        if window is not None and window.hit is not AccessProperty.STREAMING:
-            persists = window.hit is AccessProperty.PERSISTING
-            self.l2.persisting = persists and self.l2.set_aside > 0
+        seconds = self.sheet.launch + faults + slowest
+        self._leave(traffic, window)
         placement = self.noise.placement(traffic.addresses, traffic.nbytes)
         return seconds * placement * self.noise.sample(seconds)
 
-    def _latency(self, use: Use, remote: float) -> float:
+    def _leave(self, traffic: Traffic, window: WindowSpec | None) -> None:
+        """Leave in L2 what a launch brought there."""
+        if traffic.nbytes > self.l2.nbytes:
+            self.l2.hot.clear()
+        else:
+            for use in traffic.uses:
+                if not use.allocation.kind.on_host:
+                    self.l2.touch(use.allocation, use.lines)
+        if window is not None and window.hit is not AccessProperty.STREAMING:
+            persists = window.hit is AccessProperty.PERSISTING
+            self.l2.persisting = persists and self.l2.set_aside > 0
+
+    def _latency(self, use: Use, *, on_link: bool) -> float:
         """Return the seconds of a dependent access."""
-        if use.on_host or remote:
+        if use.allocation.kind.on_host or on_link:
             return self.sheet.link_latency
         if use.through_l1 and use.allocation.nbytes <= self.sheet.shared_bytes_per_sm:
             return self.sheet.l1_latency
@@ -201,30 +196,25 @@ class Roofline:
 
     def _migrate(self, traffic: Traffic) -> tuple[float, float]:
         """Return the seconds of page faults, and bytes of managed memory that stay on the host."""
-        seconds = remote = 0.0
+        faults = remote = 0.0
         for use in traffic.uses:
             pages = self.pages.get(id(use.allocation))
-            if pages is None:
-                continue
-            touched = pages.touched_by_device(use.lines, writes=use.written)
-            if touched.moved:
-                self.l2.forget(use.allocation)
-            address, writes = use.allocation.address, use.written
-            each = use.page_by_page
-            seconds += self.page_log.touched(address, touched, writes=writes, page_by_page=each)
-            remote += touched.remote
-        return seconds, remote
+            if pages is not None:
+                if pages.place == "host":
+                    self.l2.forget(use.allocation)
+                lost, linked = pages.touched_by_device(use.lines, page_by_page=use.page_by_page)
+                faults += lost
+                remote += linked
+        return faults, remote
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int) -> float:
         """Return the seconds of a copy."""
         for memory in (destination, source):
             if id(memory) in self.pages:
-                self.pages[id(memory)].to_device(memory.nbytes)
+                self.pages[id(memory)].place = "device"
         self.l2.forget(destination)
         sheet, pageable = self.sheet, destination.kind.pageable or source.kind.pageable
-        if source.kind.on_host and destination.kind.on_host:
-            rate = sheet.host_bandwidth
-        elif not (source.kind.on_host or destination.kind.on_host):
+        if not (source.kind.on_host or destination.kind.on_host):
             rate = self._dram / 2  # read and written
         elif not pageable:
             rate = self._link
@@ -236,18 +226,12 @@ class Roofline:
     def prefetch(self, allocation: Allocation, to_host: bool) -> float:
         """Return the seconds of a prefetch of managed memory."""
         self.l2.forget(allocation)
-        pages = self.pages[id(allocation)]
-        if to_host:
-            seconds = self.page_log.moved("to_host", pages.to_host(allocation.nbytes), "prefetch")
-        else:
-            seconds = self.page_log.prefetched(pages.to_device(allocation.nbytes))
+        seconds = self.pages[id(allocation)].prefetch(allocation.nbytes, to_host=to_host)
         seconds += self.sheet.launch
         return seconds * self.noise.sample(seconds)
 
-    def host_access(self, allocation: Allocation, *, writes: bool) -> float:
+    def host_access(self, allocation: Allocation) -> float:
         """Return the seconds that managed pages need to come to the host, which touches them."""
         self.l2.forget(allocation)
         pages = self.pages.get(id(allocation))
-        if pages is None:
-            return 0.0
-        return self.page_log.host_touched(pages.to_host(allocation.nbytes, writes=writes))
+        return 0.0 if pages is None else pages.touched_by_host(allocation.nbytes)

@@ -74,7 +74,7 @@ class SimulatedHold:
         return self.timeline.sheet.sm_clock
 
     def release(self) -> None:
-        self.timeline.host += CALL
+        self.timeline.call()
         if self.released is None:
             self.released = self.timeline.host
             self.timeline.run()
@@ -112,10 +112,19 @@ class Timeline:
         self._waiting: list[tuple[SimulatedStream, Item, float, float]] = []
         """What holds stop, in the order of the calls, with the time of issue and its seconds."""
 
+    def call(self, seconds: float = CALL, uncaptured: str | None = None) -> None:
+        """Let a call take its time on the host. `uncaptured`: why it cannot be captured."""
+        if uncaptured is not None:
+            self.forbid_capture(uncaptured)
+        self.host += seconds
+
     def watch(self, step: Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
-        if self.steps is not None:
-            self.steps.append(step if stream is None else replace(step, stream=stream.handle))
+        if self.steps is None:
+            return
+        if stream is not None:
+            step = replace(step, stream=stream.handle)
+        self.steps.append(step)
 
     def queue(self, stream: Any, item: Item, cost: float) -> None:
         """Queue an item: now, or at every replay of the graph that is being captured."""
@@ -142,23 +151,23 @@ class Timeline:
             seconds = item.seconds()
         elif isinstance(item, SimulatedEvent):
             item.pending += 1
-        if stream.blocked or not self._schedule(stream, item, self.host, seconds):
-            stream.blocked = True
-            self._waiting.append((stream, item, self.host, seconds))
+        self._schedule(stream, item, self.host, seconds)
 
     def run(self) -> None:
         """Schedule what waits, as far as no hold stops it."""
         waiting, self._waiting = self._waiting, []
         for stream, *_ in waiting:
             stream.blocked = False
-        for stream, item, issued, seconds in waiting:
-            if stream.blocked or not self._schedule(stream, item, issued, seconds):
-                stream.blocked = True
-                self._waiting.append((stream, item, issued, seconds))
+        for entry in waiting:
+            self._schedule(*entry)
 
-    def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> bool:
-        """Schedule an item behind all others of its stream; False if it has to wait."""
+    def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> None:
+        """Schedule an item behind all others of its stream, or have it wait behind a hold."""
         time = max(stream.ready, issued + _SUBMIT)
+        if stream.blocked or not self._can_run(item):
+            stream.blocked = True
+            self._waiting.append((stream, item, issued, seconds))
+            return
         if isinstance(item, Work):
             time = max(time, self._free[item.engine])
             if self.timed is not None and item.ran is not None:
@@ -170,19 +179,20 @@ class Timeline:
             item.time = round(time / self.sheet.tick) * self.sheet.tick
             item.pending -= 1
         elif isinstance(item, Wait):
-            if item.event.time is None:
-                return False
-            time = max(time, item.event.time)
-        elif item.released is None:
-            return False
-        elif item.released > time + item.timeout:
-            time += item.timeout
-            self.expired.add(stream)
+            time = max(time, item.event.time or 0.0)
         else:
-            time = max(time, item.released)
+            released = item.released or 0.0
+            if released > time + item.timeout:
+                self.expired.add(stream)
+            time = max(time, min(released, time + item.timeout))
         stream.ready = time
         self.latest = max(self.latest, time)
-        return True
+
+    def _can_run(self, item: Item) -> bool:
+        """Return False for a hold before its release, and for a wait for what is behind one."""
+        if isinstance(item, SimulatedHold):
+            return item.released is not None
+        return not isinstance(item, Wait) or item.event.time is not None
 
     def unfinished(self) -> bool:
         return bool(self._waiting) or self.latest > self.host
@@ -193,8 +203,8 @@ class Timeline:
             holds = [item for _, item, *_ in self._waiting if isinstance(item, SimulatedHold)]
             holds[0].released = math.inf
             self.run()
-        self.host = max(self.host, self.latest if stream is None else stream.ready)
-        self.host += _SYNCHRONIZE
+        end = self.latest if stream is None else stream.ready
+        self.host = max(self.host, end) + _SYNCHRONIZE
 
     def window_of_kernel(self, stream: Any, window: WindowSpec | None) -> WindowSpec | None:
         """Return the window of a kernel: its graph's, else its launch's, else its stream's."""
@@ -224,37 +234,30 @@ class Facet:
         self._roofline = roofline
 
 
-class SimulatedStreams(Facet):
+class SimulatedStreams(Facet, protocol.Streams):
     """Streams and events on virtual time."""
 
     def create(self) -> Stream:
-        self._timeline.host += CALL
+        self._timeline.call()
         self._timeline.made += 1  # handles count from 1, as 0 names the default stream
         return SimulatedStream(self._timeline.made)
-
-    def defaults(self) -> tuple[Stream, ...]:
-        return ()
 
     def visible(self) -> tuple[Stream, ...]:
         return tuple(self._timeline.windows)
 
     def event(self) -> protocol.Event:
-        self._timeline.host += CALL
+        self._timeline.call()
         return SimulatedEvent()
 
     def record(self, event: Any, stream: Any) -> None:
         self._timeline.queue(stream, event, CALL)
 
     def elapsed(self, start: Any, end: Any) -> float:
-        times: list[float] = []
-        for name, event in (("first", start), ("second", end)):
-            if event.time is None and not event.pending:
-                raise DeviceError(f"the {name} event was never recorded")
+        for event in (start, end):
             if event.pending or event.time is None or event.time > self._timeline.host:
-                problem = "has not completed: synchronize before reading the time"
-                raise DeviceError(f"the {name} event {problem}")
-            times.append(event.time)
-        return times[1] - times[0]
+                raise DeviceError("an event was not recorded, or has not completed")
+        seconds: float = end.time - start.time
+        return seconds
 
     def synchronize(self, stream: Any = None) -> None:
         timeline = self._timeline
@@ -267,9 +270,6 @@ class SimulatedStreams(Facet):
             timeline.expired = timeline.expired - expired
             problem = "the host waited for work that was queued behind it"
             raise protocol.HoldExpired(f"a held stream ran into its time-out: {problem}")
-
-    def end_captures(self) -> int:
-        return 0
 
     def join(self, stream: Any, other: Any) -> None:
         if stream is other:
@@ -286,7 +286,7 @@ class SimulatedStreams(Facet):
         return hold
 
 
-class SimulatedGraphs(Facet):
+class SimulatedGraphs(Facet, protocol.Graphs):
     """Captures work; a replay queues it again."""
 
     def capture(
@@ -297,8 +297,8 @@ class SimulatedGraphs(Facet):
             raise CannotCapture("another capture is under way")
         if window is not None:
             check_window(window, self._roofline.facts)
-        graph = SimulatedGraph(stream, window)
-        timeline.capturing, timeline.cannot = graph, None
+        graph = timeline.capturing = SimulatedGraph(stream, window)
+        timeline.cannot = None
         try:
             body()
         except Exception as error:
@@ -319,7 +319,6 @@ class SimulatedGraphs(Facet):
         return tuple(graph.windows)
 
     def replay(self, graph: Any, stream: Any) -> None:
-        self._timeline.forbid_capture("it replays a graph")
-        self._timeline.host += LAUNCH
+        self._timeline.call(LAUNCH, "it replays a graph")
         for item in graph.items:
             self._timeline.submit(stream, item)

@@ -213,14 +213,14 @@ def test_a_walk_that_goes_on_says_so_and_reads_its_start() -> None:
 def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them() -> None:
     call = Call(sized(odata=N, idata=N), {"width": 1024, "height": N // 1024})
     scattered = {
-        name: [(a.sectors_per_request, a.nearby) for a in CATALOGUE[name].accesses(call)]
+        name: [a.sectors_per_request for a in CATALOGUE[name].accesses(call)]
         for name in CATALOGUE
         if "trans" in name
     }
     assert scattered == {
-        "transpose": [(4, False), (32, True)],
-        "transpose_tiled": [(4, False), (4, False)],
-        "transpose_padded": [(4, False), (4, False)],
+        "transpose": [4, 32],
+        "transpose_tiled": [4, 4],
+        "transpose_padded": [4, 4],
     }
     # a line for the read, then 32 lines; a column in one bank; or a column in 32 banks, each between two coalesced requests
     kernels: list[Any] = [CATALOGUE[name] for name in scattered]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
-from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.devices.simulated import memory
 from pytest_gpumem.units import KiB
 
 
@@ -13,7 +13,7 @@ from pytest_gpumem.units import KiB
 def _little_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulated device computes decides no time here."""
     for name in ("BACKED_BYTES", "PREFIX_BYTES"):
-        monkeypatch.setattr(content, name, 16 * KiB)
+        monkeypatch.setattr(memory, name, 16 * KiB)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Launch, OutOfMemory, Stream
-from pytest_gpumem.devices.simulated import content
+from pytest_gpumem.devices.simulated import memory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -204,7 +204,7 @@ def test_a_kernel_with_another_reference_is_wrong(
 def test_within_the_tolerance_is_right(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, factor: float, right: bool
 ) -> None:
-    monkeypatch.setattr(content, "BACKED_BYTES", 256 * KiB)
+    monkeypatch.setattr(memory, "BACKED_BYTES", 256 * KiB)
     target = bench.kernel_target(
         "read", bench.memory.device(4 * tile_bytes("read")), bench.memory.device((ELEMENTS,), "f4")
     )

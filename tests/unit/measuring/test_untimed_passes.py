@@ -22,7 +22,6 @@ from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.units import MiB
 
 N = 16 * MiB
-WAITS = False
 PAGES, RAN = Passes(pages=True), Passes(ran=True)
 
 
@@ -221,29 +220,6 @@ def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> 
     )
     assert plain.digest == ran(3.0).digest != ran(3.5).digest
     assert ran(3.0, N + N // 32).digest != plain.digest
-
-
-@pytest.mark.parametrize("where", ["module", "function"])
-def test_a_value_that_a_case_finds_outside_is_part_of_it(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as whether its launch waits for the device, which the simulated device does not run."""
-
-    def digest(waits: bool) -> Any:
-        monkeypatch.setitem(globals(), "WAITS", waits if where == "module" else False)
-
-        def build(memory: Any) -> Case:
-            x, y = memory.device(N, "f4"), memory.device(N, "f4")
-
-            def copy() -> None:
-                y.view()[:] = x.view()
-                assert not (waits if where == "function" else WAITS) or N
-
-            return Case(copy, reference=copy, reads=[x], writes=[y])
-
-        return found(Bench().case(build, passes=RAN).what_ran).digest
-
-    assert digest(False) == digest(False) != digest(True)
 
 
 def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:

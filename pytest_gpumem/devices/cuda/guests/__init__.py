@@ -1,1 +1,2 @@
-"""Other libraries in the process. One module each: nothing is imported that the user has not imported."""
+"""Other libraries in the process. One module each: nothing is imported that the user has not
+imported."""

@@ -1,4 +1,5 @@
-"""Other libraries: arrays of theirs over our memory, and our stream as their current one. Each is imported only in its own factory."""
+"""Other libraries: arrays of theirs over our memory, and our stream as their current one. Each is
+imported only in its own factory."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import jax
 
     array = jax.dlpack.from_dlpack(view)
-    # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64 is set: the case would measure its own.
+    # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64
+    # is set: the case would measure its own.
     if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
         raise Unsupported(
-            f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array over it"
+            f"JAX made a copy of {allocation.kind.value} memory of {dtype} in place of an array "
+            "over it"
         )
     return array
 
@@ -64,8 +67,9 @@ _GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
     "cudf": ("cuDF", _cudf),
     "numpy": ("", lambda view, allocation, dtype, size: host.array(allocation, dtype, size)),
 }
-"""By the name of the module (the package numba-cuda puts itself in numba.cuda's place): the library's name where it sees no memory but the
-device's, and what makes an array of a CuPy array of the shape asked for, over memory that the device sees."""
+"""By the name of the module (the package numba-cuda puts itself in numba.cuda's place): the
+library's name where it sees no memory but the device's, and what makes an array of a CuPy array of
+the shape asked for, over memory that the device sees."""
 
 
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
@@ -106,8 +110,9 @@ def guest(
 
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
-    """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are imported. Others stay unimported.
-    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/target_callable.py` finds where their work goes."""
+    """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
+    imported. Others stay unimported. Numba, JAX, cuDF and cuda.core have none that could be set:
+    `measuring/target_callable.py` finds where their work goes."""
     with ExitStack() as stack:
         cupy = sys.modules.get("cupy")
         if cupy is not None:
@@ -140,8 +145,9 @@ def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
 
 @contextmanager
 def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
-    """Have CuPy and PyTorch, where they are in use, allocate from pools of their own; gives the pools, which must live as long as what is
-    captured. Without them, memory that captured work writes to would go back to the general pool and be handed to others.
+    """Have CuPy and PyTorch, where they are in use, allocate from pools of their own; gives the
+    pools, which must live as long as what is captured. Without them, memory that captured work
+    writes to would go back to the general pool and be handed to others.
     `relaxed`: allows an allocation of the driver inside the block.
     """
     with _private_cupy_pool(relaxed) as cupy_pool, _private_torch_pool() as torch_pool:
@@ -172,7 +178,8 @@ def _private_torch_pool() -> Iterator[Any]:
         return
     if not hasattr(torch.cuda, "use_mem_pool"):
         raise Unsupported(
-            f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be kept for a graph"
+            f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be "
+            "kept for a graph"
         )
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):

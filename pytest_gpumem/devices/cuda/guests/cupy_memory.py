@@ -1,7 +1,8 @@
 """CuPy's memory pool: its hook reports each array and each segment, its counts the rest.
 
-Source: cupy.cuda.MemoryHook. CuPy keeps its hooks for each thread, so that each thread that begins enters the hook. Threads that ran
-before, and those that Python does not begin, show in the counts alone.
+Source: cupy.cuda.MemoryHook. CuPy keeps its hooks for each thread, so that each thread that begins
+enters the hook. Threads that ran before, and those that Python does not begin, show in the counts
+alone.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ import cupy
 
 from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Figures, MemoryLog, Series
+from pytest_gpumem.devices.sources import Source
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """A test may allocate thousands of times, a few microseconds each: each line here shows in its time. The methods also name
-    the arguments that they do not use: Python would collect those in a dict, which takes longer than the rest.
+    """A test may allocate thousands of times, a few microseconds each: each line here shows in its
+    time. The methods also name the arguments that they do not use: Python would collect those in a
+    dict, which takes longer than the rest.
     """
 
     name = "gpumem"
@@ -40,13 +42,15 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self._profiles: Callable[..., object] | None = None  # what profiled threads before
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
-        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+        emit = self.emit
+        if device_id == self._index and mem_ptr and emit is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
     def malloc_postprocess(
         self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
     ) -> None:
-        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+        emit = self.emit
+        if device_id == self._index and mem_ptr and emit is not None:
             emit(
                 AllocationEvent(
                     perf_counter(),
@@ -62,7 +66,8 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
     ) -> None:
         """Before it is freed: afterwards another thread may have the address already."""
-        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+        emit = self.emit
+        if device_id == self._index and mem_ptr and emit is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))
 
     def enter(self) -> None:
@@ -81,7 +86,8 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
             threading.setprofile(self._profiles)
 
     def _begun(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Take the first event of a thread in place of a profiler, which gets this one and all that follow."""
+        """Take the first event of a thread in place of a profiler, which gets this one and all that
+        follow."""
         profiles = self._profiles
         sys.setprofile(profiles)
         with suppress(KeyError):
@@ -128,19 +134,13 @@ class CupyMemory(Source):
         return {_SERIES: Figures(used, total - used, segments=total)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        locked = any(one.kind == "pinned" for one in kept)
+        locked = any(event.kind == "pinned" for event in kept)
         if locked:
+            with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
+                # Gives back the blocks of copies that are done, as each allocation does.
+                cupy.cuda.alloc_pinned_memory(0)
             cupy.get_default_pinned_memory_pool().free_all_blocks()
         return locked
-
-    def cached(self) -> int:
-        if context_number(self._index) is None:
-            return 0
-        with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
-            cupy.cuda.alloc_pinned_memory(
-                0
-            )  # gives back the blocks of copies that are done, as each allocation does
-        return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
     def stop(self) -> None:
         self._hook.emit = None

@@ -1,6 +1,8 @@
-"""Libraries whose single allocations are not seen: RMM and JAX are counted by their statistics, Numba by the driver.
+"""Libraries whose single allocations are not seen: RMM and JAX are counted by their statistics,
+Numba by the driver.
 
-Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource; jax.Device.memory_stats; numba.cuda, Deallocation Behavior.
+Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource; jax.Device.memory_stats;
+numba.cuda, Deallocation Behavior.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series
+from pytest_gpumem.devices.sources import Source
 
 JAX, RMM = "JAX", "RMM"
 
 
 class RmmMemory(Source):
-    """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool. What a pool gave out
-    before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory."""
+    """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where
+    that has a pool. What a pool gave out before counts as the driver's, as does memory of RMM that
+    comes from no pool or from managed memory."""
 
     name = RMM
     method = "allocator statistics"
@@ -29,7 +32,8 @@ class RmmMemory(Source):
         self._size = 0  # of the pool, when its allocations began to be counted
 
     def _to_pool(self) -> list[Any]:
-        """The device's resource, what that allocates from, and so on to its pool; empty where it has none."""
+        """The device's resource, what that allocates from, and so on to its pool; empty where it
+        has none."""
         rmm, resources = sys.modules.get("rmm"), list[Any]()
         resource = (
             rmm.mr.get_per_device_resource(self._index)
@@ -44,8 +48,8 @@ class RmmMemory(Source):
         return next(
             (
                 resources[: at + 1]
-                for at, one in enumerate(resources)
-                if isinstance(one, _mr().PoolMemoryResource)
+                for at, resource in enumerate(resources)
+                if isinstance(resource, _mr().PoolMemoryResource)
             ),
             [],
         )
@@ -62,7 +66,7 @@ class RmmMemory(Source):
         resources = self._to_pool()
         if (
             self._pool is not None
-            and any(one is self._adaptor for one in resources)
+            and any(resource is self._adaptor for resource in resources)
             and resources[-1] is self._pool
         ):
             return
@@ -71,7 +75,12 @@ class RmmMemory(Source):
         )
         if resources:
             self._adaptor = next(
-                (one for one in resources if isinstance(one, _mr().StatisticsResourceAdaptor)), None
+                (
+                    resource
+                    for resource in resources
+                    if isinstance(resource, _mr().StatisticsResourceAdaptor)
+                ),
+                None,
             )
             if self._adaptor is None:
                 self._adaptor = _mr().StatisticsResourceAdaptor(resources[0])
@@ -119,9 +128,9 @@ class JaxMemory(Source):
         devices = jax.local_devices() if jax is not None else ()
         return next(
             (
-                one
-                for one in devices
-                if one.platform in ("gpu", "cuda") and one.local_hardware_id == self._index
+                device
+                for device in devices
+                if device.platform in ("gpu", "cuda") and device.local_hardware_id == self._index
             ),
             None,
         )
@@ -152,6 +161,7 @@ class NumbaMemory(Source):
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
-            if (pending := getattr(holder, "deallocations", None)) is not None:
+            pending = getattr(holder, "deallocations", None)
+            if pending is not None:
                 pending.clear()
         return True

@@ -1,4 +1,5 @@
-"""PyTorch's caching allocator: its history reports each tensor and each segment, its statistics the rest.
+"""PyTorch's caching allocator: its history reports each tensor and each segment, its statistics the
+rest.
 
 Sources: torch.cuda.memory: memory_stats, _record_memory_history, _snapshot.
 """
@@ -13,7 +14,6 @@ from functools import wraps
 from typing import Any
 
 from pytest_gpumem.devices.allocation_sites import innermost
-from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     AllocationEvent,
@@ -23,10 +23,12 @@ from pytest_gpumem.devices.memory_events import (
     Series,
 )
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.sources import Source
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
-MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at the history; of more the oldest are lost
+# allocations, frees and segments between two looks at the history; of more the oldest are lost
+MOST_ENTRIES = 1_000_000
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of `torch._C` that begin and end a history, whoever calls them."""
 _OWN = "a history of the test's own: the peak is that of its statistics"
@@ -51,16 +53,17 @@ class TorchMemory(Source):
         self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
-        self._wrapped: dict[
-            str, Any
-        ] = {}  # by name: functions of `_RECORDERS`, while the history is ours
+        # by name: functions of `_RECORDERS`, while the history is ours
+        self._wrapped: dict[str, Any] = {}
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
-        """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
+        """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last
+        `settle`."""
 
     @property
     def _torch(self) -> Any:
-        """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise the driver."""
+        """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise
+        the driver."""
         torch = sys.modules.get("torch")
         return (
             torch
@@ -75,7 +78,10 @@ class TorchMemory(Source):
         torch = self._torch
         self._log, self._lines = log, lines
         if torch.cuda.get_allocator_backend() != "native":
-            return f"its allocator is {torch.cuda.get_allocator_backend()}, whose allocations are the driver's"
+            return (
+                f"its allocator is {torch.cuda.get_allocator_backend()}, whose allocations are the "
+                "driver's"
+            )
         if torch.cuda.is_initialized():
             return self._record()
         # Before that there is no allocator that could record.
@@ -104,7 +110,8 @@ class TorchMemory(Source):
             self.note_gap(_OWN)
         self._records, self._yielded, self._seen = True, False, self._count()
         for name in _RECORDERS:
-            if (recorder := getattr(torch._C, name, None)) is not None:
+            recorder = getattr(torch._C, name, None)
+            if recorder is not None:
                 self._wrapped[name] = recorder
                 setattr(torch._C, name, self._yielding(recorder))
         return None
@@ -136,8 +143,8 @@ class TorchMemory(Source):
             or torch.cuda.get_allocator_backend() != "native"
         ):
             return {}
-        found: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
-        return found
+        statistics: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
+        return statistics
 
     def _count(self) -> int:
         counts = self._statistics().get("allocation", {}).get("all", {})
@@ -146,7 +153,10 @@ class TorchMemory(Source):
     def drain(self) -> None:
         if self._yielded and self._log is not None:
             self._record()
-        if not self._records or self._log is None or (count := self._count()) == self._seen:
+        if not self._records or self._log is None:
+            return
+        count = self._count()
+        if count == self._seen:
             return
         torch, self._seen = self._torch, count
         now, wall = time.perf_counter(), time.time()
@@ -185,24 +195,27 @@ class TorchMemory(Source):
         }
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
+        """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find
+        what CUDA graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
             return False
         if self._private():
-            # Only an emptied cache tells the pools of graphs that live from those of graphs that are gone. Graphs may use the workspaces.
+            # Only an emptied cache tells the pools of graphs that live from those of graphs that
+            # are gone. Graphs may use the workspaces.
             torch.cuda.empty_cache()
             self._held = self._private()
         else:
             self._held = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        locked = any(one.kind == "pinned" for one in kept)
+        locked = any(event.kind == "pinned" for event in kept)
         if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
         return True
 
     def _private(self) -> int:
-        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its segments."""
+        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its
+        segments."""
         if self._torch.cuda.get_allocator_backend() != "native":
             return 0
         return sum(

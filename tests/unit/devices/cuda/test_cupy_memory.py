@@ -52,7 +52,7 @@ def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
         in_a_thread(lambda address=address: allocates(address))  # type: ignore[misc]
     in_a_thread(lambda: frees(2))
     log.settle()
-    found = account(*log.since(), 0)
+    found = account(log.since(), 0)
     assert (found.peak, found.uses["CuPy", "device"].kept) == (9 * MIB, 8 * MIB)
 
 
@@ -80,11 +80,11 @@ def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(
     steps.wait()
     thread.join()
     log.settle()
-    assert account(*log.since(), 0).uses["CuPy", "device"].allocations == 1
+    assert account(log.since(), 0).uses["CuPy", "device"].allocations == 1
     source.stop()
     in_a_thread(lambda: allocates(3))
     log.settle()
-    assert account(*log.since(), 0).uses["CuPy", "device"].allocations == 1
+    assert account(log.since(), 0).uses["CuPy", "device"].allocations == 1
 
 
 def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:

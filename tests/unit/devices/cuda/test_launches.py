@@ -1,9 +1,7 @@
-"""Packing of arguments and the cache of prepared launches, with a fake compiler."""
+"""Packing of arguments, and the names of kernels."""
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,12 @@ import pytest
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
-from cuda.bindings import driver as D  # noqa: N812
-from cupy.cuda import driver
-from known_devices import H100
 
 from pytest_gpumem.devices.cuda.compiler import entry_for
-from pytest_gpumem.devices.cuda.l2 import unpacked
-from pytest_gpumem.devices.cuda.launches import CudaKernels, packed_arguments
+from pytest_gpumem.devices.cuda.launches import packed_arguments
 from pytest_gpumem.devices.cuda.nvrtc import first_error
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
 SIZE = 3 << 30  # above 2^31: a size must travel as 64 bits
@@ -96,129 +90,6 @@ def test_memory_that_the_device_cannot_see_is_refused() -> None:
     pageable.arrays["a"].address = 0
     with pytest.raises(DeviceError, match="cannot see"):
         packed_arguments(pageable)
-
-
-class FakeCompiler:
-    def __init__(self) -> None:
-        self.compiled: list[tuple[str, str]] = []
-
-    def function(self, of: Kernel, dtype: str, shape: LaunchShape) -> Any:
-        self.compiled.append((of.name, dtype))
-        return SimpleNamespace(ptr=0x1234)
-
-
-class FakeStream:
-    handle = 0x55
-
-
-ARGUMENTS = [
-    a.tobytes()
-    for a in (
-        np.uint64(0x7F12_3456_7800),
-        np.uint64(0x7F22_0000_0000),
-        np.int64(SIZE),
-        np.float32(2.5),
-    )
-]
-
-
-def contents(parameters: int) -> list[bytes]:
-    """What a kernel would read as its arguments."""
-    pointers = np.frombuffer(ctypes.string_at(parameters, 4 * 8), np.uint64)
-    return [
-        ctypes.string_at(int(pointer), size)
-        for pointer, size in zip(pointers, (8, 8, 8, 4), strict=True)
-    ]
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The plain launches that the driver is asked for: function, grid and block, shared bytes, stream, arguments."""
-    seen = list[Any]()
-
-    def launch(function: Any, *rest: Any) -> None:
-        *shape, shared, stream, parameters, _ = rest
-        seen.append((int(function), shape, shared, int(stream), contents(parameters)))
-
-    monkeypatch.setattr(driver, "launchKernel", launch)
-    return seen
-
-
-def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window, seen = WindowSpec(0x7F12_3456_7800, 1 << 20, 0.5), list[Any]()
-
-    def launched(config: Any, function: Any, parameters: int, extra: int) -> Any:
-        shape = (
-            config.gridDimX,
-            config.gridDimY,
-            config.gridDimZ,
-            config.blockDimX,
-            config.blockDimY,
-            config.blockDimZ,
-        )
-        (attribute,) = config.attrs
-        stream, found = int(config.hStream), unpacked(attribute.value)
-        seen.append(
-            (
-                shape,
-                config.sharedMemBytes,
-                stream,
-                int(function),
-                config.numAttrs,
-                found,
-                contents(parameters),
-            )
-        )
-        return (D.CUresult.CUDA_SUCCESS,)
-
-    monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
-    CudaKernels(0, H100, FakeCompiler()).launch(launch(kernel()), FakeStream(), window=window)  # type: ignore[arg-type]
-    assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, ARGUMENTS)]
-
-
-@pytest.mark.parametrize(
-    ("window", "what"), [(WindowSpec(4096, 4096, 1.0), " with a window"), (None, "")]
-)
-def test_a_launch_that_the_driver_refuses(
-    monkeypatch: pytest.MonkeyPatch, window: WindowSpec | None, what: str
-) -> None:
-    def refuse(*_: Any) -> None:
-        error = driver.CUDADriverError.__new__(
-            driver.CUDADriverError, "CUDA_ERROR_INVALID_VALUE: invalid argument"
-        )
-        error.status = 1
-        raise error
-
-    monkeypatch.setattr(driver, "launchKernel", refuse)
-    monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
-    monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
-    monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
-    with pytest.raises(
-        DeviceError,
-        match=f"^launching kernel 'scaled'{what}: CUDA_ERROR_INVALID_VALUE: invalid argument",
-    ):
-        CudaKernels(0, H100, FakeCompiler()).launch(launch(kernel()), FakeStream(), window=window)  # type: ignore[arg-type]
-
-
-def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
-    compiler = FakeCompiler()
-    launches = CudaKernels(0, H100, compiler)  # type: ignore[arg-type]
-    one = launch(kernel())
-    for _ in range(3):
-        launches.launch(one, FakeStream())
-    assert compiler.compiled == [("scaled", "f4")]
-    assert launched == [(0x1234, [4, 1, 1, 128, 1, 1], 0, 0x55, ARGUMENTS)] * 3
-
-
-def test_freed_memory_is_noticed_at_every_launch(launched: list[Any]) -> None:
-    launches = CudaKernels(0, H100, FakeCompiler())  # type: ignore[arg-type]
-    one = launch(kernel())
-    launches.launch(one, FakeStream())
-    one.arrays["out"].freed = True
-    with pytest.raises(DeviceError, match="memory of out was freed"):
-        launches.launch(one, FakeStream())
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:

@@ -59,30 +59,6 @@ def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
         assert isinstance(error, R.cudaError_t)
 
 
-def test_what_was_asked_for_reaches_the_driver(
-    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(
-        R, "cudaMemAdvise", lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,)
-    )
-    monkeypatch.setattr(
-        R,
-        "cudaMemDiscardBatchAsync",
-        lambda *args: calls.append(args) or (R.cudaError_t.cudaSuccess,),
-        raising=False,
-    )
-    managed.CudaManaged(3, h100).advise(MEMORY, Advice.ACCESSED_BY, True, on=True)
-    managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
-    (address, nbytes, number, _), discarded = calls
-    assert (address, nbytes, number) == (
-        0x10000,
-        4096,
-        managed.advice_number(Advice.ACCESSED_BY, on=True),
-    )
-    assert discarded == ([0x10000], [4096], 1, 0, 1)
-
-
 def test_a_driver_or_bindings_without_discards_skip(
     h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

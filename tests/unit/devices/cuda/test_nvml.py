@@ -223,10 +223,10 @@ def test_reasons_that_do_not_slow_are_left_out() -> None:
 
 
 def test_a_list_without_us_says_nothing() -> None:
-    assert other_processes([17, 18], own=17) == 1
-    assert other_processes([17, 17], own=17) == 0
-    assert other_processes([18, 19], own=17) is None
-    assert other_processes([], own=17) is None
+    assert other_processes([17, 18], this_process=17) == 1
+    assert other_processes([17, 17], this_process=17) == 0
+    assert other_processes([18, 19], this_process=17) is None
+    assert other_processes([], this_process=17) is None
 
 
 @pytest.mark.parametrize(

@@ -12,79 +12,12 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
-from pytest_gpumem.devices.simulated.pages import PAGE_BYTES, SHARED_FAULTS, Pages, Touched
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.records.migrations import SHOWN_GROUPS, PageCounts
+from pytest_gpumem.devices.simulated.pages import PAGE_BYTES, SHARED_FAULTS
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.units import GiB, MiB
 
-N = 64 * MiB
-
-
-def on_host(**advice: Any) -> Pages:
-    return Pages(place="host", **advice)
-
-
-def test_untouched_pages_come_into_being_where_they_are_touched() -> None:
-    pages = Pages()
-    assert pages.touched_by_device(N, writes=True) == Touched(fresh=N)
-    assert pages.place == "device"
-    pages = Pages()
-    assert pages.to_host(N, writes=True) == 0
-    assert pages.place == "host"
-
-
-def test_pages_fault_and_migrate_once() -> None:
-    pages = on_host()
-    assert pages.touched_by_device(N, writes=False) == Touched(moved=N, faulted=N)
-    assert pages.touched_by_device(N, writes=True) == Touched()
-    assert pages.to_host(N) == N
-
-
-def test_a_prefetch_moves_pages_without_a_fault() -> None:
-    pages = on_host()
-    assert pages.to_device(N) == Touched(moved=N)
-    assert pages.to_device(N) == pages.touched_by_device(N, writes=True) == Touched()
-
-
-def test_pages_that_are_mostly_read_have_two_copies_until_they_are_written() -> None:
-    pages = on_host(read_mostly=True)
-    assert pages.touched_by_device(N, writes=False) == Touched(moved=N, faulted=N)
-    assert pages.place == "both"
-    assert pages.to_host(N) == 0
-    assert pages.touched_by_device(N, writes=False) == Touched()
-    assert pages.touched_by_device(N, writes=True) == Touched(faulted=N)
-    assert pages.place == "device"
-
-
-@pytest.mark.parametrize(
-    ("advice", "faulted"),
-    [({"preferred": "host"}, N), ({"accessed_by_device": True, "mapped": True}, 0)],
-)
-def test_pages_that_stay_on_the_host_are_mapped_and_read_across_the_link(
-    advice: Any, faulted: int
-) -> None:
-    pages = on_host(**advice)
-    assert pages.touched_by_device(N, writes=False) == Touched(
-        mapped=faulted, faulted=faulted, remote=N
-    )
-    assert pages.touched_by_device(N, writes=False) == Touched(remote=N)
-
-
-def test_discarded_pages_come_without_their_content() -> None:
-    pages = on_host()
-    pages.discard()
-    assert pages.touched_by_device(N, writes=True) == Touched(faulted=N)
-    pages.to_host(N)
-    pages.discard()
-    assert pages.to_device(N).moved == N  # a prefetch undoes it
-
-
-def test_more_pages_than_there_is_room_for_are_evicted_at_every_touch() -> None:
-    pages = on_host(room=N / 2)
-    first = pages.touched_by_device(N, writes=False)
-    assert (first.moved, first.evicted) == (N, N / 2)
-    again = pages.touched_by_device(N, writes=False)
-    assert (again.moved, again.evicted) == (N, N)
+N = 16 * MiB
+PAGES = N // PAGE_BYTES
 
 
 @pytest.fixture
@@ -92,56 +25,85 @@ def device() -> SimulatedDevice:
     return SimulatedDevice(DATASHEETS["h100"])
 
 
-def counted(device: SimulatedDevice) -> list[PageCounts]:
-    """Counts of: a prefetch to the host; a fill by the device; a read by the host."""
-    stream, memory = device.streams.create(), device.memory.allocate(16 * MiB, MemoryKind.MANAGED)
-    device.content.poison(memory, stream)
+class Managed:
+    """Managed memory, and the counts of what touches it."""
 
-    def prefetch() -> None:
-        device.managed.prefetch(memory, True, stream)
-        device.streams.synchronize()
+    def __init__(self, device: SimulatedDevice) -> None:
+        self.device, self.stream = device, device.streams.create()
+        self.memory = device.memory.allocate(N, MemoryKind.MANAGED)
 
-    def fill() -> None:
-        device.content.poison(memory, stream)
-        device.streams.synchronize()
+    def counted(self, work: Any) -> tuple[int, int, int, int]:
+        """Faults of the GPU and of the host, and bytes that moved to each."""
+        counts = self.device.counters.pages(work)
+        return counts.gpu_faults, counts.cpu_faults, counts.to_device, counts.to_host
 
-    return [
-        device.counters.pages(work)
-        for work in (prefetch, fill, lambda: device.content.to_host(memory, "u1", 1) and None)
-    ]
+    def fill(self) -> None:
+        self.device.content.poison(self.memory, self.stream)
+
+    def read(self) -> None:
+        self.device.content.to_host(self.memory, "u1", 1)
+
+    def prefetch(self, *, to_host: bool = False) -> None:
+        self.device.managed.prefetch(self.memory, to_host, self.stream)
+
+    def advise(self, advice: Advice, *, to_host: bool, on: bool = True) -> None:
+        self.device.managed.advise(self.memory, advice, to_host, on=on)
 
 
-def test_a_fault_a_page_is_counted_and_timed(device: SimulatedDevice) -> None:
-    back, faulting, read = counted(device)
-    pages = 16 * MiB // PAGE_BYTES
-    assert (back.to_host, back.causes, back.gpu_faults, back.cpu_faults) == (
-        16 * MiB,
-        {"prefetch": 16 * MiB},
-        0,
-        0,
-    )
-    assert (faulting.gpu_pages, faulting.gpu_faults) == (pages, SHARED_FAULTS * pages)
-    assert faulting.causes == {"fault": faulting.to_device} == {"fault": 16 * MiB}
-    assert len(faulting.groups) == SHOWN_GROUPS < faulting.gpu_groups
-    assert {group.access for group in faulting.groups} == {"write"}
-    assert (read.cpu_faults, read.to_host, read.gpu_faults) == (49, 16 * MiB, 0)
+@pytest.fixture
+def managed(device: SimulatedDevice) -> Managed:
+    return Managed(device)
+
+
+def test_pages_come_into_being_where_they_are_touched_first(managed: Managed) -> None:
+    assert managed.counted(managed.fill) == (0, 0, 0, 0)
+    assert managed.counted(managed.read) == (0, 49, 0, N)
+    assert managed.counted(managed.read) == (0, 0, 0, 0)
+
+
+def test_pages_on_the_host_fault_and_migrate_once(managed: Managed) -> None:
+    managed.read()
+    assert managed.counted(managed.fill) == (SHARED_FAULTS * PAGES, 0, N, 0)
+    assert managed.counted(managed.fill) == (0, 0, 0, 0)
+
+
+def test_a_prefetch_moves_pages_without_a_fault(managed: Managed) -> None:
+    managed.read()
+    assert managed.counted(managed.prefetch) == (0, 0, N, 0)
+    assert managed.counted(managed.fill) == (0, 0, 0, 0)
+    counts = managed.device.counters.pages(lambda: managed.prefetch(to_host=True))
+    assert counts.causes == {"prefetch": counts.to_host} == {"prefetch": N}
+
+
+@pytest.mark.parametrize(
+    ("advice", "to_host", "faults"),
+    [(Advice.PREFERRED_LOCATION, True, SHARED_FAULTS * PAGES), (Advice.ACCESSED_BY, False, 0)],
+)
+def test_pages_that_stay_on_the_host_are_mapped(
+    managed: Managed, advice: Advice, to_host: bool, faults: int
+) -> None:
+    managed.read()
+    managed.advise(advice, to_host=to_host)
+    assert managed.counted(managed.fill) == (faults, 0, 0, 0)
+    assert managed.counted(managed.fill) == (0, 0, 0, 0)
+    managed.advise(advice, to_host=to_host, on=False)
+    assert managed.counted(managed.fill) == (SHARED_FAULTS * PAGES, 0, N, 0)
 
 
 def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) -> None:
-    sheet, memory = DATASHEETS["h100"], bench.memory(16 * MiB, MemoryKind.MANAGED)
+    sheet, memory = DATASHEETS["h100"], bench.memory(N, MemoryKind.MANAGED)
     launch = bench.bind(OVERWRITE, x=memory)
     bench.run(launch)
     resident = bench.time(launch)
     bench.device.managed.prefetch(memory, True, bench.stream)
-    lost = 16 * MiB // PAGE_BYTES * sheet.fault + 16 * MiB / (
-        sheet.migration_share * sheet.link_bandwidth
-    )
+    lost = PAGES * sheet.fault + N / (sheet.migration_share * sheet.link_bandwidth)
     assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
 
 
-def test_what_happens_outside_is_not_counted(device: SimulatedDevice) -> None:
-    counted(device)
-    assert device.counters.pages(lambda: None) == PageCounts(mapped=0)
+def test_what_happens_outside_is_not_counted(managed: Managed) -> None:
+    managed.read()
+    managed.fill()
+    assert managed.device.counters.pages(lambda: None) == PageCounts(mapped=0)
 
 
 def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDevice) -> None:
@@ -150,22 +112,9 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
         device.memory.allocate(free + GiB // 2, MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory, match="evicted"):
         device.managed.oversubscribe(10 * free)
-    device.memory.allocate(
-        free - 16 * GiB, MemoryKind.DEVICE
-    )  # the host holds 64 GiB of evicted pages
-    arena = Arena(device, seed=1)
+    device.memory.allocate(free - 16 * GiB, MemoryKind.DEVICE)
     memory = device.managed.oversubscribe(32 * GiB)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
-
-    def touch() -> None:
-        device.content.poison(memory, arena.stream)
-        device.streams.synchronize()
-
-    device.managed.prefetch(memory, True, arena.stream)
-    device.streams.synchronize()
-    counts = device.counters.pages(touch)
-    assert (counts.to_device, counts.to_host) == (32 * GiB, 16 * GiB)
-    assert counts.causes["eviction"] == 16 * GiB
     device.memory.free(memory)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 16 * GiB
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workbench import ACCUMULATE, LOOKUP, OVERWRITE, SCAN, WALK, Workbench, scale
+from workbench import ACCUMULATE, LOOKUP, OVERWRITE, SCAN, Workbench, scale
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
-    Allocation,
     CannotCapture,
     DeviceError,
     Foreign,
@@ -24,9 +23,8 @@ from pytest_gpumem.devices.protocol import (
     Unsupported,
     WindowSpec,
 )
-from pytest_gpumem.devices.simulated.content import BACKED_BYTES, PREFIX_BYTES
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, LaunchShape, Parameter, Role
+from pytest_gpumem.devices.simulated.memory import BACKED_BYTES, PREFIX_BYTES
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call, LaunchShape, Parameter, Role
 from pytest_gpumem.units import GiB, MiB
 
 KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
@@ -229,30 +227,12 @@ def test_scattering_more_than_there_is_allocates_nothing() -> None:
     assert device.memory.free_bytes(MemoryKind.DEVICE) == before
 
 
-def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
-    memory = bench.memory(512 * MiB)
-    view = bench.device.memory.view(memory, "f4", memory.nbytes // 4)
-
-    def reference() -> None:
-        view[:] += 1
-
-    def function() -> None:
-        raise AssertionError("the simulated device runs the reference")
-
-    foreign = Foreign(
-        function, reference, (Access("x", "read", memory.nbytes, memory.nbytes),), (memory,)
-    )
-    seconds = bench.interval(lambda: bench.device.kernels.call(foreign, bench.stream))
-    assert (bench.device.content.to_host(memory, "f4", 8) == 1).all()
-    assert memory.nbytes / seconds == pytest.approx(0.9 * 3.352e12, rel=0.1)
-
-
 # Streams, events, graphs
 
 
 def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
     start, end = bench.device.streams.event(), bench.device.streams.event()
-    with pytest.raises(DeviceError, match="first event was never recorded"):
+    with pytest.raises(DeviceError, match="was not recorded"):
         bench.device.streams.elapsed(start, end)
     bench.device.streams.record(start, bench.stream)
     bench.device.kernels.launch(bench.bind(SCAN, x=bench.memory(GiB)), bench.stream)
@@ -314,7 +294,7 @@ def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
     bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
     graph, elapsed = bench.captured(bench.bind(ACCUMULATE, x=x, y=y))
     assert bench.device.content.to_host(y, "f4", 1)[0] == 0
-    with pytest.raises(DeviceError, match="never recorded"):
+    with pytest.raises(DeviceError, match="was not recorded"):
         elapsed()
     seen = []
     for turn in range(1, 4):
@@ -370,44 +350,6 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
     with pytest.raises(CannotCapture, match=reason):
         bench.device.graphs.capture(bench.stream, body)  # type: ignore[arg-type]
     bench.run(launch)
-
-
-def test_kernels_of_two_streams_share_the_compute_engine(bench: Workbench) -> None:
-    first, second = (bench.bind(SCAN, x=bench.memory(GiB)) for _ in range(2))
-    alone = bench.time(first)
-    other = bench.device.streams.create()
-    begin = bench.device.now()
-    bench.device.kernels.launch(first, bench.stream)
-    bench.device.kernels.launch(second, other)
-    bench.device.streams.synchronize()
-    assert bench.device.now() - begin > 1.9 * alone
-
-
-# Persisting L2, managed memory, conditions
-
-
-def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
-    step = bench.device.facts.l2_bytes // 16
-    assert bench.device.l2.set_aside() == 3 * step
-    assert bench.device.l2.request_set_aside(2 * MiB) == step
-    assert bench.device.l2.request_set_aside(step + 1) == 2 * step
-    assert bench.device.l2.request_set_aside(10**9) == bench.device.facts.persisting_l2_max_bytes
-    assert bench.device.l2.request_set_aside(0) == 0 == bench.device.l2.set_aside()
-
-
-def test_conditions_are_those_of_the_datasheet(bench: Workbench) -> None:
-    conditions = bench.device.conditions()
-    assert conditions.memory_clock_hz == DATASHEETS["h100"].memory_clock
-    assert conditions.throttle_reasons == ()
-
-
-def test_every_kind_of_kernel_runs_on_every_device() -> None:
-    for name in DATASHEETS:
-        bench = Workbench(name)
-        memory: list[Allocation] = [bench.memory(MiB) for _ in range(2)]
-        bench.run(bench.bind(WALK, nodes=memory[0]))
-        bench.run(bench.bind(LOOKUP, table=memory[0], out=memory[1]))
-        bench.device.close()
 
 
 @pytest.mark.parametrize(

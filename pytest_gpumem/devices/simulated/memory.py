@@ -1,37 +1,67 @@
-"""The simulated device's memory: placed, freed, counted and seen as arrays."""
+"""The simulated device's memory and its content, with the times of copies and fills.
+
+The first bytes of an allocation are real: its `backing` is a NumPy array of bytes.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pytest_gpumem.devices import checks
+from pytest_gpumem.devices import checks, protocol, values
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
-from pytest_gpumem.devices.protocol import (
-    Allocation,
-    Allocator,
-    HostMemory,
-    OutOfMemory,
-    Stream,
-    Unsupported,
-)
-from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
+from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.roofline import Roofline
-from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
+from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline, Work
+from pytest_gpumem.kernels.kernel import Access
+from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.what_ran import Step, StepKind
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.units import GiB, KiB, MiB
+
+BACKED_BYTES = 256 * KiB  # the largest allocation that is real as a whole
+PREFIX_BYTES = 32 * KiB  # what is real of larger ones: each launch computes its result
 
 _PINNABLE = 0.9  # share of the host's memory that the system lets a process lock
 _ALLOCATED = {"cudaHostAlloc": MemoryKind.PINNED, "cudaHostRegister": MemoryKind.REGISTERED}
+_ENGINES = {"D2H": streams.DEVICE_TO_HOST, "D2D": streams.COMPUTE}
 
 
-class SimulatedMemory(Facet):
+def _backing(nbytes: int) -> NDArray[np.uint8]:
+    """Return new bytes for an allocation of `nbytes`."""
+    if nbytes > BACKED_BYTES:
+        nbytes = min(nbytes, PREFIX_BYTES)
+    return np.zeros(nbytes, np.uint8)
+
+
+def _backed(allocation: Allocation) -> NDArray[np.uint8]:
+    """Return the bytes behind an allocation."""
+    if allocation.freed:
+        raise protocol.DeviceError("the memory was freed")
+    memory: NDArray[np.uint8] = allocation.backing
+    return memory
+
+
+def prefix(allocation: Allocation, dtype: str, size: int) -> NDArray[Any]:
+    """Return a writable array over the first `size` elements, or over those that are backed."""
+    memory, itemsize = _backed(allocation), np.dtype(dtype).itemsize
+    return memory[: min(size, len(memory) // itemsize) * itemsize].view(dtype)
+
+
+def memory_name(allocation: Allocation) -> str:
+    """Return the kind of an allocation, one of `uses.MEMORY_KINDS`."""
+    return "pinned" if allocation.kind.locked else allocation.kind.value
+
+
+class SimulatedMemory(Facet, protocol.DeviceMemory):
     """Allocates memory of every kind and counts it."""
 
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
@@ -52,7 +82,7 @@ class SimulatedMemory(Facet):
         checks.check_size(nbytes)
         if kind.on_peer:
             raise Unsupported("one GPU is simulated: there is no peer to copy to")
-        self._take(nbytes, kind)
+        self._check_free(nbytes, kind)
         address = host_address = 0
         if kind.on_host:
             host_address = self._address("host", nbytes)
@@ -62,27 +92,27 @@ class SimulatedMemory(Facet):
             address = host_address
         if kind.managed:
             host_address = address
-        return self._made(Allocation(kind, nbytes, address, host_address, backing(nbytes)))
+        return self._made(Allocation(kind, nbytes, address, host_address, _backing(nbytes)))
 
-    def _made(self, allocation: Allocation, room: float = math.inf) -> Allocation:
+    def _made(self, allocation: Allocation) -> Allocation:
         self._live[id(allocation)] = allocation
+        self._used[allocation.kind] += allocation.nbytes
         if allocation.kind.managed:
-            self._roofline.pages[id(allocation)] = Pages(room)
-        self._watch(StepKind.ALLOCATION, allocation)
-        self._timeline.host += ALLOCATE
+            self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
+        self._count(StepKind.ALLOCATION, allocation)
         return allocation
 
-    def _watch(self, kind: StepKind, allocation: Allocation) -> None:
+    def _count(self, kind: StepKind, allocation: Allocation) -> None:
         step = Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes)
         self._timeline.watch(step)
+        self._timeline.call(ALLOCATE)
 
-    def _take(self, nbytes: int, kind: MemoryKind) -> None:
+    def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
         if nbytes > free:
             problem = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, "
             problem += f"{free / GiB:.3g} GiB are free on the simulated device"
             raise OutOfMemory(problem)
-        self._used[kind] += nbytes
 
     def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
         raise Unsupported("the simulated device has no memory of other libraries' pools")
@@ -90,15 +120,13 @@ class SimulatedMemory(Facet):
     def oversubscribe(self, nbytes: int) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
-        room = self.free_bytes(MemoryKind.MANAGED)
-        self._used[MemoryKind.MANAGED] += nbytes
         address = self._address("device", nbytes)
-        content = backing(nbytes)
-        return self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, content), room)
+        content = _backing(nbytes)
+        return self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, content))
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         part = checks.part_of(allocation, offset, nbytes)
-        part.backing = backed(allocation)[offset : offset + nbytes]
+        part.backing = _backed(allocation)[offset : offset + nbytes]
         return part
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
@@ -107,22 +135,21 @@ class SimulatedMemory(Facet):
         kind, address = MemoryKind.PAGEABLE, 0
         if register:
             kind, address = MemoryKind.REGISTERED, self._address("device", array.nbytes)
-        self._take(array.nbytes, kind)
-        content = array.reshape(-1).view(np.uint8)[: len(backing(array.nbytes))]
+        self._check_free(array.nbytes, kind)
+        content = array.reshape(-1).view(np.uint8)[: len(_backing(array.nbytes))]
         return self._made(Allocation(kind, array.nbytes, address, array.ctypes.data, content))
 
     def free(self, allocation: Allocation) -> None:
         if allocation.freed:
             return
         self._timeline.forbid_capture("it frees memory")
-        self._watch(StepKind.FREE, allocation)
+        self._count(StepKind.FREE, allocation)
         allocation.freed = True
         allocation.backing = None
         self._used[allocation.kind] -= allocation.nbytes
         self._live.pop(id(allocation), None)
         self._roofline.l2.forget(allocation)
         self._roofline.pages.pop(id(allocation), None)
-        self._timeline.host += ALLOCATE
 
     def free_bytes(self, kind: MemoryKind) -> int:
         if not kind.beyond_link:
@@ -141,18 +168,11 @@ class SimulatedMemory(Facet):
         return HostMemory(total, total - used, locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        self._take(sum(sizes), MemoryKind.DEVICE)
-        self._used[MemoryKind.DEVICE] -= sum(sizes)
+        self._check_free(sum(sizes), MemoryKind.DEVICE)
         made: dict[int, Allocation] = {}
         for index in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(index)] = self.allocate(sizes[index], MemoryKind.DEVICE)
         return [made[index] for index in range(len(sizes))]
-
-    def make_room(self, *, unless_free: float = 1.0) -> bool:
-        return False
-
-    def settle(self) -> None:
-        """Nothing: freed memory costs nothing here."""
 
     def kind_at(self, address: int) -> MemoryKind | None:
         for allocation in self._live.values():
@@ -168,7 +188,7 @@ class SimulatedMemory(Facet):
             raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: 0")
         yield 0
 
-    def allocator(self, name: str) -> Allocator:
+    def allocator(self, name: str) -> protocol.Allocator:
         checks.check_allocator(name)
         return SimulatedAllocator(self, _ALLOCATED.get(name, MemoryKind.DEVICE))
 
@@ -184,13 +204,11 @@ class SimulatedMemory(Facet):
             raise Unsupported(f"{problem}, or another library")
         if allocation.kind.managed:
             self._timeline.wait(None)
-            self._timeline.host += self._roofline.host_access(allocation, writes=True)
+            self._timeline.call(self._roofline.host_access(allocation))
         size, row = math.prod(shape), math.prod(shape[1:])
-        array = self.view(allocation, dtype, size)
+        array = prefix(allocation, dtype, size)
         if array.size == size:
             return array.reshape(shape)
-        if array.size < row:
-            return array
         # Partly backed: as many whole rows as there are.
         return array[: array.size // row * row].reshape(-1, *shape[1:])
 
@@ -207,3 +225,89 @@ class SimulatedAllocator:
 
     def close(self) -> None:
         """Nothing is kept."""
+
+
+class SimulatedContent(Facet, protocol.Content):
+    """Fills, copies, reads and compares."""
+
+    def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Any) -> None:
+        target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
+        self._fill(allocation, partial(values.fill, target, seed), stream)
+
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Any) -> None:
+        checks.nodes_of(allocation, node_bytes)
+        words = node_bytes // 4
+        nodes = prefix(allocation, "i4", allocation.nbytes)
+        nodes = nodes[: len(nodes) // words * words].reshape(-1, words)
+
+        def fill() -> None:
+            nodes[:, 0] = random_cycle(len(nodes), seed)
+
+        self._fill(allocation, fill, stream)
+
+    def poison(self, allocation: Allocation, stream: Any) -> None:
+        self._fill(allocation, partial(_backed(allocation).fill, 0xFF), stream)
+
+    def _fill(self, allocation: Allocation, effect: Callable[[], None], stream: Any) -> None:
+        nbytes = allocation.nbytes
+        if not allocation.address:
+            self._timeline.forbid_capture("it writes memory on the host")
+            self._timeline.wait(stream)
+            effect()
+            return
+        traffic = self._roofline.traffic([(Access("", "write", nbytes, nbytes), allocation)])
+        ran = Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=nbytes)
+        work = Work(streams.COMPUTE, partial(self._roofline.kernel, traffic), effect, ran)
+        self._timeline.queue(stream, work, streams.LAUNCH)
+
+    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Any) -> None:
+        checks.check_copy(destination, source, nbytes)
+        target, origin = _backed(destination)[:nbytes], _backed(source)[:nbytes]
+        real = min(len(target), len(origin))
+        waits = destination.kind.pageable or source.kind.pageable
+        if waits:
+            self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
+        direction = "2".join("DH"[memory.kind.on_host] for memory in (source, destination))
+        ran = Step(
+            StepKind.COPY,
+            direction,
+            source=memory_name(source),
+            memory=memory_name(destination),
+            nbytes=nbytes,
+        )
+        work = Work(
+            _ENGINES.get(direction, streams.HOST_TO_DEVICE),
+            partial(self._roofline.copy, destination, source, nbytes),
+            partial(np.copyto, target[:real], origin[:real]),
+            ran,
+        )
+        self._timeline.queue(stream, work, streams.LAUNCH)
+        if waits:
+            self._timeline.wait(stream)
+
+    def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
+        self._timeline.forbid_capture("it reads memory on the host")
+        content = prefix(allocation, dtype, size)
+        self._touched_by_host(allocation)
+        return content.copy()
+
+    def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
+        return [self.to_host(*each) for each in wanted]
+
+    def from_host(self, allocation: Allocation, content: Any) -> None:
+        self._timeline.forbid_capture("it writes memory from the host")
+        memory = _backed(allocation)
+        array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        self._touched_by_host(allocation)
+        memory[: array.nbytes] = array[: len(memory)]
+
+    def _touched_by_host(self, allocation: Allocation) -> None:
+        """Wait, also for managed pages to come to the host."""
+        self._timeline.wait(None)
+        self._timeline.call(self._roofline.host_access(allocation))
+
+    def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
+        left = np.ascontiguousarray(actual).reshape(-1)
+        right = np.ascontiguousarray(expected, dtype=left.dtype).reshape(-1)
+        size = min(left.size, right.size)  # of what is backed
+        return values.mismatch(left[:size], right[:size], tolerance)
