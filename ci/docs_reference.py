@@ -46,7 +46,8 @@ def ini_keys() -> str:
 
     rare = [one for one in OPTIONS if one.ini_only]
     rows = [
-        f"| `{one.key} = {one.metavar}` | {_keyword(one)} | {_cell(one.help)} |" for one in rare
+        f"| `{one.key} = {one.metavar or 'BOOL'}` | {_keyword(one)} | {_cell(one.help)} |"
+        for one in rare
     ]
     return "\n".join(["| ini | marker | |", "|---|---|---|", *rows])
 

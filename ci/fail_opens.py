@@ -97,8 +97,8 @@ FAIL_OPENS = [
     (COLLECTED, "for row in gpu.baseline.expected(gpu.settings.mode).values()", "for row in ()"),
     (
         COLLECTED,
-        "for name in LIMITS if getattr(limits, name) is not None\n            ]\n        return",
-        "for name in ()\n            ]\n        return",
+        "            for name in LIMITS:\n                # A limit of the session",
+        "            for name in ():\n                # A limit of the session",
     ),
     (
         COLLECTED,

@@ -20,7 +20,6 @@ from pytest_gpumem.units import did_you_mean, refused
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "graph", "batched", "host")
 FOOTPRINTS = ("auto", "on", "trace", "off")
-ADOPT = "adopt"  # what the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU
 
 
 def _flag(value: object) -> bool:
@@ -157,7 +156,7 @@ class Option(NamedTuple):
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it: a usage error without --gpumem."""
         roles = (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
-        return self.name in LIMITS or self.name == "existing" or self.role in roles
+        return self.name in LIMITS or self.role in roles
 
     @property
     def is_flag(self) -> bool:
@@ -274,12 +273,12 @@ OPTIONS: tuple[Option, ...] = (
         bare="on",
     ),
     Option(
-        "existing",
+        "adopt",
         MEASURING,
-        _choice(ADOPT),
-        "adopt: measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
-        "WORD",
+        _flag,
+        "Measure the GPU too where a test calls pytest-benchmark's benchmark. Default: true.",
         on_marker=True,
+        ini_only=True,
     ),
     Option(
         "waits",
@@ -333,7 +332,6 @@ _MARKER_ONLY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "gpus": _count,  # GPUs that the test has for itself
         "oversubscribe": _flag,  # it may take more managed memory than its GPU has free
         "warmups": _count,  # calls of its function before its memory counts
-        "adopt": _flag,  # its use of pytest-benchmark may be measured on the GPU
         "allow_kept": _lines_of_code,  # lines whose memory max_kept does not count
         "allow_waits": _lines_of_code,  # lines whose waits max_waits does not count in its body
     }

@@ -71,7 +71,7 @@ class Settings(NamedTuple):
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     footprint: str = "auto"
-    existing: str | None = None  # `ADOPT`
+    adopt: bool = True
     waits: bool = False
     allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"; of a test
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"; of a test

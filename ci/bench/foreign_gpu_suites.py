@@ -1,4 +1,4 @@
-"""GPU suites of other projects, unchanged, without this plugin and with `--gpumem-existing=adopt --gpumem-waits`.
+"""GPU suites of other projects, unchanged, without this plugin and with `--gpumem --gpumem-waits`.
 
     python ci/bench/foreign_gpu_suites.py --suites FOLDER --json foreign_gpu_suites.json
 
@@ -55,7 +55,7 @@ SUITES = {
 }
 """By the folder and a part of it: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
-OURS = ("--gpumem", "--gpumem-existing=adopt", "--gpumem-waits")
+OURS = ("--gpumem", "--gpumem-waits")
 SAID = re.compile(r"\d+ benchmarks? .*")
 MOST = 10  # lines that wait
 

@@ -27,8 +27,9 @@ from pytest_gpumem.judging.expectations import (
     discharge,
     of_base,
 )
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
 from pytest_gpumem.plugin import running
+from pytest_gpumem.plugin.adoption import adopts
 from pytest_gpumem.plugin.marks import (
     BENCHMARK_FIXTURE,
     MEMORY_FIXTURE,
@@ -186,9 +187,11 @@ class ExpectationFeature(Feature):
             )
         for nodeid, one in own.items():
             limits = gpu.held(nodeid, Limits() if one is None else one.limits)
-            expected += [
-                Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None
-            ]
+            for name in LIMITS:
+                # A limit of the session is about the GPU, which a benchmark of the host does not use.
+                free = nodeid in gpu.without_gpu and not by_marker(limits, name)
+                if getattr(limits, name) is not None and not free:
+                    expected.append(Expectation(nodeid, name))
         return expected
 
     def discharged(self, *, complete: bool) -> Iterator[Omission]:
@@ -300,10 +303,11 @@ def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
-    """The limits that somebody relies on for a test: those of its marker, and those of the session that its fixtures are about. None for a
-    test without limits that does not measure."""
+    """The limits that somebody relies on for a test: those of its marker, and those of the session
+    that its fixtures are about. None for a test without limits that does not measure."""
     try:
         marker = marker_limits(marker_keywords(marks_of(item)))
+        adopted = adopts(item, settings)
     except SettingsError:  # reported where the marker is read
         return None
     limits = merge_limits(None, marker, settings, LIMITS)
@@ -312,6 +316,8 @@ def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
         for name in LIMITS
         if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)
     }
+    if adopted:
+        about.update(OF_MEASUREMENT)
     if settings.footprint == "off":
         about.difference_update(OF_FOOTPRINT)
     names = [

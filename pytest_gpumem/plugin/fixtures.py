@@ -44,15 +44,7 @@ def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
 
 
 @pytest.fixture
-def _gpumem_timer(request: pytest.FixtureRequest, _gpumem_test: GpuTest) -> None:
-    """Has pytest-benchmark's `benchmark`, which is set up next, read device times; for a request at run time."""
-    from pytest_gpumem.plugin.replay import attach_timer
-
-    attach_timer(request.node)
-
-
-@pytest.fixture
-def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
+def _gpumem_benchmark(_gpumem_test: GpuTest, benchmark: Any) -> GpuBenchmark:
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 
     return GpuBenchmark(_gpumem_test, benchmark)

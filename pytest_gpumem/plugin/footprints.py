@@ -27,6 +27,7 @@ from pytest_gpumem.plugin.marks import (
     TEST_FIXTURE,
     marks_of,
     uses,
+    uses_benchmark,
 )
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
@@ -250,7 +251,7 @@ def _reads_waits(item: pytest.Item, session: GpuSession) -> bool:
     """True if the waits of a test are read: by the option, or by a limit on them. A benchmark's limit is on one launch.
     Raises `SettingsError`: a keyword of its marker that cannot be used.
     """
-    if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
+    if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return False
     return session.settings.waits or session.limits(item, (MAX_WAITS,)).max_waits is not None
 
@@ -268,7 +269,7 @@ def _warmed_up(item: pytest.Item, watched: WatchedTest) -> Iterator[None]:
     if times is None or watched.watch is None:
         yield
         return
-    if uses(item, "benchmark"):
+    if uses_benchmark(item):
         raise SettingsError(
             f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one"
         )

@@ -22,7 +22,7 @@ from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.replay import Replay, check_timer
+from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
@@ -61,10 +61,11 @@ def parameters_of(function: object) -> frozenset[str]:
 class GpuBenchmark:
     """Measures for one test. `label=` names each of several measurements."""
 
-    def __init__(self, test: GpuTest, benchmark: object) -> None:
-        """`benchmark` is pytest-benchmark's fixture."""
-        check_timer(test.item, benchmark)
-        self._replay = test.replay = Replay(test.item, benchmark)
+    def __init__(self, test: GpuTest, benchmark: object, *, adopted: bool = False) -> None:
+        """`benchmark` is pytest-benchmark's fixture. `adopted`: it has measured the same call."""
+        self._entries = test.entries = Entries(benchmark, adopted=adopted)
+        if not adopted:
+            test.session.adopted.discard(test.item.nodeid)
         self._test = test
 
     @property
@@ -151,7 +152,7 @@ class GpuBenchmark:
             Unsupported: the device cannot do it; the test skips with the reason.
         """
         __tracebackhide__ = True
-        self._replay.called = True
+        self._entries.called = True
         test = self._test
         parameters = parameters_of(function)
         own: dict[str, Any] = {
@@ -205,7 +206,7 @@ class GpuBenchmark:
             label, mode, count_pages, limits: as for the call.
         """
         __tracebackhide__ = True
-        self._replay.called = True
+        self._entries.called = True
         test = self._test
         label = self._check_label(label)
         for name in limits:

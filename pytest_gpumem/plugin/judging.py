@@ -19,9 +19,9 @@ from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.replay import Replay, attach_timer
 from pytest_gpumem.plugin.reported import (
     BY_LIMITS_ATTRIBUTE,
     ROWS_ATTRIBUTE,
@@ -109,7 +109,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         or any(fails(row, session) for row in rows)
     )
     rows = [replace(row, failed=failed) for row in rows]
-    if failed and not test.measurements and test.replay is not None:
+    if failed and not test.measurements and test.entries is not None:
         rows = [
             replace(
                 unmeasured(item.nodeid, test.range_name, session, error),
@@ -117,8 +117,8 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
             )
         ]
     item.stash[ROWS] = rows
-    if test.replay is not None:
-        _replay(rows, test.replay, session)
+    if test.entries is not None:
+        _add(rows, test.entries, session)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
@@ -155,11 +155,11 @@ def _judged(
     ]
 
 
-def _replay(rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
+def _add(rows: Iterable[Row], entries: Entries, session: GpuSession) -> None:
     """Hand the samples of a test's rows to pytest-benchmark."""
     for row in rows:
         if row.measurement is not None:
-            replay.feed(
+            entries.add(
                 row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed
             )
 
@@ -218,9 +218,9 @@ class VerdictFeature(Feature):
         except ENDS:
             test = item.stash.get(TEST, None)
             if (
-                test is not None and test.replay is not None
+                test is not None and test.entries is not None
             ):  # no report follows; a warning that is an error would cost the summary
-                test.replay.excuse()
+                test.entries.excuse()
             raise
         finally:
             item.stash[TEST] = (
@@ -233,8 +233,6 @@ class VerdictFeature(Feature):
         item.stash.setdefault(ATTEMPTS, Attempts()).begin(item.stash.setdefault(ROWS, []))
         item.user_properties[:] = [p for p in item.user_properties if not p[0].startswith(PROPERTY)]
         item.stash[ROWS] = []
-        if uses(item, BENCHMARK_FIXTURE):
-            attach_timer(item)
         yield
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
@@ -289,10 +287,10 @@ class VerdictFeature(Feature):
         ended = report.when == "call" or (report.when == "setup" and not report.passed)
         if ended:
             self._end(item, report)
-        if test is not None and test.replay is not None:
-            raised = report.when == "call" and test.replay.called and not test.measurements
+        if test is not None and test.entries is not None:
+            raised = report.when == "call" and test.entries.called and not test.measurements
             if raised or not report.passed or hasattr(report, "wasxfail"):
-                test.replay.excuse()
+                test.entries.excuse()
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
             item.stash[ROWS] = [
                 unmeasured(

@@ -29,9 +29,23 @@ def uses(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
+def uses_benchmark(item: pytest.Item) -> bool:
+    """True if a test has pytest-benchmark's fixture, whatever its name."""
+    if uses(item, "benchmark"):
+        return True
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is None:
+        return False
+    for definitions in fixtures.name2fixturedefs.values():
+        for definition in definitions:
+            if getattr(definition.func, "__module__", "") == "pytest_benchmark.plugin":
+                return True
+    return False
+
+
 def measures(item: pytest.Item) -> bool:
     """False if a test certainly measures nothing: neither it nor a fixture that is not pytest's or ours can ask for other fixtures."""
-    if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
+    if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return True
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
@@ -101,7 +101,7 @@ class OutputFeature(Feature):
             facts=gpu.facts,
             settings=gpu.settings.to_json(),
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            revision=replay.revision(gpu.config),
+            revision=entries.revision(gpu.config),
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
             footprints=gpu.baseline.newest_footprints,
             remarks=missing_lines(gpu.missing),

@@ -19,7 +19,6 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.l2 import LeftoverWarning
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.window_request import BadWindow
-from pytest_gpumem.plugin.replay import NotOurTimer
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import UnknownPeak
@@ -74,7 +73,6 @@ MISTAKES = (
     BadWindow,
     LeftoverWarning,
     NoTraffic,
-    NotOurTimer,
     SettingsError,
     QuantityError,
     DeviceError,

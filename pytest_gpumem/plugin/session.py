@@ -22,10 +22,10 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.deadline import FOLDER
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
-from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
@@ -111,7 +111,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         WorkFeature(session),  # has waited for the work when the others look at what a test leaves
         expectations,
         *(results or ()),
-        ExistingFeature(session, channel),
+        AdoptionFeature(session, channel),
         WaitFeature(session),
     ]
     config.add_cleanup(session.close)
@@ -309,7 +309,7 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
     if (given := baseline_of_session(config)) is not None:
         return given
     if settings.baseline is None:
-        place = Storage(replay.storage_folder(config).absolute())
+        place = Storage(entries.storage_folder(config).absolute())
     else:
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
@@ -367,10 +367,12 @@ class Session(Feature):
         self._channel = channel
         # the other GPU of a saved run that pytest-benchmark compares with
         self._left_out: str | None = None
+        self._left_out_names: set[str] = set()  # of its entries
 
     def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(
-            uses(item, BENCHMARK_FIXTURE) for item in session.items
+            uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out_names
+            for item in session.items
         ):
             raise pytest.UsageError(
                 f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
@@ -498,7 +500,7 @@ class Session(Feature):
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, object, object]:
         try:
-            with replay.without_table(
+            with entries.without_table(
                 self._session.config, always=self._session.ranges.tool_attached()
             ):
                 return (yield)
@@ -510,9 +512,10 @@ class Session(Feature):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
-        self._left_out = (
-            replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
-        )
+        names = entries.leave_out(compared_benchmark, self._session.facts.key)
+        if names:
+            self._left_out = str(compared_benchmark["gpu"].get("key", "an unnamed GPU"))
+            self._left_out_names.update(names)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
@@ -522,7 +525,7 @@ class Session(Feature):
             if (
                 fed := one.get("extra_info", {}).get("gpumem")
             ) is not None:  # since then the row may have been judged again
-                one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
+                fed.update(found.get((fed["range"], fed.get("label", "")), {}))
         output_json["gpumem"] = document(
             session.facts, list(session.rows), session.settings.to_json(), session.missing
         )

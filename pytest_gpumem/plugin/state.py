@@ -46,11 +46,11 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.deadline import Deadline
+from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
 from pytest_gpumem.plugin.forks import Forks
 from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.workers import hands_out, is_part
@@ -114,6 +114,9 @@ class GpuSession:
         self.names = Names()
         self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label
         self.rows = Rows()
+        self.adopted: set[str] = set()
+        """Node ids of benchmarks whose GPU figures pytest-benchmark's table shows."""
+        self.without_gpu: set[str] = set()  # node ids of benchmarks that use no GPU
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
@@ -276,6 +279,11 @@ class GpuSession:
             device = self.chosen.open()
             self._device, self.watch = device, L2Watch(device)
         return self._device
+
+    @property
+    def is_open(self) -> bool:
+        """True if the device is open."""
+        return self._device is not None
 
     @property
     def footprints(self) -> Footprints:
@@ -481,7 +489,7 @@ class GpuTest:
         """Measurements so far, each with its limits."""
         self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         self.streams: list[PersistingStream] = []  # the test's persisting streams
-        self.replay: Replay | None = None
+        self.entries: Entries | None = None  # of pytest-benchmark
         # a subtest has failed: the body continues, and pytest fails the test at its end
         self.subtest_failed = False
         self.judged = False  # the body has ended: nothing more is measured

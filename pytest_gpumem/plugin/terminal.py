@@ -23,7 +23,8 @@ from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code
-from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
@@ -181,7 +182,7 @@ class TerminalFeature(Feature):
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing:
-            path, saved = self._tried(partial(replay.write_json, gpu.config))
+            path, saved = self._tried(partial(entries.write_json, gpu.config))
             if path is not None:
                 self._notes.append(
                     f"wrote {path} (pytest-benchmark's own statistics are off or empty)"
@@ -232,7 +233,7 @@ class TerminalFeature(Feature):
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
         saved = gpu.store.save(
             rows,
-            replay.revision(gpu.config),
+            entries.revision(gpu.config),
             gpu.settings.to_json(),
             gpu.baseline,
             gpu.accepted,
@@ -306,7 +307,7 @@ class TerminalFeature(Feature):
     def summarise(self, writer: pytest.TerminalReporter) -> None:
         """Print the results."""
         session = self._session
-        rows = list(session.rows)
+        rows = rows_of_table(session)
         if not rows and not self._notes:
             return
         title = f"gpumem: {printable(session.facts.name)}" + (

@@ -47,6 +47,9 @@ def refuse_workers(config: pytest.Config, what: str) -> None:
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
 
 
+BY_XDIST = "xdist"  # in place of True: pytest-benchmark is off because of workers alone
+
+
 def prepare(config: pytest.Config) -> None:
     """With workers, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
     `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
@@ -54,7 +57,14 @@ def prepare(config: pytest.Config) -> None:
     if hands_out(config) and not option.tx:
         option.dist = "no"
     if in_parts(config):
-        option.benchmark_disable, option.benchmark_enable = True, False
+        off = benchmarks_are_off(config)
+        # xdist gives the workers the options of the controller.
+        option.benchmark_disable, option.benchmark_enable = off or BY_XDIST, False
+
+
+def benchmarks_are_off(config: pytest.Config) -> bool:
+    """True if the user has switched pytest-benchmark off."""
+    return config.option.benchmark_disable is True and not config.option.benchmark_enable
 
 
 # What the processes of a session tell each other: plain values, by a key

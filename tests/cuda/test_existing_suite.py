@@ -243,9 +243,7 @@ def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:
             benchmark(sorted, [2, 1])
         """
     )
-    result = run(
-        pytester, "--gpumem-existing=adopt", "--benchmark-max-time=0.05", "--benchmark-min-rounds=3"
-    )
+    result = run(pytester, "--benchmark-max-time=0.05", "--benchmark-min-rounds=3")
     result.assert_outcomes(passed=14)
     found = rows(pytester.path)
     for name, row in found.items():
@@ -271,24 +269,30 @@ def test_the_shapes_of_a_suite_are_measured(pytester: pytest.Pytester) -> None:
     shapes |= {"graph", "large_result"}
     assert len({f"test_{name}" for name in shapes} & set(found)) >= 10
     assert "test_host" not in found
+    document = json.loads((pytester.path / "out.json").read_text())
+    stored = {entry["name"] for entry in document["benchmarks"]}
+    assert {f"{name}[gpu]" for name in found} <= stored
     assert "ValueError: too often" in result.stdout.str()
 
 
-def test_benchmarks_that_return_early_are_named(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("cupy")
+def test_a_context_of_the_tests_own_is_named(pytester: pytest.Pytester) -> None:
+    pytest.importorskip("cuda.bindings")
     pytester.makepyfile(
         """
-        import cupy
+        from cuda.bindings import driver
 
-        def test_early(benchmark):
-            x = cupy.ones(1 << 27, dtype="f4")
-            benchmark.pedantic(lambda: cupy.sqrt(cupy.sqrt(x)), rounds=5)
-
-        def test_waits(benchmark):
-            x = cupy.ones(1 << 20, dtype="f4")
-            benchmark.pedantic(lambda: float(x.sum()), rounds=5)
+        def test_launch(benchmark):
+            driver.cuInit(0)
+            _, context = driver.cuCtxCreate(None, 0, 0)
+            _, address = driver.cuMemAlloc(1 << 20)
+            benchmark(driver.cuMemsetD8, address, 1, 1 << 20)
+            driver.cuCtxSynchronize()
+            driver.cuCtxDestroy(context)
         """
     )
-    result = run(pytester)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["1 benchmark returns before the GPU is done; *: *::test_early"])
+    result = run(pytester, "--benchmark-max-time=0.05", "--benchmark-min-rounds=3")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["1 benchmark not measured on the GPU: it runs in a context of the test's own: *"]
+    )
+    assert "Traceback" not in result.stderr.str()

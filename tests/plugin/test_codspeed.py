@@ -53,9 +53,9 @@ def test_a_benchmark_of_codspeed_is_not_adopted(
     pytester.makepyfile(
         "def test_sort(benchmark):\n    assert benchmark(sorted, [2, 1]) == [1, 2]\n"
     )
-    options = ("--gpumem-existing=adopt", *SIMULATED, "--benchmark-json=out.json")
+    options = (*SIMULATED, "--benchmark-json=out.json")
     result = pytester.runpytest_subprocess("--codspeed", "--codspeed-max-time=0.1", *options)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["1 benchmark NOT RUN: another plugin, such as CodSpeed, has the fixture: *::test_sort"]
+        ["1 benchmark not measured on the GPU: another plugin, such as CodSpeed, *::test_sort"]
     )

@@ -198,20 +198,6 @@ def test_beside_codspeed(pytester: pytest.Pytester, gpumem: Run) -> None:
     gpumem("-p", "no:codspeed", "--codspeed").assert_outcomes(failed=1)
 
 
-def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(
-        TRIAD.replace("(gpu_benchmark", "(benchmark, gpu_benchmark") + "    benchmark(lambda: 1)\n"
-    )
-    result = gpumem("--benchmark-json=out.json")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*.py:*: NotOurTimer: *move that call to a test of its own"])
-    row = row_in(pytester.path)
-    assert row["failed"]
-    assert row["measurement"]["latency"] > 0
-
-
 def test_a_failed_subtest_fails_the_rows_of_its_test(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:

@@ -1,20 +1,21 @@
-"""Suites that exist: benchmarks of pytest-benchmark that are measured on the GPU, and the calls of every test."""
+"""Suites that exist: benchmarks that are measured on the GPU too, and waits of every test."""
 
 from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
-from sessions import SIMULATED, Run, row_in, rows_in
+from sessions import SIMULATED, Run, results_in, row_in, rows_in, slower
 
-ADOPT = "--gpumem-existing=adopt"
 QUICK = ("--benchmark-max-time=0.001", "--benchmark-min-rounds=1", "--benchmark-min-time=0.000001")
+JSON = "--benchmark-json=out.json"
 GPU = '''
 import pytest
 
 class Gpu:
-    """Work as a suite's own library would queue it: `launch` on the current stream, `elsewhere` on a stream of its own."""
+    """Work as a library queues it: `launch` on the current stream, `elsewhere` on another."""
 
     def __init__(self, test):
         kernels, device = test.kernels, test.device
@@ -46,46 +47,73 @@ def _suite(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(GPU)
 
 
-# Without the option
+def entries(pytester: pytest.Pytester) -> dict[str, dict[str, Any]]:
+    """The benchmarks of pytest-benchmark's file, by name."""
+    document = json.loads((pytester.path / "out.json").read_text())
+    return {entry["name"]: entry for entry in document["benchmarks"]}
 
 
-def test_a_benchmark_that_returns_early_is_named_once_at_the_end(
-    pytester: pytest.Pytester, gpumem: Run
+def measured(pytester: pytest.Pytester) -> dict[str, dict[str, Any]]:
+    """The rows of the plugin, by the name of their test."""
+    return {row["nodeid"].rpartition("::")[2]: row for row in rows_in(pytester.path)}
+
+
+KERNELS = """
+def test_launch(BENCHMARK, device_buffer, gpu_kernels):
+    BENCHMARK(gpu_kernels.copy, device_buffer("8 MiB"), device_buffer("8 MiB"))
+
+def test_pedantic(BENCHMARK, device_buffer, gpu_kernels):
+    arrays = device_buffer("8 MiB"), device_buffer("8 MiB")
+    BENCHMARK.pedantic(gpu_kernels.copy, args=arrays, rounds=5)
+"""
+ALIAS = "from pytest_benchmark.plugin import benchmark\ngpubenchmark = benchmark\n"
+SAME_OBJECT = """
+import pytest
+
+@pytest.fixture
+def benchmark(benchmark, request):
+    benchmark.group = "mine"
+    benchmark.extra_info["commit"] = "abc"
+    return benchmark
+"""
+
+
+@pytest.mark.parametrize(
+    ("conftest", "name", "group"),
+    [("", "benchmark", None), (ALIAS, "gpubenchmark", None), (SAME_OBJECT, "benchmark", "mine")],
+    ids=["stock", "another name", "same object"],
+)
+def test_a_benchmark_has_a_second_entry_beside_the_untouched_one(
+    pytester: pytest.Pytester, gpumem: Run, conftest: str, name: str, group: str | None
 ) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-
-        def test_early(benchmark, gpu):
-            assert benchmark(gpu.launch) == "value"
-
-        def test_pedantic(benchmark, gpu):
-            assert benchmark.pedantic(gpu.launch, rounds=3) == "value"
-
-        def test_waits(benchmark, gpu):
-            benchmark(gpu.waits)
-
-        def test_host(benchmark):
-            assert benchmark(sorted, [2, 1]) == [1, 2]
-
-        @pytest.mark.gpumem(adopt=False)
-        def test_on_purpose(benchmark, gpu):
-            benchmark(gpu.launch)
-        """
-    )
-    result = gpumem(*QUICK)
-    result.assert_outcomes(passed=5)
-    said = [line for line in result.outlines if "return before the GPU is done" in line]
-    assert len(said) == 1
-    assert (
-        "2 benchmarks return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt: "
-        in said[0]
-    )
-    assert "::test_early" in said[0]
-    assert "::test_pedantic" in said[0]
-
-
-# adopt
+    pytester.makeconftest(conftest)
+    pytester.makepyfile(KERNELS.replace("BENCHMARK", name))
+    result = gpumem(*QUICK, JSON)
+    result.assert_outcomes(passed=2)
+    stored = entries(pytester)
+    assert list(stored) == [
+        "test_launch",
+        "test_launch[gpu]",
+        "test_pedantic",
+        "test_pedantic[gpu]",
+    ]
+    for test, row in measured(pytester).items():
+        host, gpu = stored[test], stored[f"{test}[gpu]"]
+        assert "gpumem" not in host["extra_info"]
+        assert host["group"] == group
+        assert host["options"]["timer"] == "perf_counter"
+        assert gpu["group"] == f"{group or ''} GPU, simulated".strip()
+        assert gpu["options"]["timer"] == "gpumem_device_time"
+        assert gpu["extra_info"].get("commit") == host["extra_info"].get("commit")
+        assert gpu["stats"]["median"] == pytest.approx(row["measurement"]["latency"], rel=0.01)
+        assert gpu["stats"]["rounds"] == sum(map(len, row["measurement"]["placements"]))
+        figures = gpu["extra_info"]["gpumem"]
+        assert (figures["kernels"], figures["peak_bytes"]) == (1, 16 << 20)
+        assert row["extra"]["host s"] == host["stats"]["median"]
+    text = result.stdout.str()
+    assert f"- benchmark '{group or ''} GPU, simulated'".replace("' ", "'") in text
+    assert "2 adopted benchmarks without a limit or a baseline" in text
+    assert "verdict" not in text  # no table of the plugin's own
 
 
 def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(
@@ -94,12 +122,8 @@ def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(
     pytester.makepyfile(
         """
         def test_current_stream(benchmark, gpu):
-            benchmark.group, benchmark.name = "mine", "renamed"
-            benchmark.extra_info["size"] = 7
             assert benchmark(gpu.launch) == "value"
-            assert benchmark.stats.stats.rounds > 3
-            assert benchmark.stats.stats.mean < 1e-4
-            assert benchmark.extra_info["size"] == 7
+            assert benchmark.stats.stats.rounds >= 1
 
         def test_own_stream(benchmark, gpu):
             benchmark(gpu.elsewhere)
@@ -119,107 +143,127 @@ def test_shapes_of_a_suite_are_measured_and_keep_what_they_return(
                 return times
             def teardown(gpu, times):
                 calls.append("teardown")
-            assert benchmark.pedantic(work, setup=setup, teardown=teardown, rounds=2) == 2
+            assert benchmark.pedantic(work, setup=setup, teardown=teardown) == 2
             assert calls.count("setup") == calls.count("teardown") >= calls.count("work") > 10
             assert all(before == "setup" for before, after in zip(calls, calls[1:]) if after == "work")
-
-        def test_host(benchmark):
-            assert benchmark(sorted, [2, 1]) == [1, 2]
         """
     )
-    result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=5)
-    rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(pytester.path)}
-    assert set(rows) == {
-        "test_current_stream",
-        "test_own_stream",
-        "test_waits",
-        "test_setup_and_teardown",
-    }
-    for row in rows.values():
-        assert row["measurement"]["mode"] == "hot"
-        assert row["extra"]["host s"] > 0
+    result = gpumem(*QUICK, JSON, "--benchmark-columns=median")
+    result.assert_outcomes(passed=4)
+    rows = measured(pytester)
+    assert len(rows) == 4
+    assert {row["measurement"]["mode"] for row in rows.values()} == {"hot"}
     assert rows["test_current_stream"]["measurement"]["sampler"] in ("batched", "blocked")
     assert rows["test_own_stream"]["measurement"]["sampler"] == "host"
-    assert any(
-        "wall time" in note and "GPU time" in note
-        for note in rows["test_waits"]["measurement"]["notes"]
-    )
-    assert (
-        rows["test_setup_and_teardown"]["measurement"]["latency"]
-        > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
-    )
-    stored = {
-        one["name"]: one
-        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
-    }
-    assert len(stored) == 5
-    adopted = stored["renamed"]
-    assert adopted["group"] == "mine, simulated"
-    assert adopted["options"]["timer"] == "gpumem_device_time"
-    assert adopted["stats"]["median"] == pytest.approx(
-        rows["test_current_stream"]["measurement"]["latency"], rel=0.01
-    )
-    assert stored["test_host"]["options"]["timer"] == "perf_counter"
-    assert stored["test_host"]["extra_info"] == {}
+    notes = rows["test_waits"]["measurement"]["notes"]
+    assert any("wall time of a call until the GPU is done" in note for note in notes)
+    twice = rows["test_setup_and_teardown"]["measurement"]["latency"]
+    assert twice > 1.5 * rows["test_current_stream"]["measurement"]["latency"]
 
 
-def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(
+def test_what_cannot_be_measured_is_named_and_changes_no_test(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
     pytester.makepyfile(
         """
-        def test_grows(benchmark, gpu):
-            calls = []
-            def grows():
-                calls.append(1)
-                for _ in calls:
-                    gpu.launch()
-            benchmark.pedantic(grows, rounds=2)
-            assert len(benchmark.stats.stats.data) == 2
+        import pytest
 
-        def test_late_exception(benchmark, gpu):
+        def late(benchmark, gpu, error):
             calls = []
-            def raises():
+            def work():
                 gpu.launch()
                 calls.append(1)
                 if len(calls) > 3:
-                    raise ValueError("too often")
-            benchmark.pedantic(raises, rounds=2)
+                    raise error
+                return "value"
+            assert benchmark.pedantic(work, rounds=2) == "value"
 
-        def test_late_exception_without_text(benchmark, gpu):
-            calls = []
-            def raises():
-                gpu.launch()
-                calls.append(1)
-                assert len(calls) < 4, ""
-            benchmark.pedantic(raises, rounds=2)
+        def test_exception(benchmark, gpu):
+            late(benchmark, gpu, ValueError("too often"))
 
-        def test_late_teardown(benchmark, gpu):
+        def test_assertion(benchmark, gpu):
+            late(benchmark, gpu, AssertionError())
+
+        def test_skip(benchmark, gpu):
+            late(benchmark, gpu, pytest.skip.Exception("not again"))
+
+        def test_failure(benchmark, gpu):
+            late(benchmark, gpu, pytest.fail.Exception("not again"))
+
+        def test_teardown(benchmark, gpu):
             calls = []
             def teardown():
                 calls.append(1)
                 if len(calls) > 2:
                     raise RuntimeError("no more")
             benchmark.pedantic(gpu.launch, teardown=teardown, rounds=2)
+
+        def test_once(benchmark, gpu):
+            benchmark.pedantic(gpu.launch)
+
+        @pytest.mark.gpumem(adopt=True)
+        def test_once_on_purpose(benchmark, gpu):
+            benchmark.pedantic(gpu.launch)
+
+        @pytest.mark.gpumem(adopt=False)
+        def test_left_alone(benchmark, gpu):
+            benchmark(gpu.launch)
+
+        @pytest.mark.parametrize("changes", [5, 100])
+        def test_compiled(benchmark, gpu, changes):
+            calls = []
+            def work():
+                calls.append(1)
+                for _ in range(max(1, changes - len(calls))):
+                    gpu.launch()
+            benchmark.pedantic(work, rounds=2)
+
+        def test_host(benchmark):
+            assert benchmark(sorted, [2, 1]) == [1, 2]
         """
     )
-    result = gpumem(ADOPT, "--benchmark-json=out.json", "--assert=plain")
-    result.assert_outcomes(passed=4)
-    assert not rows_in(pytester.path)
-    text = result.stdout.str()
-    assert (
-        "left to the host's clock: not repeatable: calls that follow each other run other work: "
-        in text
+    result = gpumem(*QUICK, JSON, "--assert=plain")
+    result.assert_outcomes(passed=11)
+    assert set(measured(pytester)) == {"test_once_on_purpose", "test_compiled[5]"}
+    stored = entries(pytester)
+    assert len(stored) == 13
+    assert all(entry["options"]["timer"] == "perf_counter" for entry in list(stored.values())[:6])
+    for line in (
+        "1 benchmark not measured on the GPU: ValueError: too often: *::test_exception",
+        "1 benchmark not measured on the GPU: AssertionError: *::test_assertion",
+        "1 benchmark not measured on the GPU: Skipped: not again: *::test_skip",
+        "1 benchmark not measured on the GPU: Failed: not again: *::test_failure",
+        "1 benchmark not measured on the GPU: RuntimeError: no more: *::test_teardown",
+        "1 benchmark not measured on the GPU: pedantic(rounds=1) runs it once; *::test_once",
+        "1 benchmark not measured on the GPU: * run other work: *::test_compiled?100?",
+        "1 benchmark without work on the GPU",
+    ):
+        result.stdout.fnmatch_lines_random([line])
+
+
+def test_a_suite_without_a_gpu_is_called_as_often_as_without_the_plugin(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(
+        """
+        calls = []
+
+        def test_host(benchmark):
+            benchmark.pedantic(calls.append, (1,), rounds=3)
+            assert len(calls) == 3
+        """
     )
-    assert "left to the host's clock: ValueError: too often: " in text
-    assert "left to the host's clock: AssertionError: : " in text
-    assert "left to the host's clock: RuntimeError: no more: " in text
-    clocks = {
-        one["name"]: one["options"]["timer"]
-        for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
-    }
-    assert set(clocks.values()) == {"perf_counter"}
+    result = gpumem()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["1 benchmark without work on the GPU"])
+
+
+def test_adoption_is_turned_off(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(KERNELS.replace("BENCHMARK", "benchmark"))
+    pytester.makeini("[pytest]\ngpumem_adopt = false\n")
+    result = gpumem(*QUICK, JSON, "--gpumem-max-latency=1 ns", "--gpumem-strict")
+    result.assert_outcomes(passed=2)
+    assert list(entries(pytester)) == ["test_launch", "test_pedantic"]
 
 
 def test_an_exit_while_the_gpu_is_measured_ends_the_session(
@@ -242,196 +286,156 @@ def test_an_exit_while_the_gpu_is_measured_ends_the_session(
             pass
         """
     )
-    result = gpumem(ADOPT)
+    result = gpumem()
     assert result.ret == 7
     result.assert_outcomes()
 
 
-def test_a_function_is_called_until_two_calls_run_the_same(
+# Limits and comparisons
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("ini", ("-n1",)),
+        ("ini", ("--gpumem-isolate",)),
+        ("ini", ()),
+        ("command line", ()),
+        ("environment", ()),
+        ("marker", ()),
+    ],
+)
+def test_a_limit_holds_for_an_adopted_benchmark_wherever_it_is_written(
+    pytester: pytest.Pytester,
+    gpumem: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    how: tuple[str, ...],
+) -> None:
+    pytester.makeconftest(ALIAS)
+    tests = KERNELS.replace("BENCHMARK", "gpubenchmark")
+    more: tuple[str, ...] = ()
+    if where == "ini":
+        pytester.makeini("[pytest]\ngpumem_max_latency = 1 ns\n")
+    elif where == "command line":
+        more = ("--gpumem-max-latency=1 ns",)
+    elif where == "environment":
+        monkeypatch.setenv("GPUMEM_MAX_LATENCY", "1 ns")
+    else:
+        tests = f"import pytest\npytestmark = pytest.mark.gpumem(max_latency='1 ns', budget='5 ms')\n{tests}"
+    pytester.makepyfile(tests)
+    result = gpumem(*QUICK, *how, *more, JSON)
+    result.assert_outcomes(failed=2)
+    rows = measured(pytester)
+    assert [row["verdict"]["outcome"] for row in rows.values()] == ["FAIL", "FAIL"]
+    if how:  # pytest-benchmark is off
+        assert not any(row["extra"] for row in rows.values())
+        assert entries(pytester) == {}
+    disabled = gpumem(*more, "--benchmark-disable", "--gpumem-strict")
+    disabled.assert_outcomes(passed=2)
+    assert disabled.ret == pytest.ExitCode.TESTS_FAILED
+    disabled.stdout.fnmatch_lines(["not judged: *::test_launch, max_latency: *measured nothing"])
+    assert gpumem(*more, "--benchmark-skip", "--gpumem-strict").ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_limit_of_the_session_is_not_about_benchmarks_of_the_host(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
-    """As a function of torch.compile, whose first calls try other kernels."""
     pytester.makepyfile(
         """
         import pytest
 
-        @pytest.mark.parametrize("changes", [0, 5, 100])
-        def test_compiled(benchmark, gpu, changes):
-            calls = []
-            def work():
-                calls.append(1)
-                for _ in range(max(1, changes - len(calls))):
-                    gpu.launch()
-            benchmark.pedantic(work, rounds=2)
+        def test_host(benchmark):
+            benchmark(sorted, [2, 1])
+
+        @pytest.mark.gpumem(max_latency="1 s")
+        def test_limited(benchmark):
+            benchmark(sorted, [2, 1])
         """
     )
-    result = gpumem(ADOPT, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=3)
-    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {
-        "test_compiled[0]",
-        "test_compiled[5]",
-    }
-    result.stdout.fnmatch_lines(
-        [
-            "1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"
-        ]
-    )
+    strict = (*QUICK, "--gpumem-max-latency=1 s", "--gpumem-strict")
+    for how in ((), ("-n1",)):
+        assert gpumem(*strict, *how, "-k", "test_host").ret == pytest.ExitCode.OK
+        result = gpumem(*strict, *how)
+        assert result.ret == pytest.ExitCode.TESTS_FAILED
+        said = [line for line in result.outlines if line.startswith("not judged")]
+        assert len(said) == 1
+        assert "::test_limited" in said[0]
 
 
-def test_a_call_that_changes_its_arguments_says_so(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        """
-        import itertools
-        import numpy
-
-        numbers = itertools.count()
-
-        def add(gpu, a):
-            a.write(numpy.full(a.size, next(numbers), "f4"))
-            gpu.launch()
-
-        def test_drifts(benchmark, gpu):
-            benchmark.pedantic(add, (gpu, gpu.b), rounds=2)
-        """
-    )
-    result = gpumem(ADOPT, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=1)
-    assert any("not repeatable" in note for note in row_in(pytester.path)["measurement"]["notes"])
-    result.stdout.fnmatch_lines(
-        ["1 benchmark changes its own arguments*not repeatable*test_drifts*"]
-    )
+LAUNCH = """
+def test_launch(benchmark, gpu):
+    benchmark(gpu.launch)
+"""
 
 
-def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(
+def test_an_adopted_benchmark_is_held_to_the_baseline(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
-    pytester.makepyfile(
-        """
-        import itertools
-        import numpy
-        import pytest
-
-        numbers = itertools.count()
-        held = []
-
-        def change(a):
-            a.write(numpy.full(a.size, next(numbers), "f4"))
-
-        class Model:
-            def __init__(self, gpu):
-                self.gpu, self.weights = gpu, gpu.b
-
-            def step(self):
-                change(self.weights)
-                self.gpu.launch()
-
-        def test_object(benchmark, gpu):
-            benchmark.pedantic(Model(gpu).step, rounds=2)
-
-        def test_module(benchmark, gpu):
-            held[:] = [gpu.b]
-            def work():
-                change(held[0])
-                gpu.launch()
-            benchmark.pedantic(work, rounds=2)
-
-        def test_closure(benchmark, gpu):
-            a = gpu.b
-            def work():
-                change(a)
-                gpu.launch()
-            benchmark.pedantic(work, rounds=2)
-
-        def test_setup(benchmark, gpu):
-            def work():
-                change(gpu.b)
-                gpu.launch()
-            benchmark.pedantic(work, setup=lambda: None, rounds=2)
-
-        def test_unchanged(benchmark, gpu):
-            benchmark.pedantic(gpu.launch, rounds=2)
-        """
-    )
-    gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=5)
-    drifts = {
-        row["nodeid"].partition("::")[2]: any(
-            "not repeatable" in note for note in row["measurement"]["notes"]
-        )
-        for row in rows_in(pytester.path)
-    }
-    assert drifts == {
-        "test_object": True,
-        "test_module": True,
-        "test_closure": True,
-        "test_setup": False,
-        "test_unchanged": False,
-    }
-
-
-def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile("def test_early(benchmark, gpu):\n    benchmark(gpu.launch)\n")
-    gpumem(*QUICK, "--benchmark-save=host").assert_outcomes(passed=1)
-    result = gpumem(ADOPT, *QUICK, "--benchmark-compare", "--benchmark-compare-fail=mean:5%")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*has times of the host for this benchmark (timer perf_counter), this run has times of the GPU: they do*"
-        ]
-    )
-    gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
-    gpumem(ADOPT, *QUICK, "--benchmark-compare").assert_outcomes(passed=1)
-    back = gpumem(*QUICK, "--benchmark-compare")
-    back.assert_outcomes(failed=1)
-    back.stdout.fnmatch_lines(
-        ["*has times of the GPU for this benchmark (timer gpumem_device_time)*"]
-    )
-
-
-def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(
-        """
-        import os
-
-        def test_launch(benchmark, gpu):
-            benchmark(gpu.launch if "ON_GPU" in os.environ else sorted, *([] if "ON_GPU" in os.environ else [[2, 1]]))
-        """
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ON_GPU", "1")
-        gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
-    result = gpumem(ADOPT, *QUICK, "--benchmark-compare")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"
-        ]
-    )
-
-
-def test_an_adopted_benchmark_is_gated_by_the_baseline(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(
-        """
-        import os
-
-        def test_launch(benchmark, gpu):
-            def work():
-                for _ in range(int(os.environ.get("TIMES", "1"))):
-                    gpu.launch()
-            benchmark(work)
-        """
-    )
-    limited = (ADOPT, *QUICK, "--gpumem-max-regression=5%")
+    pytester.makepyfile(LAUNCH)
+    limited = (*QUICK, "--gpumem-max-regression=5%")
     gpumem(*limited, "--gpumem-save").assert_outcomes(passed=1)
     gpumem(*limited).assert_outcomes(passed=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIMES", "4")
-        gpumem(*limited).assert_outcomes(failed=1)
-    lost = gpumem(*QUICK)  # without the option nothing measures the row of the baseline
+    shown = gpumem(*QUICK)  # a reference alone gives it a line in the table
+    shown.stdout.fnmatch_lines(["test_launch * measured*"])
+    pytester.makeconftest(GPU + slower("4"))
+    gpumem(*limited).assert_outcomes(failed=1)
+    lost = gpumem(*QUICK, "-o", "gpumem_adopt=false")
     lost.stdout.fnmatch_lines(["lost: *::test_launch: its test passed without it"])
+
+
+def test_pytest_benchmarks_comparison_fails_by_the_entry_of_the_gpu(
+    pytester: pytest.Pytester, gpumem: Run, session: Run
+) -> None:
+    pytester.syspathinsert()
+    pytester.makepyfile(
+        kern="""
+        now = 0.0
+
+        def timer():  # steps of a nanosecond, and what the function takes
+            global now
+            now += 1e-9
+            return now
+
+        def host():
+            global now
+            now += 1e-4
+        """,
+        test_it="""
+        import kern
+
+        def test_launch(benchmark, gpu):
+            benchmark(lambda: [kern.host(), gpu.launch()])
+
+        def test_host(benchmark):
+            benchmark(kern.host)
+        """,
+    )
+    stock = (
+        "--benchmark-timer=kern.timer",
+        "--benchmark-max-time=0.01",
+        "--benchmark-min-rounds=3",
+    )
+    compare = (*stock, "--benchmark-compare", "--benchmark-compare-fail=median:5%")
+    # A run of plain pytest-benchmark compares as before.
+    assert session("-p", "no:gpumem", *stock, "--benchmark-save=plain", "-k", "test_host").ret == 0
+    assert gpumem(*compare).ret == 0
+    assert gpumem(*stock, "--benchmark-save=gpu").ret == 0
+    assert gpumem(*compare).ret == 0
+    pytester.makeconftest(GPU + slower("2"))
+    result = gpumem(*compare)
+    assert result.ret != 0
+    regressed = [line for line in result.errlines if "Field 'median' has failed" in line]
+    assert len(regressed) == 1
+    assert "test_launch[gpu]" in regressed[0]
+
+
+def test_entries_of_another_gpu_do_not_compare(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(LAUNCH)
+    assert gpumem(*QUICK, "--benchmark-save=a").ret == 0
+    result = gpumem(*QUICK, "--gpumem-device=sim:h200", "--benchmark-compare")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*results of different devices are not comparable*"])
 
 
 # Neighbours
@@ -457,26 +461,18 @@ def test_no_benchmark(gpu):
 
 
 @pytest.mark.parametrize(
-    ("options", "passed", "skipped", "rows", "said"),
+    ("options", "passed", "skipped", "rows"),
     [
-        pytest.param((), 3, 0, 2, "", id="unittest"),
+        pytest.param((), 3, 0, 2, id="unittest"),
+        pytest.param(("-n2",), 3, 0, 2, id="xdist"),
+        pytest.param(("--benchmark-disable",), 3, 0, 0, id="disable"),
+        pytest.param(("--benchmark-only",), 2, 1, 2, id="only"),
+        pytest.param(("--benchmark-skip",), 1, 2, 0, id="skip"),
+        pytest.param(("--timeout=60",), 3, 0, 2, id="timeout"),
+        pytest.param(("--benchmark-cprofile=tottime",), 3, 0, 2, id="cprofile"),
+        pytest.param(("--gpumem-processes=2",), 3, 0, 2, id="processes"),
         pytest.param(
-            ("-n2",), 3, 0, 0, "2 benchmarks NOT RUN: pytest-benchmark is disabled", id="xdist"
-        ),
-        pytest.param(
-            ("--benchmark-disable",),
-            3,
-            0,
-            0,
-            "2 benchmarks NOT RUN: pytest-benchmark is disabled",
-            id="disable",
-        ),
-        pytest.param(("--benchmark-only",), 2, 1, 2, "", id="only"),
-        pytest.param(("--benchmark-skip",), 1, 2, 0, "", id="skip"),
-        pytest.param(("--timeout=60",), 3, 0, 2, "", id="timeout"),
-        pytest.param(("--benchmark-cprofile=tottime",), 3, 0, 2, "", id="cprofile"),
-        pytest.param(
-            *(("--randomly-seed=7",), 3, 0, 2, "Using --randomly-seed=7"),
+            *(("--randomly-seed=7",), 3, 0, 2),
             id="randomly",
             marks=pytest.mark.skipif(
                 find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"
@@ -491,23 +487,15 @@ def test_neighbours(
     passed: int,
     skipped: int,
     rows: int,
-    said: str,
 ) -> None:
     pytester.makepyfile(NEIGHBOURS)
-    result = gpumem(ADOPT, *QUICK, "--benchmark-json=out.json", *options)
+    result = gpumem(*QUICK, JSON, *options)
     result.assert_outcomes(passed=passed, skipped=skipped)
-    document = (
-        json.loads((pytester.path / "out.json").read_text())
-        if (pytester.path / "out.json").exists()
-        else {}
-    )
-    assert len(document.get("gpumem", {}).get("rows", [])) == rows
-    assert said in result.stdout.str()
+    written = (pytester.path / "out.json").exists()
+    assert (len(results_in(pytester.path)["rows"]) if written else 0) == rows
 
 
-def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_timeout_ends_the_pass_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import threading
@@ -521,7 +509,6 @@ def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(
                 gpu.launch()
                 calls.append(1)
                 if len(calls) > 3:  # those of pytest-benchmark
-                    print("measured")
                     threading.Event().wait()
             benchmark.pedantic(work, rounds=2)
 
@@ -530,10 +517,10 @@ def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(
         """
     )
     result = pytester.runpytest_subprocess(
-        ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60
+        *QUICK, *SIMULATED, "-p", "no:randomly", JSON, timeout=60
     )
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*Timeout*", "measured"], consecutive=False)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["1 benchmark not measured on the GPU: Failed: Timeout*test_hangs"])
     assert row_in(pytester.path)["nodeid"].endswith("::test_next")
 
 
@@ -552,16 +539,17 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
                 assert benchmark(gpu.launch) == "value"
         """
     )
-    result = gpumem(ADOPT, *QUICK, "--reruns=1", "--benchmark-json=out.json")
+    result = gpumem(*QUICK, "--reruns=1", JSON)
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] >= 2
     assert outcomes.get("failed") is None
-    stored = json.loads((pytester.path / "out.json").read_text())
-    assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == [
+    assert sorted(measured(pytester)) == ["test_flaky", "test_sub"]
+    assert sorted(entries(pytester)) == [
         "test_flaky",
+        "test_flaky[gpu]",
         "test_sub",
+        "test_sub[gpu]",
     ]
-    assert {one["options"]["timer"] for one in stored["benchmarks"]} == {"gpumem_device_time"}
 
 
 # Waits

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from measurements import measurement
 from msgspec.structs import replace
@@ -155,6 +155,20 @@ def selections(draw: st.DrawFn) -> Selection:
 WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
+# Two that chance does not always draw: a plugin of the change alone leaves out a test, and BASE's
+# module leaves out a test that was measured once.
+@example(
+    Expectation(TEST, ROW),
+    [],
+    Ending("left out", "why", plugin="split.py"),
+    Selection({TEST: ExpectedTest(Limits(), measures=True)}),
+)
+@example(
+    Expectation(TEST, ROW),
+    [],
+    Ending("left out", "why"),
+    Selection({}, left_out=("test_a.py",)),
+)
 @settings(max_examples=400)
 @given(
     st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()),

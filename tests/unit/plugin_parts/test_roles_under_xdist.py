@@ -13,7 +13,6 @@ from pytest_gpumem.plugin.workers import (
     hands_out,
     in_parts,
     is_part,
-    prepare,
     refuse_workers,
 )
 
@@ -59,16 +58,6 @@ def test_a_process_is_a_worker_or_the_controller_or_alone(
             refuse_workers(one, "a sweep is of one process")
     else:
         refuse_workers(one, "a sweep is of one process")
-
-
-def test_workers_do_not_benchmark_and_dist_without_workers_distributes_nothing() -> None:
-    for one in (config("2*popen", dist="load"), config(dist="no", worker=True)):
-        prepare(one)
-        assert (one.option.benchmark_disable, one.option.benchmark_enable) == (True, False)
-    for one in (config(), config(dist="no"), idle := config(dist="load")):
-        prepare(one)
-        assert (one.option.benchmark_disable, one.option.benchmark_enable) == (False, True)
-    assert idle.option.dist == "no"
 
 
 def test_a_worker_that_crashed_has_sent_nothing() -> None:

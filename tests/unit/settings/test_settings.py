@@ -98,6 +98,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
             "max_waits",
             "max_spill",
         ),
+        "adopt",
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(
@@ -268,7 +269,6 @@ def test_the_marker_is_strict() -> None:
             "gpus",
             "oversubscribe",
             "warmups",
-            "existing",
             "adopt",
             "allow_waits",
             "allow_kept",
@@ -321,10 +321,9 @@ def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
 
 
 def test_what_is_done_with_existing_tests() -> None:
-    assert settled().existing is None
-    assert settled({"gpumem_existing": "adopt"}).existing == "adopt"
-    with pytest.raises(SettingsError, match="'watch' is not one of adopt"):
-        settled({"gpumem_existing": "watch"})
+    assert settled().adopt
+    assert not of_test(Settings(), {"adopt": False}).adopt
+    assert of_test(Settings(adopt=False), {"adopt": True}).adopt
     assert settled({"gpumem_waits": True}).waits
     assert of_test(Settings(), {"allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
     with pytest.raises(
@@ -497,9 +496,7 @@ def test_roles_decide_what_a_command_switches_off() -> None:
     assert of_a_run == {"save", "strict", "processes", "isolate", "report"}
     limits = {option.name for option in OPTIONS if option.name in LIMITS}
     measured = of_a_run - {"processes", "isolate"}
-    assert {option.name for option in OPTIONS if option.needs_results} == limits | {
-        "existing"
-    } | measured
+    assert {option.name for option in OPTIONS if option.needs_results} == limits | measured
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
 
 

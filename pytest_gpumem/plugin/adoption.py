@@ -1,0 +1,411 @@
+"""Adoption: a call of pytest-benchmark's `benchmark` is measured on the GPU too.
+
+pytest-benchmark times the call as always. Then the GPU pass measures the same call on the device.
+It gives a row, and an entry `NAME[gpu]` beside the host's in pytest-benchmark's session. The pass
+never fails a test and never changes its result: what cannot be measured is named in the summary.
+
+The methods of pytest-benchmark's class are wrapped once for all tests. So other names of the
+fixture, fixtures that return the same object, `pedantic` and `weave` work alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted, Span, Stream
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.measuring.bound import BoundKernel
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.plugin.entries import Entries, is_pytest_benchmarks
+from pytest_gpumem.plugin.footprints import TROUBLE, WATCHED
+from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses, uses_benchmark
+from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.state import GpuSession, GpuTest
+from pytest_gpumem.plugin.workers import Channel, benchmarks_are_off
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.settings import (
+    Settings,
+    marker_keywords,
+    marker_limits,
+    merge_limits,
+    of_marker,
+    of_test,
+)
+from pytest_gpumem.units import format_time
+
+BUDGET = 0.3  # seconds for a call, where nobody sets a budget
+HOST = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's clock
+LOOKS = 6  # calls until two in a row run the same work
+EMPTY_LOOKS = 2  # calls without work after which there is none: CUPTI may lose the first records
+SHOWN = 5  # benchmarks that a line names
+
+
+class CannotAdopt(Exception):
+    """A benchmark that has no GPU figure; the message is the reason."""
+
+
+class NoGpu(Exception):
+    """A benchmark that uses no GPU."""
+
+
+def adopts(item: pytest.Item, settings: Settings) -> bool:
+    """True if the GPU is measured where the test calls `benchmark`.
+    Raises `SettingsError`: its marker cannot be used.
+    """
+    if not uses_benchmark(item) or uses(item, BENCHMARK_FIXTURE):
+        return False
+    return of_test(settings, marker_keywords(marks_of(item))).adopt
+
+
+def rows_of_table(session: GpuSession) -> list[Row]:
+    """Return the rows of this plugin's table.
+    An adopted row whose entry pytest-benchmark shows needs a limit or a reference for it.
+    """
+    rows = []
+    for row in session.rows:
+        if row.nodeid not in session.adopted or _has_limit(row) or session.baseline.past(row):
+            rows.append(row)
+    return rows
+
+
+def _has_limit(row: Row) -> bool:
+    return any(getattr(row.limits, name) is not None for name in LIMITS)
+
+
+class AdoptionFeature(Feature):
+    """Measures the calls of `benchmark` on the GPU."""
+
+    def __init__(self, session: GpuSession, channel: Channel) -> None:
+        self._session = session
+        self._item: pytest.Item | None = None  # the test that runs
+        self._called = False  # it has called `benchmark`
+        self._reasons: dict[str, list[str]] = {}
+        """By each reason, the benchmarks that have no GPU figure."""
+        channel.carry("adoption", self._state, self._take)
+
+    def _state(self) -> dict[str, Any]:
+        """Return what another process needs that has the results."""
+        gpu = self._session
+        return {
+            "adopted": sorted(gpu.adopted),
+            "without_gpu": sorted(gpu.without_gpu),
+            "reasons": self._reasons,
+        }
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        """Take what a worker has seen."""
+        self._session.adopted.update(state["adopted"])
+        self._session.without_gpu.update(state["without_gpu"])
+        for reason, nodeids in state["reasons"].items():
+            self._reasons.setdefault(reason, []).extend(nodeids)
+
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("__call__", "pedantic"):
+                    method = getattr(BenchmarkFixture, name)
+                    patch.setattr(BenchmarkFixture, name, self._wrapped(method))
+                yield
+        finally:
+            self._session.remark(*self._lines())
+
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        self._item, self._called = item, False
+        try:
+            yield
+        finally:
+            self._item = None
+
+    @contextmanager
+    def call(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        benchmark = getattr(item, "funcargs", {}).get("benchmark")
+        if benchmark is None or self._called or is_pytest_benchmarks(benchmark):
+            return
+        if adopts(item, self._session.settings):
+            self._name(item, "another plugin, such as CodSpeed, has the fixture")
+
+    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of pytest-benchmark that is followed by the pass on the GPU."""
+
+        @functools.wraps(method)
+        def call(fixture: Any, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            result = method(fixture, *args, **kwargs)
+            item = self._item
+            if item is None:
+                return result
+            config: Any = item.config
+            # A test of a plugin may run a session of its own inside of this process.
+            if fixture._logger is config._benchmarksession.logger:
+                self._called = True
+                describe = functools.partial(_call_of, method, fixture, args, kwargs)
+                self._follow(item, fixture, describe)
+            return result
+
+        return call
+
+    def _follow(
+        self, item: pytest.Item, fixture: Any, describe: Callable[[], BenchmarkCall]
+    ) -> None:
+        """Measure a call on the GPU, or note why that cannot be."""
+        session = self._session
+        if session.ranges.tool_attached() or not adopts(item, session.settings):
+            return
+        try:
+            if not _has_context(session):
+                raise NoGpu
+            self._measure(item, fixture, describe())
+        except NoGpu:
+            session.without_gpu.add(item.nodeid)
+        except pytest.exit.Exception:
+            raise
+        except CannotAdopt as reason:
+            self._name(item, str(reason))
+        except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
+            first_line = str(error).partition("\n")[0]
+            self._name(item, f"{type(error).__name__}: {first_line}")
+
+    def _name(self, item: pytest.Item, reason: str) -> None:
+        """Name a benchmark in the summary."""
+        self._reasons.setdefault(printable(reason), []).append(item.nodeid)
+
+    def _lines(self) -> Iterator[str]:
+        """Return the lines of the summary."""
+        gpu = self._session
+        if gpu.is_part:
+            return
+        left_out = len(list(gpu.rows)) - len(rows_of_table(gpu))
+        if left_out:
+            yield (
+                f"{counted(left_out, 'adopted benchmark')} without a limit or a baseline: "
+                "pytest-benchmark's table has the GPU's times"
+            )
+        for reason, named in self._reasons.items():
+            nodeids = list(dict.fromkeys(named))
+            names = ", ".join(nodeids[:SHOWN])
+            if len(nodeids) > SHOWN:
+                names += f" and {len(nodeids) - SHOWN} more"
+            yield f"{counted(len(nodeids), 'benchmark')} not measured on the GPU: {reason}: {names}"
+        if gpu.without_gpu:
+            yield f"{counted(len(gpu.without_gpu), 'benchmark')} without work on the GPU"
+
+    # The pass
+
+    def _measure(self, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
+        """Add a measurement of the call to the test.
+        Raises `CannotAdopt`, `NoGpu`, or what the call raises.
+        """
+        session = self._session
+        if benchmarks_are_off(item.config):
+            raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
+        if call.runs_once and not of_marker(marker_keywords(marks_of(item)), "adopt"):
+            raise CannotAdopt(
+                "pedantic(rounds=1) runs it once; adopt=True of the marker repeats it"
+            )
+        if session.lost_in is not None:
+            raise CannotAdopt(session.why_unrun)
+        if session.device.elsewhere() == OWN_CONTEXT:
+            raise CannotAdopt(f"it runs in {OWN_CONTEXT}")
+        notes: list[str] = []
+        busy = None  # seconds of the device's work in one call
+        if call.kernel is None:
+            try:
+                with closing(call):
+                    busy = _busy_seconds(session, call)
+            except NotCounted as why:
+                notes.append(f"not known whether calls run the same work: {why}")
+        request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
+        test: GpuTest = request.getfixturevalue("_gpumem_test")
+        if test.entries is not None:
+            raise CannotAdopt("its test measures with gpu_benchmark")
+        try:
+            with closing(call):
+                entries = _measured(test, fixture, call)
+                if test.measurements[-1][0].work_seen is False:
+                    raise NoGpu
+                peak = _peak_of(session, item, call)
+        except BaseException:
+            test.measurements.clear()
+            test.entries, test.wrong = None, None
+            raise
+        measurement, limits = test.measurements[-1]
+        if measurement.sampler == "host" and busy is not None:
+            notes.append(
+                "wall time of a call until the GPU is done; its kernels and copies take "
+                f"{format_time(busy)}"
+            )
+        measurement = replace(measurement, notes=(*measurement.notes, *notes))
+        test.measurements[-1] = (measurement, limits)
+        if fixture.stats is not None:
+            test.extra[""][HOST] = float(fixture.stats.stats.median)
+            session.adopted.add(item.nodeid)
+        if peak is not None:
+            entries.further["peak_bytes"] = peak
+
+
+def _has_context(session: GpuSession) -> bool:
+    """True if this process uses the device by now."""
+    if session.facts.simulated:
+        return session.is_open
+    return session.chosen.unfinished() is not None
+
+
+def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
+    """Call until two calls in a row run the same work, and return the seconds of that work.
+    Raises `NoGpu`: they run none. Raises `CannotAdopt`: they differ.
+    Raises `NotCounted`: the device's work cannot be seen.
+    """
+    device = session.device
+
+    def run() -> None:
+        call()
+        device.streams.synchronize()
+
+    last: list[tuple[str, int]] | None = None
+    for look in range(1, LOOKS + 1):
+        call.prepare()
+        device.streams.synchronize()
+        with device.footprints.paused():
+            spans = device.counters.spans(run)
+        work = _work(spans)
+        if work and work == last:
+            return sum(span.end - span.start for span in spans)
+        if look >= EMPTY_LOOKS and not work and not last:
+            raise NoGpu
+        last = work
+    raise CannotAdopt("calls that follow each other run other work")
+
+
+def _work(spans: list[Span]) -> list[tuple[str, int]]:
+    """Return kernels and copies without their times."""
+    return sorted((span.name, span.grid) for span in spans)
+
+
+def _measured(test: GpuTest, fixture: Any, call: BenchmarkCall) -> Entries:
+    """Measure the call, hot unless the marker says otherwise; return the entries of its test."""
+    if test.settings.origins.get("budget") == "default":
+        test.settings = test.settings._replace(budget=BUDGET)
+    benchmark = GpuBenchmark(test, fixture, adopted=True)
+    function, arguments, keywords = call.kernel or (call, (), {})
+    target: Target = test.conductor.target(
+        function, arguments, keywords, arena=test.arena, on_simulated=True
+    )
+    if call.restores:
+
+        def prepare(stream: Stream) -> None:
+            with test.device.kernels.current_stream(stream):
+                call.prepare()
+
+        target = dataclasses.replace(target, prepare=prepare, restores=True)
+    mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
+    limits = merge_limits(marker_limits({}, "call"), test.limits, test.session.settings)
+    benchmark._measure(target, "", limits, mode, None)
+    assert test.entries is not None
+    return test.entries
+
+
+def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
+    """Return the bytes that one more call takes, if the memory of the test is not watched."""
+    if item.stash.get(WATCHED, None) is not None or session.settings.footprint == "off":
+        return None
+    footprints = session.footprints
+    try:
+        footprints.start(driver=False, lines=False)
+        try:
+            call.prepare()
+            with closing(footprints.watch()) as watch:
+                call()
+                session.device.streams.synchronize()
+                footprint = watch.read()
+        finally:
+            footprints.stop()
+    except TROUBLE:
+        return None
+    return footprint.peak if footprint.watched else None
+
+
+# The call
+
+
+class BenchmarkCall:
+    """A function with its arguments, which a setup may make for each call."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        setup: Callable[[], Any] | None = None,
+        teardown: Callable[..., object] | None = None,
+        *,
+        runs_once: bool = False,
+    ) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self._setup, self._teardown = setup, teardown
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.runs_once = runs_once
+        self.restores = setup is not None or teardown is not None
+        """Something comes before or after each call."""
+        self._is_ready = False  # its arguments are made, and not used yet
+        self._needs_teardown = False
+
+    @property
+    def kernel(self) -> tuple[BoundKernel, tuple[Any, ...], dict[str, Any]] | None:
+        """A kernel of the catalogue with its arguments, if that is what is called."""
+        if isinstance(self._function, BoundKernel) and not self.restores:
+            return self._function, self._args, dict(self._kwargs)
+        return None
+
+    def prepare(self) -> None:
+        """End the last call, and make the arguments of the next."""
+        if self._is_ready:
+            return
+        self.close()
+        if self._setup is not None:
+            self._args, self._kwargs = self._setup() or (self._args, self._kwargs)
+        self._is_ready = self._needs_teardown = True
+
+    def __call__(self) -> object:
+        self._is_ready = False
+        return self._function(*self._args, **self._kwargs)
+
+    def close(self) -> None:
+        """End the last call."""
+        if self._needs_teardown and self._teardown is not None:
+            self._teardown(*self._args, **self._kwargs)
+        self._is_ready = self._needs_teardown = False
+
+
+def _call_of(
+    method: Callable[..., Any], fixture: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> BenchmarkCall:
+    """Return what a method of pytest-benchmark is given to call."""
+    bound = inspect.signature(method).bind(fixture, *args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    if "function_to_benchmark" in given:
+        return BenchmarkCall(given["function_to_benchmark"], given["args"], given["kwargs"])
+    once = given["setup"] is None and given["rounds"] == given["iterations"] == 1
+    return BenchmarkCall(
+        given["target"],
+        tuple(given["args"]),
+        given["kwargs"] or {},
+        given["setup"],
+        given.get("teardown"),  # from pytest-benchmark 5 on
+        runs_once=once and given["warmup_rounds"] == 0,
+    )

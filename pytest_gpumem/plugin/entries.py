@@ -1,0 +1,207 @@
+"""The measurements of this plugin in pytest-benchmark's session: entries, table, JSON, saves.
+
+A measurement becomes an entry with the device's samples, beside whatever `benchmark` measures. So
+storage, JSON, histogram and comparison work on it unchanged. Seen with pytest-benchmark 4.0.0 and
+5.3.1.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.result_files import revision_of
+
+DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
+
+
+def gpumem_device_time() -> float:
+    """Name the clock of the entries in their `options`. Nothing calls it."""
+    raise NotImplementedError
+
+
+def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
+    """True for pytest-benchmark's fixture. CodSpeed's claims its class, as `isinstance` sees it."""
+    return issubclass(type(benchmark), BenchmarkFixture)
+
+
+class Entries:
+    """The entries of one test."""
+
+    def __init__(self, benchmark: object, *, adopted: bool = False) -> None:
+        """`benchmark`: the test's fixture. `adopted`: it has measured the same call itself."""
+        # Another plugin's fixture of that name (CodSpeed's) is left alone.
+        self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
+        self._adopted = adopted
+        self._added: list[BenchmarkFixture] = []
+        self.further: dict[str, Any] = {}  # further figures for `extra_info`
+        self.called = False
+        """The test has called `gpu_benchmark`."""
+
+    def add(
+        self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
+    ) -> None:
+        """Add the entry of one measurement.
+        `label`: tells it apart inside its test; empty for the only one.
+        `durations`: seconds of each sample.
+        `summary`: JSON-able figures for `extra_info`.
+        `failed`: neither save nor compare may take it.
+        """
+        fixture = self._fixture
+        if fixture is None or not durations:
+            return
+        beside = fixture.stats is not None  # an entry of the host
+        self._use_up()
+        if fixture.disabled:
+            return
+        entry = copy.copy(fixture)
+        gpumem = {**self.further, **summary}
+        if beside or self._adopted:
+            label = label or "gpu"
+        if self._adopted:
+            entry.group = f"{fixture.group} GPU" if fixture.group else "GPU"
+            gpumem["adopted"] = True
+        if label:
+            entry.name, entry.fullname = f"{entry.name}[{label}]", f"{entry.fullname}[{label}]"
+        if summary.get("simulated"):
+            # pytest-benchmark shows the group above its table: these are no times of a GPU.
+            entry.group = f"{entry.group}, simulated" if entry.group else "simulated"
+        entry.extra_info = {**fixture.extra_info, "gpumem": gpumem}
+        entry.has_error, entry.cprofile_stats = failed, None
+        entry._timer = gpumem_device_time
+        stats = entry._make_stats(iterations=1)
+        for duration in durations:
+            stats.update(duration)
+        self._added.append(entry)
+
+    def excuse(self) -> None:
+        """Have pytest-benchmark store nothing of a test that did not pass, or that only raised."""
+        for entry in self._added:
+            entry.has_error = True
+        self._use_up()
+
+    def _use_up(self) -> None:
+        """Keep pytest-benchmark from the warning that its fixture was not used."""
+        if self._fixture is not None and self._fixture._mode is None:
+            self._fixture._mode = "gpu_benchmark(...)"
+
+
+def storage_folder(config: pytest.Config) -> Path:
+    """The folder of pytest-benchmark's storage; its default where the storage is not a folder."""
+    uri = str(config.option.benchmark_storage)
+    if "://" in uri and not uri.startswith("file://"):
+        uri = DEFAULT_STORAGE
+    return Path(os.path.expanduser(uri.removeprefix("file://")))
+
+
+def leave_out(compared: dict[str, Any], key: str) -> list[str]:
+    """Take the entries of another GPU out of a saved run that pytest-benchmark compares with.
+    `compared`: the saved run. Its GPU leaves `machine_info`, which is compared with this host's.
+    `key`: of this session's device.
+    Returns the full names of the entries.
+    """
+    gpu = compared["gpu"] = compared.setdefault("machine_info", {}).pop("gpu", None)
+    if gpu is None or gpu.get("key") == key:
+        return []
+    of_the_host, names = [], []
+    for entry in compared["benchmarks"]:
+        if "gpumem" in entry.get("extra_info", {}):
+            names.append(entry["fullname"])
+        else:
+            of_the_host.append(entry)
+    compared["benchmarks"] = of_the_host
+    return names
+
+
+TABLE_OPTIONS = (
+    "--benchmark-columns",
+    "--benchmark-sort",
+    "--benchmark-group-by",
+    "--benchmark-name",
+    "--benchmark-time-unit",
+    "--benchmark-verbose",
+    "--benchmark-histogram",
+    "--benchmark-compare",
+    "--benchmark-compare-fail",
+    "--benchmark-cprofile",
+)
+"""Options of pytest-benchmark that ask for its table."""
+
+
+@contextmanager
+def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
+    """Leave what `gpu_benchmark` measured out of pytest-benchmark's table.
+    `always`: also if one of pytest-benchmark's options asks for the table.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    groups = getattr(session, "groups", None)
+    words = [
+        *config.getini("addopts"),
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *[str(argument) for argument in config.invocation_params.args],
+    ]
+    wanted = any(word.partition("=")[0] in TABLE_OPTIONS for word in words)
+    if not groups or (wanted and not always):
+        yield
+        return
+    session.groups = []
+    for name, entries in groups:
+        shown = []
+        for entry in entries:
+            gpumem = entry.get("extra_info", {}).get("gpumem")
+            if gpumem is None or "adopted" in gpumem:
+                shown.append(entry)
+        if shown:
+            session.groups.append((name, shown))
+    try:
+        yield
+    finally:
+        session.groups = groups
+
+
+def write_json(config: pytest.Config) -> Path | None:
+    """Write the `--benchmark-json` file where pytest-benchmark does not: with workers, or if no
+    measurement passed. Goes through the same hooks, with an empty list of benchmarks.
+    Returns the path, or None if there was nothing to do.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None or not session.json or session.benchmarks:
+        return None
+    machine_info = session.get_machine_info()
+    output: dict[str, Any] = config.hook.pytest_benchmark_generate_json(
+        config=config,
+        benchmarks=[],
+        include_data=True,
+        machine_info=machine_info,
+        commit_info=commit_info(config),
+    )
+    config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)
+    target = session.json
+    if not isinstance(target, (str, os.PathLike)):
+        target.close()  # before pytest-benchmark 5.3 an open, still empty file
+        target = target.name
+    path = Path(target)
+    write_whole(path, json.dumps(output, indent=4, allow_nan=False, default=str))
+    return path
+
+
+def commit_info(config: pytest.Config) -> dict[str, Any]:
+    """The commit as pytest-benchmark finds it, the project's own hooks included."""
+    info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
+    config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
+    return info
+
+
+def revision(config: pytest.Config) -> str | None:
+    """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
+    return revision_of(commit_info(config))
