@@ -32,7 +32,8 @@ from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
-from pytest_gpumem.memory.buffers import Arena, on_its_device
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.options import MODES, SAMPLERS

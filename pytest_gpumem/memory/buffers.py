@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
+from pytest_gpumem.memory.current_device import on_its_device, uncounted
 from pytest_gpumem.memory.pinned import check_cap, touch
 from pytest_gpumem.memory.shapes import BadBuffer, check_plain, parse_shape
 from pytest_gpumem.units import format_bytes
@@ -21,33 +22,9 @@ Home = Literal["host", "device", "prefetched", "as left"]
 """Where the pages of managed memory are put back to before every sample. "prefetched" is from the
 host to the device, each time."""
 
+Result = TypeVar("Result")
+
 ALIGNMENT = 256  # bytes, guaranteed by cudaMalloc (CUDA C++ Best Practices Guide, 9.2.1.2)
-
-
-class _OnDevice(Protocol):
-    """Something that belongs to a device."""
-
-    @property
-    def device(self) -> Device: ...
-
-
-Args = ParamSpec("Args")
-Made = TypeVar("Made")
-Owner = TypeVar("Owner", bound=_OnDevice)
-
-
-def on_its_device(
-    method: Callable[Concatenate[Owner, Args], Made],
-) -> Callable[Concatenate[Owner, Args], Made]:
-    """Run a method with its object's device as the current device: the test may have chosen
-    another."""
-
-    @wraps(method)
-    def wrapped(owner: Owner, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
-        with owner.device.current():
-            return method(owner, *arguments, **keywords)
-
-    return wrapped
 
 
 class Buffer:
@@ -133,18 +110,14 @@ class Buffer:
     def __len__(self) -> int:
         return self.shape[0]
 
-    # Access for people and libraries
-
     @on_its_device
     def read(self) -> np.ndarray[Any, Any]:
-        """Return a NumPy copy of the content, after all queued work. On the simulated device: of
-        the part that is backed."""
+        """Return a NumPy copy of the content (simulated: of the part that is backed)."""
         content = self._arena.device.content
         flat: np.ndarray[Any, Any] = content.to_host(self.allocation, self.dtype_name, self.size)
-        shaped: np.ndarray[Any, Any] = self._shaped(flat)
-        return shaped
+        return self._shaped(flat)
 
-    def _shaped(self, flat: Any) -> Any:
+    def _shaped(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if flat.size != self.size:
             return flat
         return flat.reshape(self.shape)
@@ -168,8 +141,8 @@ class Buffer:
 
     @on_its_device
     def view(self) -> Any:
-        """Return an array over the memory: CuPy where the device sees it, else NumPy; the backed
-        part on the simulated device."""
+        """Return an array over the memory (simulated: over the part that is backed): CuPy where
+        the device sees it, else NumPy."""
         self.written = True
         memory = self._arena.device.memory
         return self._shaped(memory.view(self.allocation, self.dtype_name, self.size))
@@ -191,8 +164,6 @@ class Buffer:
 
     def __dlpack_device__(self) -> Any:
         return self.view().__dlpack_device__()
-
-    # For the harness
 
     def follow(self, follower: Callable[[], None]) -> Callable[[], None]:
         """Call `follower` after every move. Returns what ends that."""
@@ -234,22 +205,8 @@ class Buffer:
             self._arena.device.managed.prefetch(self.allocation, False, stream)
 
 
-def _given(allocation: Allocation, _nbytes: int) -> Allocation:
+def _given(allocation: Allocation) -> Allocation:
     return allocation
-
-
-def _ours(
-    method: Callable[Concatenate[Arena, Args], Made],
-) -> Callable[Concatenate[Arena, Args], Made]:
-    """As `on_its_device`, and what is allocated counts in no footprint by itself."""
-
-    @on_its_device
-    @wraps(method)
-    def wrapped(arena: Arena, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
-        with arena.device.footprints.ours():
-            return method(arena, *arguments, **keywords)
-
-    return wrapped
 
 
 class Arena:
@@ -264,7 +221,7 @@ class Arena:
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
         self._given: dict[int, int] = {}
-        """Numbers of the buffers in the test's footprint, by the `id` of their allocation."""
+        """Numbers in the test's footprint, by the `id` of the allocation."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}
         self._managed: list[Buffer] = []
         self._made = 0
@@ -273,7 +230,7 @@ class Arena:
         self._kept: list[Arena] = []
         """Of measured cases: they live until the test ends, or until their memory is needed."""
 
-    @_ours
+    @uncounted
     def buffer(
         self,
         shape: int | str | Sequence[int],
@@ -305,12 +262,15 @@ class Arena:
         if kind.locked:
             check_cap(self.device, nbytes)
         flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
-        if make is None:
-            make = self._offer(nbytes, kind)
-        if make is None:
-            allocate = partial(self.device.memory.allocate, nbytes, kind, **flags)
-        else:
+        allocate = partial(self.device.memory.allocate, nbytes, kind, **flags)
+        if make is not None:
             allocate = partial(make, nbytes)
+        else:
+            for offered in self._offered:
+                if (offered.nbytes, offered.kind) == (nbytes, kind):
+                    self._offered.remove(offered)
+                    allocate = partial(_given, offered)
+                    break
         # The driver decides where page-locked memory lies while it allocates.
         with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
@@ -328,14 +288,6 @@ class Arena:
             self.populate(buffer)
         return buffer
 
-    def _offer(self, nbytes: int, kind: MemoryKind) -> Callable[[int], Allocation] | None:
-        """Return what gives offered memory of this size, if there is any."""
-        for offered in self._offered:
-            if (offered.nbytes, offered.kind) == (nbytes, kind):
-                self._offered.remove(offered)
-                return partial(_given, offered)
-        return None
-
     def offer(self, allocations: Sequence[Allocation], owner: Arena) -> None:
         """Take allocations from another arena, for the next buffers of their sizes."""
         for allocation in allocations:
@@ -345,11 +297,11 @@ class Arena:
 
     @property
     def scattered_sizes(self) -> list[int]:
-        """Bytes of each buffer that `scatter` can replace, in the order in which they were made."""
+        """Bytes of each buffer that `scatter` can replace, in their order."""
         allocations = self._allocations.values()
         return [each.nbytes for each in allocations if each.kind.traits.scattered]
 
-    @_ours
+    @uncounted
     def populate(self, buffer: Buffer, *, content: bool = True) -> None:
         """Give the newest buffer its seeded content, if `content`, and put its pages home."""
         if content:
@@ -358,10 +310,10 @@ class Arena:
         buffer.put_home(self.stream)
         self.device.streams.synchronize(self.stream)
 
-    @_ours
+    @uncounted
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
-        """Return a buffer over the memory of a NumPy array: page-locked (`register`) or left
-        pageable. It cannot be moved. Untouched pages come to lie on the device's NUMA node.
+        """Return a buffer over a NumPy array: page-locked (`register`) or pageable. It cannot be
+        moved. Untouched pages come to lie on the device's NUMA node.
         Raises `BadBuffer`: the array is not C-contiguous, is empty, its type is not plain, or its
         memory is another buffer's.
         Raises `TooMuchPinned`: it would pass the cap on page-locked memory.
@@ -404,7 +356,7 @@ class Arena:
                     "pageable memory of its own: pass the array that the fixture gave"
                 )
 
-    @_ours
+    @uncounted
     def guest(self, buffer: Buffer, like: Any) -> Any:
         """Return an array of the library `like` over a buffer, which then stays where it is."""
         array = self.device.memory.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)
@@ -432,9 +384,8 @@ class Arena:
         return buffer
 
     def taken(self, argument: Any) -> Any:
-        """Return the buffer that an argument of a kernel or a copy stands for: that of `find`, or
-        pageable host memory for another NumPy array. Anything else stays as it is.
-        Raises `BadBuffer`: as `adopt`.
+        """Return the buffer of an argument: that of `find`, or pageable host memory for another
+        NumPy array. Anything else stays as it is. Raises `BadBuffer`: as `adopt`.
         """
         buffer = self.find(argument)
         if buffer is not None:
@@ -449,8 +400,7 @@ class Arena:
         return buffer.kind.movable and not guests
 
     def pad(self, nbytes: int) -> None:
-        """Allocate memory that nobody uses, so that what is allocated next lies elsewhere; ends the
-        padding before."""
+        """Let what is allocated next lie elsewhere; ends the padding before."""
         for allocation in self._padding:
             self.release(allocation)
         self._padding = []
@@ -462,7 +412,7 @@ class Arena:
         if other not in self._kept:
             self._kept.append(other)
 
-    def with_room(self, allocate: Callable[[], Made]) -> Made:
+    def with_room(self, allocate: Callable[[], Result]) -> Result:
         """Return what `allocate` gives; where less memory is free, without what was kept."""
         try:
             return allocate()
@@ -478,19 +428,19 @@ class Arena:
         return bool(self._kept)
 
     def close_kept(self) -> None:
-        """Close the arenas that `keep` was given. All are closed, even if closing raises."""
+        """Close the arenas that `keep` was given, whatever raises."""
         with ExitStack() as stack:
             while self._kept:
                 stack.callback(self._kept.pop(0).close)
 
-    @_ours
+    @uncounted
     def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
         """Memory without a handle that lives until `release` or `close`."""
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
         self._allocations[id(allocation)] = allocation
         return allocation
 
-    @_ours
+    @uncounted
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Return device memory at random places, without content. Raises as the device's
         `scatter`."""
@@ -499,7 +449,7 @@ class Arena:
             self._allocations[id(allocation)] = allocation
         return allocations
 
-    @_ours
+    @uncounted
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)
@@ -513,25 +463,23 @@ class Arena:
         if id(old) in self._given:
             self._given[id(new)] = self._given.pop(id(old))
 
-    @_ours
+    @uncounted
     def close(self) -> None:
-        """Free and unregister everything. Every allocation is tried; the first error is raised at
-        the end."""
+        """Free and unregister everything, whatever fails, and raise the first error."""
         self._guests.clear()
-        first: Exception | None = None
-        try:
-            self.close_kept()
-        except Exception as error:
-            first = error
+        errors: list[Exception] = []
+        closes: list[Callable[[], None]] = [self.close_kept]
         for allocation in reversed(list(self._allocations.values())):
+            closes.append(partial(self.device.memory.free, allocation))
+        for close in closes:
             try:
-                self.device.memory.free(allocation)
+                close()
             except Exception as error:
-                first = first or error
+                errors.append(error)
         self._allocations.clear()
         for number in self._given.values():
             self.device.footprints.gave_back(number)
         self._given.clear()
         self._padding = []
-        if first is not None:
-            raise first
+        if errors:
+            raise errors[0]

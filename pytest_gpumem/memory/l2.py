@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
-from pytest_gpumem.memory.buffers import Buffer, on_its_device
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.window_request import (
     BadWindow,
     Where,
