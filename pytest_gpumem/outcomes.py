@@ -117,16 +117,16 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "--strict: a row has no limit, or is not a PASS of a real GPU",
     },
     "duet": {
-        Exit.FAILED: "a test is slower, or fails in head only",
+        Exit.FAILED: "a test is slower, is measured in another way, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
     },
     "gate": {
-        Exit.FAILED: "a test fails, is slower, or takes more bytes or counts; a measurement of the baseline, or a test that "
-        "BASE selects, is lost",
+        Exit.FAILED: "a test fails, is slower, takes more bytes or counts, is measured in another way, or has a looser limit; a "
+        "measurement of the baseline, or a test that BASE selects, is lost",
         Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no GPU in CI",
-        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit was not judged: compared with nothing, not "
-        "counted, in doubt by its conditions, or by its noise without a duet; a simulated device takes the place of the baseline's GPU; "
-        "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
+        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit is open: not counted, in doubt by its "
+        "conditions, or left open by the duet; a simulated device takes the place of the baseline's GPU; the tests of BASE cannot be "
+        "collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
     "explain": {
         Exit.FAILED: "a test failed in base or head; what was counted is printed",

@@ -84,6 +84,25 @@ def _hint(folder: Path) -> str:
     return ""
 
 
+def trouble(folder: Path) -> str | None:
+    """Return why the revisions of runs saved here are of no use to a gate, with the remedy."""
+    try:
+        shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
+    except RevisionError as error:
+        if "dubious ownership" not in str(error):
+            return None
+        return (
+            f"git does not trust {folder} (dubious ownership): the run has no revision, and counts "
+            f"in no gate; git config --global --add safe.directory {folder}"
+        )
+    if not shallow:
+        return None
+    return (
+        "this clone is shallow: a gate here does not know the history of saved runs; "
+        "git fetch --unshallow, or fetch-depth: 0 of actions/checkout"
+    )
+
+
 def head(folder: Path) -> str | None:
     """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None outside a
     repository or without git."""

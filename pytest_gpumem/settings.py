@@ -35,7 +35,6 @@ ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: changes count that the
 BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: file into which a session writes the tests it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate: file of the tests that BASE selects
-WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`
 
 # Names that are no options, but switched off as such.
@@ -265,16 +264,6 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
     origins = dict.fromkeys(limits, origin)
     _refuse_contradictions(limits, origins)
     return Limits(**limits, origin=origins)
-
-
-def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
-    """Return mode and sampler that a duet imposes on the row of a key, or nothing."""
-    if not environment.get(WAYS):
-        return {}
-    import json
-
-    ways: dict[str, dict[str, Any]] = json.loads(environment[WAYS])
-    return ways.get(key, {})
 
 
 def merge_limits(

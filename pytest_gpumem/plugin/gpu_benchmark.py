@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,7 +27,7 @@ from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
+from pytest_gpumem.settings import loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -251,7 +250,6 @@ class GpuBenchmark:
         )
         with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
-            wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
             try:
                 measurement = test.conductor.measure(
                     target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
+from pytest_gpumem.records.record import ByteChange, Bytes, Count, Record, Seconds
 from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
@@ -29,10 +29,10 @@ class MemoryUse(Record, frozen=True):
     peak: Bytes = 0  # Most bytes in use at once, above those before the test
     at_peak: Bytes = 0
     """Bytes in use when the device memory of all libraries together was at its peak."""
-    kept: int = 0
+    kept: ByteChange = 0
     """Bytes in use at the end, above those before the test. Below 0 if it freed earlier memory."""
     allowed: Bytes = 0  # Bytes in use at the end besides, from lines that `allow_kept` names
-    reserved: int = 0
+    reserved: ByteChange = 0
     """Bytes that the library's pool holds at the end and nobody uses, above those before."""
     allocations: Count = 0  # Number of allocations
     largest: Bytes = 0  # Bytes of the largest allocation
@@ -46,7 +46,7 @@ class Course(Record, frozen=True):
 
     library: str  # As `MemoryUse.library`
     kind: MemoryPlace  # As `MemoryUse.kind`
-    points: tuple[tuple[Seconds, int], ...]
+    points: tuple[tuple[Seconds, ByteChange], ...]
     """Seconds since the test began, and the bytes in use from then on, above those before.
     Thinned out; each stretch keeps its highest point."""
 

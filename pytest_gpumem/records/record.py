@@ -16,6 +16,7 @@ _LARGEST = 2**63 - 1
 Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Launches = Annotated[int, Meta(ge=1, le=_LARGEST)]  # Launches that figures are of
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
+ByteChange = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch

@@ -10,7 +10,8 @@ from functools import cached_property
 
 from msgspec import UNSET
 
-from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
+from pytest_gpumem.judging.finding import basis, counted, window_text
+from pytest_gpumem.judging.regression import against
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -115,12 +116,8 @@ class RowFacts:
             if (written := getattr(row.limits, name)) is not None:
                 yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
         if (past := row.verdict.comparison) is not None:
-            low, high = bounds(past.low, past.high)
-            yield (
-                "change",
-                f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) and {high} (99.5 %); "
-                f"catches {format_share(past.catches)}",
-            )
+            hides = "unknown" if past.reach is None else format_share(past.reach)
+            yield "change", f"{against(past)}, noise may hide {hides}"
         for line in why_lines(row):
             yield "why", line
         for changed in row.changed:
@@ -298,15 +295,8 @@ def _noise(noise: float) -> str:
 
 
 def _change(comparison: Comparison) -> Figure:
-    """ "+12.34 [+12.01, +12.66] %"; without an interval where both ends are written as the change is, as on a simulated device."""
-    low, high, delta = (
-        f"{round(share * 100, 2) + 0.0:+.2f}"
-        for share in (comparison.low, comparison.high, comparison.delta)
-    )
-    short = f"{delta} %"
-    return Figure(
-        short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short
-    )
+    """ "+12.34 %"."""
+    return Figure(f"{round(comparison.delta * 100, 2) + 0.0:+.2f} %", comparison.delta)
 
 
 def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:

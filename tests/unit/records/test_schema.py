@@ -25,7 +25,7 @@ from pytest_gpumem.records.measurement import (
     Repeat,
 )
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
-from pytest_gpumem.records.row import Comparison, Omission, Row, Verdict
+from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
@@ -74,8 +74,9 @@ ROW = Row(
     verdict=Verdict(
         Outcome.UNDECIDED,
         "why",
-        Comparison(0.001, -0.001, 0.003, 0.006, 4, runs=2, p_value=0.3),
+        Comparison(0.001, 0.006, days=2, processes=4, same_code=True),
         code=Code.NOISY,
+        paired=PairedChange(0.001, -0.001, 0.003, 8),
     ),
     measurement=MEASURED,
     label="warm",
@@ -120,7 +121,7 @@ verdicts = st.builds(
     outcome=st.sampled_from(Outcome),
     reason=texts,
     comparison=st.none()
-    | st.builds(Comparison, finite, finite, finite, finite, st.integers(0, 99)),
+    | st.builds(Comparison, finite, finite, st.integers(0, 99), st.integers(0, 99), st.booleans()),
     simulated=st.booleans(),
     code=st.none() | st.sampled_from(Code),
 )
