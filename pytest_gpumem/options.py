@@ -99,12 +99,15 @@ def _report(value: object) -> str:
 def place(value: object) -> str:
     """Return a folder or a URL of fsspec as written. Raises `QuantityError` if it is none."""
     text = _path(value, "folder or URL", ".benchmarks or s3://bucket/baselines")
-    # C:/ is a drive of Windows, "s3:/bucket" lacks a slash.
-    one_slash = re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/).*", text, re.DOTALL)
-    if one_slash or ("://" in text and not text.partition("://")[2].strip("/")):
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)", text)  # C:/ is a drive of Windows
+    if scheme:
+        slashes = ":///" if scheme[1] == "file" else "://"
+        meant = masked(text.replace(":/", slashes, 1))
+        why = f"has one slash behind its colon (did you mean {meant}?)"
+        raise units.QuantityError(f"{masked(text)!r} {why}")
+    if "://" in text and not text.partition("://")[2].strip("/"):
         accepted = ".benchmarks, file:///srv/baselines or s3://bucket/baselines"
-        why = "has one slash behind its colon" if one_slash else "is a URL without a place"
-        raise refused(masked(text), accepted, why)
+        raise refused(masked(text), accepted, "is a URL without a place")
     return text
 
 
