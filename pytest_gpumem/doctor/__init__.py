@@ -13,11 +13,11 @@ from msgspec import to_builtins
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.options import device_choice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.reporting.columns import hanging, wrapped
-from pytest_gpumem.settings import device_choice
 from pytest_gpumem.units import QuantityError
 
 SCHEMA = 3  # version of the layout of the JSON

@@ -6,12 +6,12 @@ from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, comma
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code, Exit
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import Conclusion, advice
 from pytest_gpumem.reporting.row import worst_first
-from pytest_gpumem.settings import OptionRole, of_role
 
 
 def conclusion_of(session: GpuSession) -> Conclusion | None:

@@ -89,7 +89,7 @@ def test_what_may_come_next() -> None:
         return CliRunner(env=environment).invoke(main, prog_name="gpumem").stdout.split()
 
     assert answers("gpumem do") == ["plain,doctor"]
-    assert answers("gpumem duet --rou") == ["plain,--rounds-max"]
+    assert answers("gpumem duet --max") == ["plain,--max-regression"]
     assert answers("gpumem profile n") == ["plain,ncu", "plain,nsys"]
 
 

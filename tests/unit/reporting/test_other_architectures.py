@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.doctor.checks import gpu_checks
-from pytest_gpumem.memory.l2 import fit_set_aside
 from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.memory.window_request import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts, UnknownPeak, host_link, peak_bandwidth
 from pytest_gpumem.units import GiB, MiB
 
