@@ -12,7 +12,6 @@ import msgspec
 from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
-from pytest_gpumem.baselines.history import UNKNOWN_GPU
 from pytest_gpumem.baselines.result_sets import SideResults
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.judging import differences
@@ -274,12 +273,11 @@ def as_json(
 
 
 def _what(side: SideResults) -> str:
-    devices = []
-    for key in side.devices:
-        devices.append("an unknown GPU" if key == UNKNOWN_GPU.key else key)
+    devices = " and ".join(side.devices)
     drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
-    driver = f", driver {' and '.join(drivers)}" if drivers else ""
-    return f"{side.name}, {counted(side.processes, 'process')} on {' and '.join(devices)}{driver}"
+    if drivers:
+        devices += f", driver {' and '.join(drivers)}"
+    return f"{side.name}, {counted(side.baseline.processes, 'process')} on {devices}"
 
 
 @click.command(
@@ -314,9 +312,8 @@ def compare(
 
     The limits of the tests apply to times, memory, counts and machine code. A row of BASE that HEAD
     lacks is lost. The command lists the figures that differ. Each side is a file, a folder, or a
-    quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
-    pytest-benchmark, or files of a baseline. Each file of BASE is a run; the files of HEAD are the
-    processes of a run.
+    quoted pattern such as "base-*.json": --benchmark-json files of sessions with --gpumem, or files
+    of a baseline. Each file of BASE is a run; the files of HEAD are the processes of a run.
     """
     from pytest_gpumem.baselines.result_sets import side
 

@@ -27,7 +27,7 @@ def judged(
     found = judge_footprint(
         now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES)
     )
-    return [(one.outcome, one.code, one.sentence) for one in found]
+    return [(one.outcome, one.code, one.reason) for one in found]
 
 
 def past(*peaks: int) -> list[Footprint]:
