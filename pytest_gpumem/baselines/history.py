@@ -378,44 +378,31 @@ def changes(
     test_source: str | None,
     runs: Sequence[SavedRow],
 ) -> tuple[str, ...]:
-    """Return differences from the runs of a reference, in words: "the test's source".
+    """Return differences from the newest run of a reference, in words: "the test's source".
 
-    An unknown value is no difference. `runs`: oldest first; those of another mode do not count.
+    An unknown value is no difference. `runs`: oldest first.
     """
-    now = {
-        "driver": facts.driver,
-        "CUDA": facts.cuda,
-        "the test's source": test_source,
-        "the kernel's source": measurement.kernel_source,
-    }
-    others: dict[str, str] = {}  # the newest known value that differs
-    clocks: dict[str, list[float]] = {name: [] for name in CLOCKS}
-    for run in runs:
-        past = run.measurement
-        if past is None or past.mode != measurement.mode:
-            continue
-        then = {
-            "driver": run.process.device.driver,
-            "CUDA": run.process.device.cuda,
-            "the test's source": run.test_source,
-            "the kernel's source": past.kernel_source,
-        }
-        for name, value in then.items():
-            if value is not None and now[name] not in (None, value):
-                others[name] = value
-        for name, field_name in CLOCKS.items():
-            # After the samples; before them the device may be idle.
-            clock = getattr(past.conditions[-1], field_name)
-            if clock:
-                clocks[name].append(clock)
+    if not runs or runs[-1].measurement is None:
+        return ()
+    run, past = runs[-1], runs[-1].measurement
+    device = run.process.device
     words = []
-    for name, new in now.items():
-        if name in others:
-            words.append(name if name.endswith("source") else f"{name} {others[name]} -> {new}")
+    for name, then, now in (
+        ("driver", device.driver, facts.driver),
+        ("CUDA", device.cuda, facts.cuda),
+    ):
+        if then is not None and now is not None and then != now:
+            words.append(f"{name} {then} -> {now}")
+    for name, then, now in (
+        ("the test's source", run.test_source, test_source),
+        ("the kernel's source", past.kernel_source, measurement.kernel_source),
+    ):
+        if then is not None and now is not None and then != now:
+            words.append(name)
     for name, field_name in CLOCKS.items():
+        # After the samples; before them the device may be idle.
+        usual = getattr(past.conditions[-1], field_name)
         clock = getattr(measurement.conditions[-1], field_name)
-        if clock and clocks[name]:
-            usual = statistics.median(clocks[name])
-            if not clocks_agree(clock, usual):
-                words.append(f"{name} {usual / 1e6:.0f} -> {clock / 1e6:.0f} MHz")
+        if usual and clock and not clocks_agree(clock, usual):
+            words.append(f"{name} {usual / 1e6:.0f} -> {clock / 1e6:.0f} MHz")
     return tuple(words)

@@ -122,14 +122,13 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     steps = []
     for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
         steps.append(replace(difference, times=times))
-    if not steps and _without_arguments(base.launch) != _without_arguments(head.launch):
+    if not steps and _tokens(base.launch) != _tokens(head.launch):
         steps.append(Difference(ORDER))
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
-    before, after = [_token(step) for step in base], [_token(step) for step in head]
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    matcher = SequenceMatcher(None, _tokens(base), _tokens(head), autojunk=False)
     removed, added = list[Step](), list[Step]()
     for tag, first, last, begin, end in matcher.get_opcodes():
         if tag == "equal":
@@ -155,6 +154,8 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
 def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
     for field in Step.__struct_fields__:
         before, after = getattr(was, field), getattr(now, field)
+        if field == "code" and (before is None or after is None):
+            continue  # it was not watched
         if field not in _NOT_COMPARED and before != after:
             yield Difference(now.kind.value, before, after, now.name, field)
     if was.arguments is not None and now.arguments is not None:
@@ -203,8 +204,8 @@ def _token(step: Step) -> tuple[str, str]:
     return step.kind.value, step.name
 
 
-def _without_arguments(launch: Sequence[Step]) -> list[Step]:
-    return [replace(step, arguments=None) for step in launch]
+def _tokens(launch: Sequence[Step]) -> list[tuple[str, str]]:
+    return [_token(step) for step in launch]
 
 
 def _properties(step: Step) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -189,23 +188,19 @@ def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
     """Return a measurement with those of the same row in further processes of the run.
 
-    A note lists the processes that do not count, with the reason. If conditions spoilt this
-    process, or most others measured in another way, the first of them takes its place.
+    If conditions spoilt this process, the first that they spared takes its place. A note lists the
+    processes that do not count, with the reason.
     `further`: rows of each further process by their key.
     """
     processes: list[Measurement | None] = [measurement]
     for rows in further:
         processes.append(rows[key].measurement if key in rows else None)
-    fit = {}
+    reliable = {}
     for index, process in enumerate(processes):
         if process is not None and not any(unreliable(process)):
-            fit[index] = _way(process)
-    ways = Counter(fit.values())
-    usual = [index for index, way in fit.items() if ways[way] == max(ways.values())]
-    first = usual[0] if usual else 0
-    chosen = processes[first] or measurement
-    ran = ran_in_all([processes[index] or measurement for index in fit])
-    chosen = replace(chosen, what_ran=ran or measurement.what_ran)
+            reliable[index] = process
+    first = min(reliable, default=0)
+    chosen = reliable.get(first, measurement)
     repeats, left_out = list[Repeat](), list[str]()
     for index, process in enumerate(processes):
         if index == first:
@@ -215,7 +210,9 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
             left_out.append(f"process {index + 1} of {len(processes)} is left out: {why}")
         elif process is not None:
             repeats.append(process.repeat)
-    return replace(chosen, further=tuple(repeats), notes=(*chosen.notes, *left_out))
+    ran = ran_in_all(list(reliable.values())) or measurement.what_ran
+    notes = (*chosen.notes, *left_out)
+    return replace(chosen, what_ran=ran, further=tuple(repeats), notes=notes)
 
 
 def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:

@@ -282,7 +282,7 @@ def said(*runs: SavedRow, test_source: str | None = "t" * 64, **changed: Any) ->
 def test_changes_since_the_reference() -> None:
     assert said() == said(saved_with()) == ()
     older = structs.replace(FACTS, driver="570.1")
-    assert said(saved_with(older), saved_with()) == ("driver 570.1 -> 580.95.05",)
+    assert said(saved_with(), saved_with(older)) == ("driver 570.1 -> 580.95.05",)
     assert said(saved_with(test_source="u" * 64)) == ("the test's source",)
     assert said(saved_with(kernel_source="l" * 64)) == ("the kernel's source",)
     assert said(saved_with(test_source=None, kernel_source=None)) == ()

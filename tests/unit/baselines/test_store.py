@@ -7,15 +7,11 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
@@ -24,7 +20,7 @@ from pytest_gpumem.baselines.history import SavedProcess
 from pytest_gpumem.baselines.layout import digest, reduced
 from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
@@ -186,46 +182,6 @@ def test_the_file(tmp_path: Path) -> None:
     assert stat.S_IMODE(saved.path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from known_devices import H100
-from stored_rows import row
-from pytest_gpumem.baselines.store import Store
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(20):
-    Store(Path(sys.argv[1]), H100).save([row()], "abc")
-"""
-
-
-def test_processes_write_in_the_same_second_while_others_read(tmp_path: Path) -> None:
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(4)
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    seen = []
-    while any(writer.poll() is None for writer in writers):
-        seen.append(Store(tmp_path, H100).load().processes)
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
-    assert seen == sorted(seen)
-    assert Store(tmp_path, H100).load().processes == 80
-
-
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     """What a writer has not finished, or was killed over, carries a temporary name."""
     store = Store(tmp_path, H100)
@@ -269,13 +225,6 @@ def test_what_never_enters(tmp_path: Path, refused: Row, why: str) -> None:
     assert [r for r, _ in saved.refused] == [refused]
     assert re.search(why, saved.refused[0][1])
     assert files(tmp_path) == []
-
-
-SLOWER = row(verdict=Verdict(Outcome.FAIL, "", code=Code.SLOWER), failed=True, latency=3e-4)
-
-
-def revisions(store: Store) -> list[str | None]:
-    return [one.process.revision for one in store.load().rows.get(SLOWER.key, ())]
 
 
 def test_one_process_counts_once(tmp_path: Path) -> None:
@@ -505,107 +454,10 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         store.load()
 
 
-@given(
-    st.binary(max_size=200)
-    | st.text(alphabet='{}[]":,0123456789.eE-schemadvictrowulsNaInfty ', max_size=60).map(
-        str.encode
-    )
-)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_junk_never_loads_silently(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(BaselineError):
-        placed(tmp_path, content).load()
-
-
-@given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject) -> None:
-    """Cut at any place or with any byte replaced: refused, or white space that says the same."""
-    good = tmp_path / "good"
-    if not good.exists():
-        path = Store(tmp_path / "made", H100).save([row()], None).path
-        assert path is not None
-        good.write_bytes(path.read_bytes())
-    content = good.read_bytes()
-    place = data.draw(st.integers(0, len(content) - 1))
-    cut = data.draw(st.booleans())
-    damaged = (
-        content[:place]
-        if cut
-        else content[:place] + data.draw(st.binary(min_size=1, max_size=1)) + content[place + 1 :]
-    )
-    store = placed(tmp_path, damaged)
-    if cut and damaged.strip() != content.strip():
-        with pytest.raises(BaselineError):
-            store.load()
-        return
-    try:
-        baseline = store.load()
-    except BaselineError:
-        return
-    assert baseline == Store(tmp_path / "made", H100).load()
-
-
-json_values = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-)
-
-
-@given(st.data())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(
-    tmp_path: Path, data: st.DataObject
-) -> None:
-    """Any value anywhere replaced: refused in one line with the file's name, or a time that a launch can take."""
-    good = tmp_path / "good"
-    if not good.exists():
-        path = (
-            Store(tmp_path / "made", H100)
-            .save([row(conditions=(CLOCKS, CLOCKS), overhead=2e-6)], None)
-            .path
-        )
-        assert path is not None
-        good.write_bytes(path.read_bytes())
-    file = json.loads(good.read_text())
-    at: Any = file["content"]
-    while True:
-        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-        if not (isinstance(at[key], (dict, list)) and at[key] and data.draw(st.integers(0, 5))):
-            break
-        at = at[key]
-    at[key] = data.draw(
-        json_values
-        | st.lists(json_values, max_size=2)
-        | st.dictionaries(st.text(max_size=3), json_values, max_size=2)
-    )
-    file["sha256"] = digest(file["content"])
-    store = placed(tmp_path, json.dumps(file).encode())
-    said, baseline = "", None
-    try:
-        baseline = store.load()
-    except BaselineError as error:
-        said = str(error)
-    if baseline is None:
-        assert said.startswith(f"{store.folder}")
-        assert "\n" not in said
-        return
-    for rows in baseline.rows.values():
-        for one in rows:
-            if one.measurement is not None:
-                assert 0 < one.measurement.latency < float("inf")
-
-
 def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
     with pytest.raises(BaselineError):
         placed(tmp_path, b"{").load()
     assert gc.isenabled()
-
-
-# Accepted changes
 
 
 # Ancestry
