@@ -219,8 +219,7 @@ def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(
 
 
 @pytest.mark.parametrize(
-    ("latency", "shares"),
-    [(5.4e-6, (0.0051, 0.0094, 0.0025)), (268e-6, (0.00041, 0.0017, 0.0004))],
+    ("latency", "shares"), [(5.4e-6, (0.0051, 0.0094, 0.0025)), (268e-6, (0.00041, 0.0017, 0.0004))]
 )
 def test_what_unchanged_code_differs_by(latency: float, shares: tuple[float, ...]) -> None:
     spreads = process_spread(latency), placement_spread(latency), day_spread(latency)
