@@ -12,7 +12,7 @@ from pytest_gpumem.baselines.history import Baseline, changes, memory_of, times_
 from pytest_gpumem.baselines.result_sets import FAILED, SideResults
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import counted, worst
 from pytest_gpumem.judging.latencies import base_latency as compared_latency
 from pytest_gpumem.judging.latencies import mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
@@ -60,23 +60,20 @@ class SetComparison:
             return "no row is on both sides"
         if not any(limited(row) for row in self.rows):
             return f"no row has a limit; {OPTION} sets one for all"
-        unjudged = [omission for omission in self.missing if omission.status == UNJUDGED]
-        if unjudged:
-            return f"{counted(len(unjudged), 'limit')} judged by nothing"
-        return None
+        unjudged = [omission.status for omission in self.missing].count(UNJUDGED)
+        return f"{counted(unjudged, 'limit')} judged by nothing" if unjudged else None
 
     def exit_code(self, *, strict: bool) -> int:
         """Return the exit code, as `outcomes.EXIT_CODES` of `compare`.
 
         `strict`: every row needs a limit and a PASS of a real GPU.
         """
-        verdicts = [row.verdict for row in self.rows]
-        if any(verdict.outcome is Outcome.FAIL for verdict in verdicts) or lost(self.missing):
+        if worst([row.verdict for row in self.rows]) is Outcome.FAIL or lost(self.missing):
             return Exit.FAILED
         if self.no_verdict is not None:
             return Exit.NO_VERDICT
-        for verdict in verdicts:
-            if strict and (verdict.outcome is not Outcome.PASS or verdict.simulated):
+        for row in self.rows:
+            if strict and (row.verdict.outcome is not Outcome.PASS or row.verdict.simulated):
                 return Exit.NO_VERDICT
         return Exit.FINE
 
@@ -97,10 +94,10 @@ def compare_sides(
     Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    paths = {file.digest: file.path for file in base.files}
+    paths = {file.run.id: file.path for file in base.files}
     for file in head.files:
-        if file.digest in paths:
-            other = paths[file.digest]
+        if file.run.id in paths:
+            other = paths[file.run.id]
             raise UserError(f"{file.path}: the same file as {other} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:

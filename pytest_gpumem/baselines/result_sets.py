@@ -33,8 +33,7 @@ class ResultFile:
     """One file: the processes of one run."""
 
     path: Path
-    digest: str  # SHA-256 of its bytes: files with the same digest are copies
-    run: SavedRun
+    run: SavedRun  # files with the same id are copies
     rows: Mapping[str, Row] = field(default_factory=dict)
     """By key: all that it holds, with limits where the file has them."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -114,9 +113,9 @@ def side(given: str) -> SideResults:
     seen: dict[str, Path] = {}
     for path in _paths(given):
         file = _file(path)
-        if file.digest in seen:
-            raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
-        seen[file.digest] = path
+        if file.run.id in seen:
+            raise UserError(f"{path}: the same as {seen[file.run.id]}: a copy")
+        seen[file.run.id] = path
         files.append(file)
     files.sort(key=lambda file: (file.run.utc, file.run.id))
     baseline = assemble(file.run for file in files)
@@ -151,11 +150,11 @@ def _paths(given: str) -> list[Path]:
 def _file(path: Path) -> ResultFile:
     try:
         text = content(path)
-        value, digest = parsed(text), hashlib.sha256(text).hexdigest()
+        value = parsed(text)
         if isinstance(value, dict) and "gpumem" in value:
-            return _results(path, digest, value)
+            return _results(path, hashlib.sha256(text).hexdigest(), value)
         if isinstance(value, dict) and "schema" in value:
-            return _saved(path, digest, read(text))
+            return _saved(path, read(text))
     except (FileError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     raise UserError(
@@ -164,7 +163,7 @@ def _file(path: Path) -> ResultFile:
 
 
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
-    """Read a `--benchmark-json` file of a session with `--gpumem`."""
+    """Read a `--benchmark-json` file of a session with `--gpumem`. `digest`: of its bytes."""
     document = document_in(value)
     settings = document.settings
     mode = settings.get("mode")
@@ -196,10 +195,10 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
         mode=mode if isinstance(mode, str) else None,
         rows=tuple(rows),
     )
-    return ResultFile(path, digest, run, by_key, left_out, document.missing)
+    return ResultFile(path, run, by_key, left_out, document.missing)
 
 
-def _saved(path: Path, digest: str, run: SavedRun) -> ResultFile:
+def _saved(path: Path, run: SavedRun) -> ResultFile:
     """Read a saved run, whose rows have no verdicts."""
     rows = {}
     for saved in run.rows:
@@ -212,4 +211,4 @@ def _saved(path: Path, digest: str, run: SavedRun) -> ResultFile:
             test_source=saved.test_source,
             footprint=saved.footprint,
         )
-    return ResultFile(path, digest, run, rows)
+    return ResultFile(path, run, rows)

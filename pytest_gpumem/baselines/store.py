@@ -127,30 +127,12 @@ class Store:
                 refused.append((row, why))
                 continue
             keys.add(row.key)
-            times, memory = row.measurement, row.footprint
-            if times is not None:
-                time_enters = baseline.enters(row, "time", run.utc.date())
-                times = reduced(times, run) if time_enters else None
-            if memory is not None:
-                memory = reduced_footprint(memory) if memory.watched else None
-            if memory is not None and not baseline.enters(row, "memory", run.utc.date()):
-                memory = None
-            if times is None and memory is None:
+            entering = _entering(row, baseline, run)
+            if entering is None:
                 full.append(row)
-                continue
-            accepted.append(row)
-            saved.append(
-                SavedRow(
-                    row.nodeid,
-                    row.label,
-                    times,
-                    memory,
-                    row.limits,
-                    row.test_source,
-                    baseline.acceptances.digest(row.key, "time"),
-                    baseline.acceptances.digest(row.key, "memory"),
-                )
-            )
+            else:
+                accepted.append(row)
+                saved.append(entering)
         path = None
         if saved:
             path = self._write(structs.replace(run, rows=tuple(saved)))
@@ -189,6 +171,32 @@ class Store:
         return note
 
 
+def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
+    """Return what is saved of a row; None if its references are full and it gained nothing."""
+    today = run.utc.date()
+    times = memory = None
+    if row.measurement is not None and baseline.enters(row, "time", today):
+        times = reduced(row.measurement, run)
+    if (
+        row.footprint is not None
+        and row.footprint.watched
+        and baseline.enters(row, "memory", today)
+    ):
+        memory = reduced_footprint(row.footprint)
+    if times is None and memory is None:
+        return None
+    return SavedRow(
+        row.nodeid,
+        row.label,
+        times,
+        memory,
+        row.limits,
+        row.test_source,
+        baseline.acceptances.digest(row.key, "time"),
+        baseline.acceptances.digest(row.key, "memory"),
+    )
+
+
 def refusal(row: Row, simulated: bool) -> str | None:
     """Return why a row may not be saved, whatever its reference; None if it may.
 
@@ -205,9 +213,10 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return "it is simulated" if row.verdict.simulated else "it is not simulated"
     if row.verdict.code is Code.CONDITIONS:
         return row.verdict.reason
-    doubts = [] if row.measurement is None else list(unreliable(row.measurement))
-    if doubts:
-        return f"its times are in doubt: {', '.join(doubts)}"
+    if row.measurement is not None:
+        doubts = ", ".join(unreliable(row.measurement))
+        if doubts:
+            return f"its times are in doubt: {doubts}"
     if row.verdict.outcome is Outcome.FAIL:
         return f"FAIL: {row.verdict.reason}"
     return None

@@ -42,25 +42,19 @@ def judged(
             siblings=siblings,
         )
     findings = list(judgement.findings)
-    comparison = judgement.comparison
     if row.footprint is not None:
         names = [name for name in RULES if row.footprint.ended or name not in AT_THE_END]
         findings += memory_findings(row, baseline, names, simulated=facts.simulated)
     return with_verdict(
         row,
         findings,
-        comparison=comparison,
+        comparison=judgement.comparison,
         simulated=facts.simulated,
         strict=strict,
     )
 
 
-def screened(
-    rows: Sequence[Row],
-    baseline: Baseline,
-    *,
-    strict: bool = False,
-) -> list[Row]:
+def screened(rows: Sequence[Row], baseline: Baseline, *, strict: bool = False) -> list[Row]:
     """Return the rows of a whole session; those that wait have the screen's verdict.
 
     `rows`: as `judged` made them, with the changes that the screen compares.

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
-from pytest_gpumem.records.row import LimitResult
+from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import format_share, short_bytes
 
 
@@ -78,7 +78,7 @@ def check_of(limits: Limits, name: str) -> Check | None:
     return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
 
 
-def worst(findings: Sequence[LimitResult]) -> Outcome:
+def worst(findings: Sequence[LimitResult | Verdict]) -> Outcome:
     """Return the outcome of the worst finding; MEASURED without any."""
     if not findings:
         return Outcome.MEASURED
