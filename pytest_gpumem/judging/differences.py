@@ -51,7 +51,7 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
     changed = [*_declared(base, head), *_pages(base, head)]
     other_window = base.window != head.window
     if other_window:
-        changed.append(Difference(WINDOW, _window(base), _window(head)))
+        changed.append(Difference(WINDOW, window_text(base.window), window_text(head.window)))
     ran, runs = base.what_ran, head.what_ran
     if ran is not None and ran.order and runs is not None and runs.order:
         for difference in ran_differently(ran, runs):
@@ -103,10 +103,6 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
     for kind, before, after in counts:
         if abs(after - before) > VARIES * before:
             yield Difference(kind, before, after)
-
-
-def _window(measurement: Measurement) -> str:
-    return "none" if measurement.window is None else window_text(measurement.window)
 
 
 # What one launch ran
@@ -174,12 +170,14 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         old, new = before.split(), arguments.hidden(after, before).split()
+        if old == new:
+            continue
         if len(old) != len(new):
             size = f"size of argument {number}"
             yield size, counted(len(old), "word"), counted(len(new), "word")
-        elif len(old) <= 2 and old != new:
+        elif len(old) <= 2:
             yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
-        elif len(old) > 2:
+        else:
             for index, (word, other) in enumerate(zip(old, new, strict=True)):
                 if word != other:
                     place = f"argument {number}, byte {arguments.WORD * index}"
@@ -217,9 +215,10 @@ def _properties(step: Step) -> str:
     words = []
     if step.nbytes is not None:
         words.append(short_bytes(step.nbytes))
-    ends = [end for end in (step.source, step.memory) if end]
-    if ends:
-        words.append(" → ".join(ends))
+    if step.source and step.memory:
+        words.append(f"{step.source} → {step.memory}")
+    elif step.source or step.memory:
+        words.append(step.source or step.memory or "")
     return " ".join(words)
 
 

@@ -91,11 +91,13 @@ def basis(measurement: Measurement) -> str:
     return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
 
 
-def window_text(window: Window) -> str:
-    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB".
+def window_text(window: Window | None) -> str:
+    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", or "none".
 
     Where it begins and its properties are added where they are not the usual ones.
     """
+    if window is None:
+        return "none"
     parts = [short_bytes(window.nbytes)]
     if window.offset:
         parts.append(f"from {short_bytes(window.offset)} on")

@@ -159,14 +159,10 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
     if then != now:
         changed.append(("traffic", then, now))
     if past.window != measurement.window:
-        changed.append(("window", _window(past), _window(measurement)))
+        changed.append(("window", window_text(past.window), window_text(measurement.window)))
     return changed
 
 
 def _moved(measurement: Measurement) -> str:
     moved = measurement.moved_bytes
     return "unknown" if moved is None else short_bytes(moved.total)
-
-
-def _window(measurement: Measurement) -> str:
-    return "none" if measurement.window is None else window_text(measurement.window)

@@ -41,26 +41,25 @@ def with_verdict(
         comparison = row.verdict.comparison
     if paired is UNSET:
         paired = row.verdict.paired
-    by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
+    accepted, doubts, passed, measured = [], [], [], []
     for result in findings:
-        by_outcome[result.outcome].append(result)
-    accepted = by_outcome[Outcome.ACCEPTED]
-    doubts = [*by_outcome[Outcome.FAIL], *by_outcome[Outcome.UNDECIDED], *by_outcome[Outcome.NEW]]
+        if result.outcome is Outcome.ACCEPTED:
+            accepted.append(result)
+        elif result.outcome is Outcome.PASS:
+            passed.append(result)
+        elif result.outcome is Outcome.MEASURED:
+            measured.append(result)
+        else:
+            doubts.append(result)
     doubts.sort(key=_order)
-    if doubts:
-        outcome, reported = doubts[0].outcome, [*accepted, *doubts]
-    elif accepted:
-        outcome, reported = Outcome.ACCEPTED, accepted
-    elif by_outcome[Outcome.PASS]:
-        outcome, reported = Outcome.PASS, by_outcome[Outcome.PASS]
-    else:
-        outcome = Outcome.MEASURED
-        reported = by_outcome[outcome] or [_measured(comparison, row.limits)]
-    code = None
-    for result in doubts[:1] or reported:
-        code = code or result.code
-    sentences = [*(result.reason for result in reported), *remarks]
-    reason = "; ".join(dict.fromkeys(filter(None, sentences))) or row.verdict.reason
+    reported = [*accepted, *doubts] or passed or measured or [_measured(comparison, row.limits)]
+    decisive = doubts[0] if doubts else reported[0]
+    outcome, code = decisive.outcome, decisive.code
+    reasons = []
+    for reason in (*(result.reason for result in reported), *remarks):
+        if reason and reason not in reasons:
+            reasons.append(reason)
+    reason = "; ".join(reasons) or row.verdict.reason
     if strict and outcome in (Outcome.UNDECIDED, Outcome.NEW):
         reason += " (strict: this fails)"
     verdict = Verdict(
