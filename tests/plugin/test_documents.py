@@ -22,7 +22,7 @@ SKIPS = ("could not import", "one GPU is simulated", "the test needs 2 GPUs")
 
 
 def test_there_are_some() -> None:
-    assert len(TESTS) > 20
+    assert len(TESTS) > 12
     assert [*MODULES] == ["triton_kernels.py"]
 
 
