@@ -138,15 +138,23 @@ def signature(function: Function) -> str:
 
 
 def prose(docstring: str) -> str:
-    """A docstring of Google's style as Markdown: its sections become lists, with a phrase each."""
+    """A docstring of Google's style as Markdown: its lists have a phrase for each entry.
+
+    Errors are left out: each names the value and what is accepted.
+    """
     paragraphs = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         head, _, rest = part.partition("\n")
-        if head in ("Args:", "Raises:", "Returns:", "Yields:"):
+        if head == "Raises:" or head.startswith("Source: "):
+            continue
+        if head in ("Args:", "Returns:", "Yields:"):
             text = textwrap.indent(textwrap.dedent(rest), "    ")
             items = []
             for entry in re.sub(r"\n\s{5,}", " ", text).splitlines():
-                items.append("- " + re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, first(entry)))
+                if ": as for " not in entry:
+                    items.append("- " + re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, first(entry)))
+            if not items:
+                continue
             title = {"Args:": "Parameters"}.get(head, head.rstrip(":"))
             paragraphs.append(f"{title}:\n\n" + "\n".join(items))
         else:

@@ -175,6 +175,8 @@ def commands() -> str:
 
     parts = []
     for path, command in _walk(main, "gpumem"):
+        if command is main:
+            continue  # its list of commands stands in the README
         # click keeps it, with the names of the context that first needed it
         command._help_option = None
         with click.Context(
@@ -189,8 +191,8 @@ def commands() -> str:
 
 
 def _help(command: click.Command, context: click.Context) -> str:
-    """The help of a command; its exit codes stand in docs/outputs.md, `-h` on every one."""
-    text = command.get_help(context).partition("\n  Exit codes:\n")[0]
+    """The help of a command; examples and exit codes stand on other pages."""
+    text = command.get_help(context).partition("\n  Examples:\n")[0]
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("-h, --help")]
     return "\n".join(lines).rstrip().removesuffix("\nOptions:").rstrip()
 
@@ -221,6 +223,8 @@ READ_BY_USERS = (
     "MemoryUse",
 )
 """Records whose fields have a phrase each, the widest first."""
+NAMES_ALONE = ("Code", "DeviceFacts", "Limits", "Outcome")
+"""Records with the names of their fields alone; the JSON Schema has these, and all others."""
 
 
 def schema() -> str:
@@ -229,7 +233,7 @@ def schema() -> str:
     parts = [_record("The value of `gpumem`", whole)]
     for name in READ_BY_USERS:
         parts.append(_record(name, whole["$defs"][name]))
-    for name in sorted(whole["$defs"].keys() - {*READ_BY_USERS}):
+    for name in NAMES_ALONE:
         parts.append(_short_record(name, whole["$defs"][name]))
     return "\n\n".join(parts)
 
@@ -258,11 +262,13 @@ def _short_record(name: str, record: Mapping[str, Any]) -> str:
 
 
 def _phrase(described: Mapping[str, Any]) -> str:
-    """The first sentence or clause of a description; the JSON Schema has all of it."""
+    """The first sentence of a description, or a clause; the JSON Schema has all of it."""
     text = _text(described.get("description", ""))
     text = re.sub(r"\bNone\b", "null", text)  # of Python's fields, as JSON has them
     phrase = re.split(r"(?<=[a-z)`])[.;:] ", text)[0]
-    return phrase.rstrip(".;:")
+    if len(phrase.split()) > 9:
+        phrase = re.split(r", | \(", phrase)[0]
+    return phrase.rstrip(".;:,")
 
 
 def _says_itself(described: Mapping[str, Any], field: str) -> bool:
@@ -275,6 +281,8 @@ def _type(described: Mapping[str, Any]) -> str:
     """A JSON type in words, with links to other records."""
     if "$ref" in described:
         name = described["$ref"].rpartition("/")[2]
+        if name not in READ_BY_USERS and name not in NAMES_ALONE:
+            return name
         return f"[{name}](#{name.lower()})"
     if "anyOf" in described:
         return " or ".join(_type(choice) for choice in described["anyOf"])
@@ -302,37 +310,34 @@ def exit_codes() -> str:
 
 
 def rooms() -> str:
-    """The rooms of the package from the highest floor to the lowest, as the law of imports orders them."""
-    layers = re.search(
-        r"^layers = \[\n(.*?)^\]",
-        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
-        re.DOTALL | re.MULTILINE,
-    )
+    """The rooms of the package, floor by floor from the highest, as the law of imports orders them."""
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.search(r"^layers = \[\n(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
     assert layers is not None
-    lines = ["| floor | room | |", "|---|---|---|"]
+    lines = []
     floors = re.findall(r'"(.+)"', layers[1])
-    for floor, names in zip(range(len(floors) - 1, -1, -1), floors, strict=True):
+    for number, names in enumerate(floors, 1):
         for name in names.split(" | "):
             path = ROOT / "pytest_gpumem" / name
             file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
             text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            lines.append(
-                f"| {floor} | `{name}` | {_cell(re.split(r'(?<=[.]) ', ' '.join(text.split()))[0])} |"
-            )
+            sentence = re.split(r"(?<=[.:]) ", _text(text))[0].rstrip(":.")
+            lines.append(f"- {len(floors) - number} `{name}`: {sentence}.")
     return "\n".join(lines)
 
 
 def features() -> str:
     """What a session does around a test beside running it: the classes that inherit from `Feature`."""
-    lines = ["| feature | in | |", "|---|---|---|"]
+    lines = []
     for path in sorted((ROOT / "pytest_gpumem" / "plugin").glob("*.py")):
-        for one in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(one, ast.ClassDef) and any(
-                isinstance(base, ast.Name) and base.id == "Feature" for base in one.bases
-            ):
-                lines.append(
-                    f"| `{one.name}` | `plugin.{path.stem}` | {_cell(ast.get_docstring(one) or '')} |"
-                )
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            if "Feature" in bases:
+                text = _text(ast.get_docstring(node) or "")
+                sentence = re.split(r"(?<=[.]) ", text)[0]
+                lines.append(f"- `{node.name}` (`plugin.{path.stem}`): {sentence}")
     return "\n".join(lines)
 
 

@@ -141,20 +141,10 @@ def gate(session: Session) -> str:
         "-p",
         "no:hypothesispytest",
     )
-    return text[text.index("gpumem gate: step 3") :]
+    return text[text.index("gpumem gate: a duet") :]
 
 
-def compare(session: Session) -> str:
-    """The files of both states."""
-    session.slowed()
-    base, head = (session.folder / name for name in ("base.json", "head.json"))
-    for file, tests in ((base, TESTS), (head, TESTS.replace("STRIDE = 1", "STRIDE = 2"))):
-        (session.folder / "test_image.py").write_text(tests)
-        session.run(*PYTEST, "--gpumem", f"--benchmark-json={file}", "-p", "no:cacheprovider")
-    return session.run(*GPUMEM, "compare", "base.json", "head.json", "--max-regression", "2%")
-
-
-SESSIONS = {"failing": failing, "gate": gate, "compare": compare}
+SESSIONS = {"failing": failing, "gate": gate}
 
 
 def shown(text: str, folder: Path) -> list[str]:
