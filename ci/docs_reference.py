@@ -19,7 +19,7 @@ from docs_api import api
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
-    from pytest_gpumem.settings import Option
+    from pytest_gpumem.options import Option
 
 
 def _cell(text: str) -> str:
@@ -29,7 +29,7 @@ def _cell(text: str) -> str:
 
 def options() -> str:
     """Every option of the command line; its environment variable and ini key follow from it."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     lines = []
     for option in OPTIONS:
@@ -42,7 +42,7 @@ def options() -> str:
 
 def ini_keys() -> str:
     """Every option that is an ini key alone."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     lines = []
     for option in OPTIONS:
@@ -63,7 +63,7 @@ def _text(text: str) -> str:
 
 def marker() -> str:
     """The keywords of the marker that are no options."""
-    from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
+    from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 
     names = {option.name for option in OPTIONS}
     return "\n".join(f"- `{name}`" for name in MARKER_KEYWORDS if name not in names)
