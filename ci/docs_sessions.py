@@ -46,7 +46,8 @@ REPLACED = (
     (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
     (r"^plugins: .*$", "plugins: benchmark-5, gpumem-0.1.0"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", DATE),
-    (r"in \d+ s; intervals", "in 9 s; intervals"),
+    (r"processes in \d+ s", "processes in 9 s"),
+    (r"; \d+ s on ", "; 19 s on "),
     (r"at most [\d.]+ (s|min) more", "at most 3 min more"),
     (r", about [\d.]+ (s|min) left", ", about 5 s left"),
 )
