@@ -133,7 +133,7 @@ def signature(function: Function) -> str:
     for parameter in ast.walk(arguments.args):
         if isinstance(parameter, ast.arg):
             parameter.annotation = None
-    text = re.sub(r"^self(, /)?(, )?", "", ast.unparse(arguments.args))
+    text = re.sub(r"^self(, /)?(, )?", "", ast.unparse(arguments.args)).replace("'", '"')
     return textwrap.fill(f"{function.name}({text})", WIDTH, subsequent_indent="    ")
 
 

@@ -280,7 +280,7 @@ def _says_itself(described: Mapping[str, Any], field: str) -> bool:
 def _type(described: Mapping[str, Any]) -> str:
     """A JSON type in words, with links to other records."""
     if "$ref" in described:
-        name = described["$ref"].rpartition("/")[2]
+        name = str(described["$ref"]).rpartition("/")[2]
         if name not in READ_BY_USERS and name not in NAMES_ALONE:
             return name
         return f"[{name}](#{name.lower()})"
