@@ -452,6 +452,7 @@ class Github(Service):
             "fromJSON": json.loads,
             "format": lambda form, *values: form.format(*values),
             "hashFiles": lambda *_: "files",
+            "startsWith": str.startswith,
             "always": lambda: True,
             "success": lambda: well,
             "failure": lambda: not well,
