@@ -263,22 +263,6 @@ def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(
     assert "- benchmark 'simulated'" in gpumem("test_it.py").stdout.str()
 
 
-def test_durations_name_the_slowest_rows_with_what_took_the_time(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(test_it=TESTS)
-    lines = gpumem("--durations=1").outlines
-    at = lines.index("slowest 1 row, with what took the time:")
-    assert "us at " in lines[at + 1]
-    assert {
-        name
-        for name in ("check", "warm-up", "placements", "samples", "passes")
-        if f"{name} " in lines[at + 1]
-    } >= {"check", "samples"}
-    assert " ms test_it.py::" not in lines[at + 2]
-    assert not any("what took the time" in line for line in gpumem().outlines)
-
-
 def test_a_failure_is_as_wide_as_the_terminal_and_its_summary_is_whole(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
