@@ -78,10 +78,6 @@ def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(
                 gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=1, labl="x")
 
         def test_functions(gpu_benchmark):
-            def own(*, mode, label): raise KeyError(mode, label)
-
-            with pytest.raises(KeyError, match="'hot', 'mine'"):
-                gpu_benchmark(own, mode="hot", label="mine")
             with pytest.raises(ValueError, match=r"^gpu_benchmark.case\\(\\) has no keyword 'reads': it is a field of the Case$"):
                 gpu_benchmark.case(lambda memory: None, reads=[])
         """
