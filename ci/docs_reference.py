@@ -19,7 +19,7 @@ from docs_api import api
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
-    from pytest_gpumem.settings import Option
+    from pytest_gpumem.options import Option
 
 
 def _cell(text: str) -> str:
@@ -29,7 +29,7 @@ def _cell(text: str) -> str:
 
 def options() -> str:
     """Every option of the command line with its environment variable and ini key, which all derive from one table."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     lines = ["| option | environment, ini | marker | |", "|---|---|---|---|"]
     for option in (one for one in OPTIONS if not one.ini_only):
@@ -42,7 +42,7 @@ def options() -> str:
 
 def ini_keys() -> str:
     """Every option that is an ini key alone."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     rare = [one for one in OPTIONS if one.ini_only]
     rows = [
@@ -58,7 +58,7 @@ def _keyword(option: Option) -> str:
 
 def marker() -> str:
     """The keywords of the marker that are no options."""
-    from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
+    from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 
     names = {option.name for option in OPTIONS}
     return "\n".join(f"- `{name}`" for name in MARKER_KEYWORDS if name not in names)

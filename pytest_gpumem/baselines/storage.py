@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.options import masked, place
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.settings import masked, place
 
 SUBFOLDER = "gpumem"
 """Folder of the runs below the device's key, beside the files of pytest-benchmark."""

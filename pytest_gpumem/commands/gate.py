@@ -25,13 +25,13 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.acceptances import Acceptances

@@ -32,15 +32,16 @@ from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
-from pytest_gpumem.memory.buffers import Arena, on_its_device
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.options import MODES, SAMPLERS
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
-from pytest_gpumem.settings import MODES, SAMPLERS
 from pytest_gpumem.units import format_share, format_time
 
 
@@ -291,7 +292,6 @@ class Conductor:
             launches_wait=True if self.device.launches_wait() else UNSET,
             busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
             host_time=UNSET if sampling.host_time is None else sampling.host_time,
-            ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
         )
 
     def _untimed(

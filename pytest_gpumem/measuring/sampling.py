@@ -141,11 +141,6 @@ class Sampling:
         """Median of the seconds that the host takes to queue one launch; None where no launch was queued by itself."""
         return statistics.median(self._host_times) if self._host_times else None
 
-    @property
-    def sm_clock_hz(self) -> float | None:
-        """Median of the SM clock that ran before the samples, in hertz; None where it is unknown."""
-        return statistics.median(self._clocks) if self._clocks else None
-
     def around(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
         """Conditions before and after the samples, with the throttle reasons that slowed the samples next to them."""
         first, last = (self._chunks[0], self._chunks[-1]) if self._chunks else (None, None)

@@ -48,13 +48,14 @@ from pytest_gpumem.plugin.workers import (
     prepare,
     settings_of_session,
 )
+from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, Settings, switched_off
-from pytest_gpumem.units import comparison_text, did_you_mean
+from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature

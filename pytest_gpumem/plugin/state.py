@@ -166,16 +166,12 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return (
-            not self.settings.no_what_ran
-            and EVIDENCE not in switched_off(os.environ)
-            and not self.ranges.tool_attached()
-        )
+        return EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
-        return not self.settings.no_what_ran and not self.ranges.tool_attached()
+        return not self.ranges.tool_attached()
 
     def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
         """Return the row with its verdict at the test's end.

@@ -16,6 +16,7 @@ from pytest_gpumem.baselines.accepting import changes_of, command
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import entries, saving
 from pytest_gpumem.plugin.adoption import rows_of_table
@@ -29,7 +30,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import fitted, wrapped
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
-from pytest_gpumem.settings import ANNOUNCE, OptionRole, loosened, of_role, switched_off
+from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
 from pytest_gpumem.units import format_time
 
 EVERY = 60.0  # seconds between two lines where the output is no terminal

@@ -17,7 +17,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Conditions, Measurement, modes_of
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
@@ -387,7 +387,9 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
 def modes_text(measurement: Measurement) -> str | None:
     """The modes of the placements: "placements: 19 at 437.7 us, 3 at 478.1 us; the 19 count"; None for one mode."""
     by_mode: dict[int, list[float]] = {}
-    for mode, median in sorted(zip(measurement.modes, measurement.medians, strict=True)):
+    for mode, median in sorted(
+        zip(modes_of(measurement.medians), measurement.medians, strict=True)
+    ):
         by_mode.setdefault(mode, []).append(median)
     if len(by_mode) < 2:
         return None

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, OptionRole, of_role, switch_off
+from pytest_gpumem.options import OptionRole, of_role
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests alone. Its name: this package is below the plugin."""

@@ -30,7 +30,7 @@ from pytest_gpumem.devices.simulated.roofline import L2State, Roofline
 from pytest_gpumem.devices.simulated.streams import COMPUTE, SimulatedStreams, Work
 from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.memory import l2
+from pytest_gpumem.memory import l2, window_request
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.units import MiB
 
@@ -85,7 +85,7 @@ def no_window(patch: Patch) -> None:
 def windows_that_cost(patch: Patch) -> None:
     """A window of any size gets a hit ratio of 1, and a kernel under it takes half as long again."""
     patch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
-    window = l2.WindowRequest
+    window = window_request.WindowRequest
     patch.setattr(window, "off", property(lambda self: self.set_aside == "off"))
     persists = property(lambda self: self.hit is AccessProperty.PERSISTING)
     patch.setattr(window, "persists", persists)
@@ -97,7 +97,7 @@ def windows_that_cost(patch: Patch) -> None:
 
 
 def no_granule_more(patch: Patch) -> None:
-    patch.setattr(l2, "FREE_STEPS", 0)
+    patch.setattr(window_request, "FREE_STEPS", 0)
 
 
 def silent_thrashing(patch: Patch) -> None:
