@@ -243,7 +243,7 @@ class Github(Service):
             needs = job.get("needs", [])
             if isinstance(needs, str):
                 needs = [needs]
-            context = {"github": github, "vars": {}, "runner": {"os": "Linux"}}
+            context: dict[str, Any] = {"github": github, "vars": {}, "runner": {"os": "Linux"}}
             context["needs"] = {need: {"result": ended[need]} for need in needs}
             context["well"] = all(ended[need] == "success" for need in needs)
             condition = str(job.get("if", "success()"))

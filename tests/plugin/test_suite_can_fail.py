@@ -53,7 +53,7 @@ def wrap(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> Non
     patch.setattr(owner, name, changed)
 
 
-def sheet(patch: Patch, **changes: float) -> None:
+def sheet(patch: Patch, **changes: Any) -> None:
     """Give the device other figures."""
 
     def make(init: Any, self: Any, datasheet: Datasheet, **options: Any) -> None:
