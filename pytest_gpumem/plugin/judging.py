@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import changes
+from pytest_gpumem.baselines.history import changes, times_of
 from pytest_gpumem.judging.differences import row_differences
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
@@ -70,8 +70,8 @@ def with_differences(row: Row, session: GpuSession) -> Row:
     """The row with its differences from the newest run of its baseline."""
     if row.measurement is None:
         return row
-    past = session.baseline.reference_runs(row)
-    return replace(row, differences=row_differences(row, past[-1].measurement)) if past else row
+    past = times_of(session.baseline.reference_runs(row))
+    return replace(row, differences=row_differences(row, past[-1][1])) if past else row
 
 
 def why_text(row: Row) -> str:

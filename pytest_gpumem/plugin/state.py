@@ -185,7 +185,6 @@ class GpuSession:
             self.facts,
             siblings=siblings,
             strict=self.settings.strict,
-            evidence=self.evidence,
         )
 
     def screen(self) -> list[Row]:
@@ -195,7 +194,6 @@ class GpuSession:
             verdicts.screened(
                 list(self.rows),
                 self.baseline,
-                evidence=self.evidence,
                 strict=self.settings.strict,
             )
         )
@@ -439,9 +437,9 @@ class GpuSession:
             return
         known: dict[str, dict[str, Measurement]] = {}
         for rows in self.baseline.rows.values():
-            row = rows[-1]
-            if row.measurement is not None:
-                known.setdefault(row.nodeid, {})[row.label] = row.measurement
+            for row in rows:
+                if row.measurement is not None:
+                    known.setdefault(row.nodeid, {})[row.label] = row.measurement
         expected = {}
         for item in items:
             if not uses(item, BENCHMARK_FIXTURE):

@@ -279,11 +279,8 @@ class Gate:
 
     def _saved_limits(self, row: Row) -> Limits | None:
         """The limits of the newest saved run of a row; None without one."""
-        if row.measurement is not None:
-            runs = self._baseline.saved(row)
-            return runs[-1].limits if runs else None
-        footprints = self._baseline.saved_footprints(row)
-        return footprints[-1].limits if footprints else None
+        runs = self._baseline.saved(row)
+        return runs[-1].limits if runs else None
 
     def _compare_limits(self, row: Row, base: Limits) -> None:
         """Take the limits of calls that demand less than those of BASE."""

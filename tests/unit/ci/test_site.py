@@ -43,12 +43,12 @@ def test_every_page_is_in_the_navigation_once() -> None:
         (
             "reference/options",
             [
-                *(one.key for one in OPTIONS),
-                *(name for one in OPTIONS if not one.ini_only for name in (one.flag, one.variable)),
+                *(one.key for one in OPTIONS if one.ini_only),
+                *(one.flag for one in OPTIONS if not one.ini_only),
                 *MARKER_KEYWORDS,
             ],
         ),
-        ("reference/kernels", [f"`{name}`" for name in CATALOGUE]),
+        ("reference/kernels", [f"- `{name}(" for name in CATALOGUE]),
         (
             "reference/fixtures",
             ["`gpu_benchmark`", "`device_buffer`", "`persisting_stream`", "`memory_kind`"],
@@ -67,7 +67,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
             "reference/api",
             [
                 "### GpuBenchmark",
-                "| `latency` | Seconds of one launch",
+                "- `latency`: Seconds of one launch",
                 "#### Works.together",
                 "- `label`: ",
             ],

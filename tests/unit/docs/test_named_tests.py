@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("memory-spaces.md", "host-link.md", "trust.md")
+PAGES = ("managed-memory.md", "host-link.md", "trust.md")
 
 
 def named(page: str) -> list[tuple[str, str | None]]:

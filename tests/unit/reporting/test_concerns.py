@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from string import Formatter
 
 import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import SENTENCES
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Site
@@ -157,15 +155,10 @@ def test_a_test_that_failed_is_named_once_with_its_own_error(make_row: Make) -> 
     ]
 
 
-FIGURES = dict.fromkeys(
-    [name for form in SENTENCES.values() for _, name, _, _ in Formatter().parse(form) if name],
-    "93.4 MiB",
-) | {
-    "seen": "+27.7 % against 3 saved runs of 9 processes, between +26.9 % and +28.3 %, 210 samples on 6 placements",
-    "limit": "max_regression 2% (marker)",
-    "basis": "210 samples on 6 placements",
-    "days": "2 days",
-}
+SLOWER = (
+    "+27.7 % against 9 saved processes of 3 days, 210 samples on 6 placements: slower than "
+    "max_regression 2% (marker) allows, by 10 % more than the slowest of them"
+)
 
 
 def test_a_reason_in_brief_has_no_number_of_samples() -> None:
@@ -173,15 +166,6 @@ def test_a_reason_in_brief_has_no_number_of_samples() -> None:
     assert few(
         "20 us is above max_latency 1 us by 5 %, margin 1 %, 232 samples on 8 placements; so"
     ) == ("20 us is above max_latency 1 us by 5 %, margin 1 %")
-
-
-@pytest.mark.parametrize("form", SENTENCES)
-def test_a_reason_in_brief_is_one_sentence_of_few_words(form: str) -> None:
-    """It has whole clauses: none of its figures is cut."""
-    said = few(SENTENCES[form].format(**FIGURES))
-    assert len([word for word in said.split() if any(map(str.isalnum, word))]) <= 25
-    assert "; " not in said
-    assert not said.endswith("...")
 
 
 NAMES = (
@@ -195,7 +179,6 @@ NAMES = (
 def test_the_end_fits_the_terminal_and_cuts_neither_names_nor_figures(
     make_row: Make, name: str, width: int
 ) -> None:
-    reason = SENTENCES["slower"].format(**FIGURES)
     found = (
         Difference(
             "kernel",
@@ -207,7 +190,7 @@ def test_the_end_fits_the_terminal_and_cuts_neither_names_nor_figures(
     )
     rows = [
         replace(
-            make_row(f"{name[:-1]}{n}]", Outcome.FAIL, reason=reason, comparison=slower(n / 100)),
+            make_row(f"{name[:-1]}{n}]", Outcome.FAIL, reason=SLOWER, comparison=slower(n / 100)),
             differences=found,
         )
         for n in range(7)
