@@ -20,12 +20,11 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.conductor import worst
-from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS, Harness
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS, Harness, worst
+from pytest_gpumem.measuring.measure import PROFILED_SAMPLES, Sampling
 from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
-from pytest_gpumem.measuring.sampling import PROFILED_SAMPLES, Sampling
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Conditions
@@ -236,7 +235,7 @@ def test_placements_from_before_a_fallback_are_dropped(
     """A hold may expire late, on a busy host: two clocks must not be averaged."""
     x, nothing = bench.memory.device(1 * MiB), list[None]()
     blocked = bench.case(lambda memory: case(lambda: None, x), sampler="blocked").latency
-    fill, placed = Sampling._fill, [0]
+    fill, placed = Sampling._sample_placements, [0]
 
     def late(run: Sampling, *arguments: Any) -> None:
         fill(run, *arguments)
@@ -244,7 +243,7 @@ def test_placements_from_before_a_fallback_are_dropped(
         if placed[0] == 3:
             monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
 
-    monkeypatch.setattr(Sampling, "_fill", late)
+    monkeypatch.setattr(Sampling, "_sample_placements", late)
     taken = bench.case(lambda memory: case(lambda: nothing.append(None), x), placements=8)
     assert placed[0] > 3
     assert taken.sampler == "host"
@@ -273,7 +272,7 @@ def test_samples_from_before_a_fallback_are_dropped(
 
     monkeypatch.setattr(BlockedSampler, "samples", breaks)
     monkeypatch.setattr(HostSampler, "samples", booked)
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 0.005)
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.CHUNK_SECONDS", 0.005)
     taken = triad(bench, placements=4, precision=1e-9, budget=0.5)
     assert chunks[0] == 4  # it was tried again
     assert taken.sampler == "host"
@@ -477,9 +476,9 @@ def test_throttled_placements_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)  # a wait looks too
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)  # a wait looks too
     monkeypatch.setattr(
-        "pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0
+        "pytest_gpumem.measuring.measure.CHUNK_SECONDS", 10.0
     )  # one look a placement
     x = bench.memory.device(2 * MiB)
     taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
@@ -493,8 +492,8 @@ def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 1e-6)  # a look a round
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.CHUNK_SECONDS", 1e-6)  # a look a round
     a, b = bench.buffers(2, 2 * MiB)
     own = (a.address, b.address)
     taken = bench.measure("copy", a, b, placements=5)
