@@ -19,7 +19,7 @@ from docs_api import api
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
-    from pytest_gpumem.settings import Option
+    from pytest_gpumem.options import Option
 
 
 def _cell(text: str) -> str:
@@ -29,7 +29,7 @@ def _cell(text: str) -> str:
 
 def options() -> str:
     """Every option of the command line with its environment variable and ini key, which all derive from one table."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     lines = ["| option | environment, ini | marker | |", "|---|---|---|---|"]
     for option in (one for one in OPTIONS if not one.ini_only):
@@ -42,7 +42,7 @@ def options() -> str:
 
 def ini_keys() -> str:
     """Every option that is an ini key alone."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
     rare = [one for one in OPTIONS if one.ini_only]
     rows = [
@@ -58,7 +58,7 @@ def _keyword(option: Option) -> str:
 
 def marker() -> str:
     """The keywords of the marker that are no options."""
-    from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
+    from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 
     names = {option.name for option in OPTIONS}
     return "\n".join(f"- `{name}`" for name in MARKER_KEYWORDS if name not in names)
@@ -300,94 +300,42 @@ def features() -> str:
     return "\n".join(lines)
 
 
-def _modules_of_judging() -> Iterator[tuple[str, ast.Module, str]]:
-    """The modules that hold the constants of a verdict of the gate or a duet: name, tree and text."""
-    package = ROOT / "pytest_gpumem"
-    first = ("screen", "spread", "judge", "paired", "footprint")
-    files = [
-        path
-        for path in (package / "judging").glob("*.py")
-        if path.stem not in ("differences", "student", "traffic")
-    ]
-    files.sort(
-        key=lambda path: (first.index(path.stem) if path.stem in first else len(first), path.stem)
-    )
-    for path in (*files, *(package / "records" / f"{name}.py" for name in OF_RECORDS)):
-        text = path.read_text(encoding="utf-8")
-        yield path.stem, ast.parse(text), text
+MODULES_OF_CONSTANTS = ("judging/reference.py", "judging/duet.py")
+"""Modules of the package with the constants of a comparison."""
 
 
-OF_RECORDS = {"row": ("ENOUGH", "GROSS"), "measurement": ("NOTHING_RAN",)}
-"""Constants of a verdict that stand with the records, by module."""
-NO_CONSTANT = {"calls.SHOWN", "limits.LONGEST_TEXT", "paired.NORMAL_QUARTILE", "paired.EXACT"}
-"""Numbers on which no verdict depends: lengths of texts and of series, and a quantile."""
-SOURCE = re.compile(r"(?P<what>.+); (?P<source>(choice|recorded|assumed)\b.*?)\.?", re.DOTALL)
+def judging_constants() -> list[tuple[str, str, str]]:
+    """The constants of a comparison: name, value and comment, as the code has them."""
+    constants = []
+    for path in MODULES_OF_CONSTANTS:
+        text = (ROOT / "pytest_gpumem" / path).read_text(encoding="utf-8")
+        for name, value, comment in _constants_of(text):
+            constants.append((f"{Path(path).stem}.{name}", value, comment))
+    return constants
 
 
-def judging_constants() -> list[tuple[str, str, str, int]]:
-    """The constants of a verdict: name, value and comment as the code has them, and how many numbers are in the value. In a value that
-    names another constant, 0, 1 and 2 are arithmetic; one without any other number follows from the constants that it names."""
-    found = []
-    for module, tree, text in _modules_of_judging():
-        lines = text.splitlines()
-        for one, after in itertools.zip_longest(tree.body, tree.body[1:]):
-            target = (
-                one.targets[0]
-                if isinstance(one, ast.Assign)
-                else one.target
-                if isinstance(one, ast.AnnAssign)
-                else None
-            )
-            if (
-                not isinstance(one, (ast.Assign, ast.AnnAssign))
-                or not isinstance(target, ast.Name)
-                or one.value is None
-            ):
-                continue
-            name, parts = target.id, list(ast.walk(one.value))
-            follows = any(isinstance(part, ast.Name) and part.id.isupper() for part in parts)
-            numbers = [
-                part.value
-                for part in parts
-                if isinstance(part, ast.Constant) and type(part.value) in (int, float)
-            ]
-            # a table of functions
-            numbers = [] if any(isinstance(part, ast.Lambda) for part in parts) else numbers
-            count = sum(not (follows and number in (0, 1, 2)) for number in numbers)
-            if (
-                not count
-                or f"{module}.{name}" in NO_CONSTANT
-                or name not in OF_RECORDS.get(module, (name,))
-            ):
-                continue
-            comment = (
-                lines[(one.end_lineno or 1) - 1]
-                .encode()[one.end_col_offset or 0 :]
-                .decode()
-                .strip(" #")
-            )
-            if (
-                not comment
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                comment = " ".join(str(after.value.value).split())
-            value = " ".join((ast.get_source_segment(text, one.value) or "").split())
-            value = re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", value))
-            found.append((f"{module}.{name}", value, comment, count))
-    return found
+def _constants_of(text: str) -> Iterator[tuple[str, str, str]]:
+    """The constants of a module, each with the docstring below it; empty without one."""
+    body = ast.parse(text).body
+    for statement, after in itertools.zip_longest(body, body[1:]):
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            continue
+        name = statement.targets[0].id
+        if not name.isupper():
+            continue
+        comment = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            comment = " ".join(str(after.value.value).split())
+        yield name, ast.get_source_segment(text, statement.value) or "", comment
 
 
 def constants() -> str:
-    """The constants of a verdict with their sources, from the comments beside them."""
-    lines = ["| constant | value | what it is | source |", "|---|---|---|---|"]
-    for name, value, comment, _ in judging_constants():
-        if (found := SOURCE.fullmatch(comment)) is None:
-            raise ValueError(f"{name}: its comment has no source: {comment!r}")
-        source = re.sub(r"ci/records/\S+/(\S+\.json)", r"[\1](../../\g<0>)", _cell(found["source"]))
-        lines.append(
-            f"| `{name}` | `{value}` | {_cell(found['what'][:1].upper() + found['what'][1:])} | {source} |"
-        )
+    """The constants of a comparison, from the code and the docstrings below them."""
+    lines = ["| constant | value | what it is |", "|---|---|---|"]
+    for name, value, comment in judging_constants():
+        if not comment:
+            raise ValueError(f"{name}: no docstring says what it is")
+        lines.append(f"| `{name}` | `{value}` | {_cell(comment)} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Damages baselines, results, duet journals and profiles in many ways, and feeds them to whatever reads them.
+"""Damages baselines, acceptances, results and profiles in many ways, and feeds them to whatever reads them.
 
     python ci/hostile_files.py [--seed N] [--cases N]
 
@@ -23,7 +23,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,10 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import ncu_csv  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
-from processes import Players, row, sides  # noqa: E402
 
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
-from pytest_gpumem.runs import RunError  # noqa: E402
-from pytest_gpumem.runs import report as duet_report  # noqa: E402
-from pytest_gpumem.runs.journal import Journal  # noqa: E402
-from pytest_gpumem.runs.processes import HEAD  # noqa: E402
-from pytest_gpumem.runs.reading import RowFilter  # noqa: E402
-from pytest_gpumem.runs.rounds import Duet  # noqa: E402
 
 SECONDS = 5
 """For one case."""
@@ -212,13 +204,6 @@ def _finite(value: Any) -> bool:
     return True
 
 
-def lines_changed(text: bytes, rng: random.Random) -> bytes:
-    lines = text.splitlines()
-    at = rng.randrange(len(lines))
-    lines[at] = json_changed(lines[at], rng)
-    return b"\n".join(lines) + b"\n"
-
-
 # Readers: each raises where a file is read badly
 
 
@@ -266,9 +251,8 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.storage import BaselineError
     from pytest_gpumem.baselines.store import Store
+    from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
-    from pytest_gpumem.judging.judge import comparable, judge
-    from pytest_gpumem.plugin.terminal import catches
     from pytest_gpumem.reporting.markdown import page
     from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.table import table
@@ -286,22 +270,13 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         (folder / "20200101T000000Z-a-b.json").unlink()
     try:
         baseline = Store(path.parent / "baseline", facts).load()
-        catches(baseline, "1%", 1)
         run = load(seeds / "results.json")
         assert run is not None
-        for one in run.rows:
-            assert one.measurement is not None
-            past = baseline.history(one.key, partial(comparable, one.measurement))
-            first = past.first_measurements
-            limits = replace(one.limits, max_regression="1%")
-            judge(
-                one.measurement,
-                limits,
-                facts,
-                past.measurements,
-                no_history=past.reason,
-                first=first,
-            )
+        rows = []
+        for row in run.rows:
+            limited = replace(row, limits=replace(row.limits, max_regression="1%"))
+            rows.append(judged(limited, baseline, facts, siblings={}, strict=False))
+        screened(rows, baseline)
         harmless(table(run.rows, facts, width=100, colour=False))
         harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:
@@ -316,66 +291,30 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
             str(path),
         ),
         ("compare", str(path), str(seeds / "results.json")),
-        ("baseline", "list", "--baseline", str(path.parent / "baseline")),
     )
     command(*rng.choice(commands))
 
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.accepted import Acceptances, in_words, read, without_accepted
-    from pytest_gpumem.judging.verdict import known, with_verdict
+    from pytest_gpumem.baselines.acceptances import FIGURES, Acceptances, read
+    from pytest_gpumem.limits import LIMITS
     from pytest_gpumem.result_files import FileError, load
 
-    name, run = path.name, load(seeds / "results.json")
+    run = load(seeds / "results.json")
     assert run is not None
-    for _ in range(2):  # by the name that its content gives too
-        try:
-            found = Acceptances([read(name, path.read_bytes())])
-        except FileError as error:
-            one_line(" ".join(printable(str(error)).split()))
-            name = str(error).rpartition(" ")[2]
-            continue
-        for one in run.rows:
-            left = without_accepted(
-                one, known(one), found.of(one.key), comparison=one.verdict.comparison
-            )
-            harmless("; ".join(in_words(with_verdict(one, left))))
-            found.slow_down(one.key)
-        return
-
-
-def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
-    class Stopped(Exception):
-        """The journal holds no more."""
-
-    def nobody(turn: Any, attempt: int) -> Any:
-        raise Stopped
-
     try:
-        journal = Journal(path, {"asked": "this"})
-        try:
-            duet = Duet(
-                sides(),
-                Players(nobody),
-                journal,
-                RowFilter(),
-                max_regression=None,
-                rounds_max=40,
-                on_progress=lambda progress: None,
-            )
-            found = duet.play()
-        finally:
-            journal.close()
-    except Stopped:
+        accepted = Acceptances({path.name: read(path.read_bytes())})
+    except FileError as error:
+        one_line(" ".join(printable(str(error)).split()))
         return
-    except RunError as error:
-        one_line(str(error))
-        return
-    harmless(duet_report.text(found, sides(), width=100, colour=False, seconds=1.0))
-    document = duet_report.to_json(
-        found, sides(), {}, utc="", seconds=1.0, code=duet_report.exit_code(found, strict=True)
-    )
-    json.dumps(document, allow_nan=False)
+    for measured in run.rows:
+        for change in accepted.files[path.name].changes:
+            str(change)
+        accepted.removal_of(measured.key)
+        for figure in FIGURES:
+            accepted.digest(measured.key, figure)
+        for name in LIMITS:
+            accepted.allows(measured.key, name, None)
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
@@ -407,15 +346,9 @@ KINDS: tuple[
     ),
     (
         "acceptance.json",
-        (bytes_changed, baseline_changed, baseline_changed, json_changed),
+        (bytes_changed, json_changed, json_changed, json_changed),
         read_acceptance,
         2,
-    ),
-    (
-        "journal.jsonl",
-        (bytes_changed, lines_changed, lines_changed, lines_changed),
-        read_journal,
-        3,
     ),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
 )
@@ -450,43 +383,25 @@ def make_seeds(folder: Path) -> None:
     (saved,) = folder.rglob("gpumem/*.json")
     shutil.copy(saved, folder / "baseline.json")
     (folder / "acceptance.json").write_text(_acceptance())
-    _journal(folder / "journal.jsonl")
     _profiles(folder)
 
 
 def _acceptance() -> str:
-    from pytest_gpumem.baselines.accepted import Acceptance, AcceptedChange, Scope, text
+    import msgspec
+
+    from pytest_gpumem.baselines.acceptances import Acceptance, AcceptedChange
 
     test = "test_a.py::test_copy"
     changes = (
-        AcceptedChange(test, Scope.TIME, "8.41%"),
-        AcceptedChange(test, Scope.MEMORY, "96 MiB"),
-        AcceptedChange(test, Scope.KERNELS, "3", "max_copies"),
-        AcceptedChange(test, Scope.LIMIT, "9%", "max_regression", "5%"),
-        AcceptedChange("test_a.py::test_old", Scope.REMOVED),
+        AcceptedChange(test, "time", "8.41%"),
+        AcceptedChange(test, "memory", "96 MiB"),
+        AcceptedChange(test, "limit", "max_copies=3"),
+        AcceptedChange(test, "limit", "max_regression=9%"),
+        AcceptedChange(test, "renamed", "test_a.py::test_older"),
+        AcceptedChange("test_a.py::test_old", "removed"),
     )
-    return text(Acceptance(test, "checks bounds", "ada", changes, "0" * 40))
-
-
-def _journal(path: Path) -> None:
-    def answer(turn: Any, attempt: int) -> Any:
-        drawn = random.Random(f"{turn.round} {turn.side}")
-        return [
-            row("test_a.py::a", 25e-6 * drawn.gauss(1, 1e-3)),
-            row("test_a.py::b", 30e-6 * drawn.gauss(1, 1e-3) * (1.02 if turn.side == HEAD else 1)),
-        ]
-
-    journal = Journal(path, {"asked": "this"})
-    Duet(
-        sides(),
-        Players(answer),
-        journal,
-        RowFilter(),
-        max_regression=None,
-        rounds_max=40,
-        on_progress=lambda progress: None,
-    ).play()
-    journal.close()
+    accepted = Acceptance(test, "checks bounds", "ada", changes, "0" * 40, utc="2026-11-29")
+    return json.dumps(msgspec.to_builtins(accepted))
 
 
 def _profiles(folder: Path) -> None:

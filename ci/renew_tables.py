@@ -198,7 +198,6 @@ NAMES = {
     "traffic": "moved_bytes",
     "max_syncs": "max_waits",
     "syncs": "waits",
-    "no_evidence": "no_what_ran",
     "further_peaks": "further",
 }
 FIELDS = {
@@ -210,7 +209,12 @@ OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"
 """Keys of older records, and what they are called now."""
 
 
-ENDED = ("activity", "why")  # keys of older records that no record has any more
+ENDED = (
+    "activity",
+    "why",
+    "allocated",
+    "sizes",
+)  # keys of older records that no record has any more
 
 
 def of_today(

@@ -1,6 +1,7 @@
 """Fixtures, measurements and a gate for CUDA memory performance in pytest.
 
-PYTEST_DONT_REWRITE: pytest warns of a plugin's package that was imported without its rewriting (see `pytest_gpumem_entry`).
+PYTEST_DONT_REWRITE: pytest warns of a plugin's package that was imported without its rewriting (see
+`pytest_gpumem_entry`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def row(
         if isinstance(verdict, Outcome)
         else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
     )
-    comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
+    comparison = None if delta is None else Comparison(delta, 0.01, processes=3)
     held = Limits(**{"max_regression": "1%", **limits})
     reason = f"said by the screen of {name}"
     results = (

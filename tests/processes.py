@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
-from pytest_gpumem.settings import WAYS
 
 SETTINGS = {
     "device": "cuda",
@@ -85,30 +83,22 @@ class Players(Processes):
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.early = False
         self.played: list[tuple[Turn, tuple[str, ...] | None]] = []
         """Each turn with the tests that it was to run."""
-        self.ways: Mapping[str, Mapping[str, str]] = {}
-        """By row, the mode and sampler that the last process was given."""
 
     def run(
         self,
         turns: Sequence[Turn],
         tests: Sequence[str] | None,
-        attempt: int,
-        variables: Mapping[str, str] | None = None,
+        attempt: int = 1,
         watch: Callable[[int], None] = lambda finished: None,
     ) -> ProcessRecord:
-        self.ways = json.loads((variables or {}).get(WAYS, "{}"))
         self.played.append((turns[0], None if tests is None else tuple(tests)))
         answer = self.answer(turns[0], attempt)
         if isinstance(answer, ProcessRecord):
             return answer
         kept = [one for one in answer if tests is None or one.nodeid in tests]
         return process(turns[0], kept, attempt, pid=len(self.played))
-
-    def wait_early(self) -> None:
-        self.early = True
 
 
 def sides(current: Callable[[], str] = lambda: "same") -> dict[str, Side]:

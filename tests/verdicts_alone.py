@@ -1,15 +1,33 @@
-"""The verdict on one measurement, as a session gives it to a row of it alone."""
+"""The verdict on one measurement, as a session of one row gives it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date, timedelta
 from typing import Any
 
+from pytest_gpumem.baselines.verdicts import waits
 from pytest_gpumem.judging import judge as judging
-from pytest_gpumem.judging.verdict import OPEN, with_verdict
+from pytest_gpumem.judging.finding import of_limit
+from pytest_gpumem.judging.regression import (
+    NAME,
+    Runs,
+    against_reference,
+    at_the_sessions_end,
+)
+from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
+
+
+def on_days(runs: Sequence[Measurement], *, days: int | None = None) -> Runs:
+    """Saved runs of successive days, or of the first `days` of them."""
+    first = date(2026, 11, 1)
+    dated = []
+    for index, run in enumerate(runs):
+        dated.append((first + timedelta(days=index % (days or len(runs))), run))
+    return dated
 
 
 def judge(
@@ -19,11 +37,26 @@ def judge(
     history: Sequence[Measurement],
     *,
     strict: bool = False,
+    days: int | None = None,
+    others: Sequence[float] = (),
     **how: Any,
 ) -> Verdict:
-    """The verdict. Arguments as of `judging.judge.judge` and `with_verdict`."""
-    found = judging.judge(measurement, limits, facts, history, **how)
-    row = Row("", limits, OPEN, measurement)
-    return with_verdict(
-        row, found.findings, comparison=found.comparison, simulated=facts.simulated, strict=strict
-    ).verdict
+    """The verdict at the session's end. Arguments as of `judging.judge.judge`.
+
+    `history`: saved runs, of as many `days`.
+    `others`: changes of other rows, as log-ratios.
+    """
+    runs = on_days(history, days=days)
+    judgement = judging.judge(measurement, limits, facts, runs, **how)
+    row = with_verdict(
+        Row("test_a", limits, OPEN, measurement),
+        judgement.findings,
+        comparison=judgement.comparison,
+        simulated=facts.simulated,
+        strict=strict,
+    )
+    if waits(row):
+        change = against_reference(measurement, runs, evidence=how.get("evidence", True))
+        finding = at_the_sessions_end(change, limits, others, row.nodeid)
+        row = with_verdict(row, [*known(row), of_limit(NAME, finding)], strict=strict)
+    return row.verdict

@@ -27,9 +27,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 import s3_server
 from record_file import write_record
 
-from pytest_gpumem.baselines import transfer
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage
+from pytest_gpumem.baselines.storage import BaselineError, storage
 from pytest_gpumem.baselines.store import Store, files
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.outcomes import Outcome
@@ -42,22 +41,6 @@ KILLS = 100
 """Kills at each place, spread over the acknowledged runs."""
 DELAY = 0.05
 """Mean seconds from an acknowledged run to the kill that follows it, so that kills come at any moment of a write."""
-
-
-class Direct(RemoteStorage):
-    """Asks the store in this process: 1600 processes would measure how fast Python starts."""
-
-    def _ask(self, do: str, key: str, **more: object) -> list[str]:
-        said: list[Any] = []
-        transfer.answer({"do": do, "url": self.url, "under": f"{key}/gpumem", **more}, said.append)
-        if "error" in said[-1]:
-            raise BaselineError(f"{self.url}: {said[-1]['error']}")
-        found: list[str] = said[-1]["devices"]
-        return found
-
-
-def opened(place: str) -> Storage:
-    return Direct(place) if "://" in place else Storage(Path(place))
 
 
 def row(number: int) -> Row:
@@ -81,7 +64,7 @@ def row(number: int) -> Row:
 
 def write(place: str, acknowledged: Path, runs: int) -> None:
     """Save until the file names so many runs."""
-    store = Store(opened(place), FACTS)
+    store = Store(storage(place), FACTS)
     with acknowledged.open("a+") as file:
         file.seek(0)
         for number in range(len(file.read().split()), runs):
@@ -130,10 +113,10 @@ def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random
     seconds = time.monotonic() - begun
     told = {name for path in lists for name in path.read_text().split()}
     try:
-        there, damaged = {path.name for path, _ in files(opened(place), KEY)}, None
+        there, damaged = {path.name for path, _ in files(storage(place), KEY)}, None
     except BaselineError as error:
         there, damaged = set[str](), str(error)
-    baseline = Store(opened(place), FACTS).load() if damaged is None else Baseline()
+    baseline = Store(storage(place), FACTS).load() if damaged is None else Baseline()
     return {
         "place": place.partition("://")[0] if "://" in place else "folder",
         "seconds": round(seconds, 1),

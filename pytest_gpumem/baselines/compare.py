@@ -1,21 +1,25 @@
-"""Two sides of result files: each row of the second is judged against the first as a session judges it. Pure."""
+"""Two sides of result files: the second is judged against the first as in a session. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from functools import partial
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Baseline, SavedFootprint, SavedRow, changes
-from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
-from pytest_gpumem.baselines.verdicts import judged
+from pytest_gpumem.baselines.history import (
+    UNKNOWN_GPU,
+    Baseline,
+    SavedFootprint,
+    SavedRow,
+    changes,
+)
+from pytest_gpumem.baselines.result_sets import FAILED, SideResults
+from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
+from pytest_gpumem.judging.latencies import base_latency, mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
@@ -32,8 +36,7 @@ class Pair:
 
     row: Row  # judged against the first side
     before: Row | None  # None if the first side has no such row, or measured it in another way only
-    base: float | None
-    """Seconds that the change is against: the mean over the processes of the first side. None without a time."""
+    base: float | None  # seconds: mean over the processes of the first side; None without a time
     head: float | None  # seconds: the same of the second side
 
 
@@ -42,13 +45,11 @@ class SetComparison:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
-    missing: tuple[
-        Omission, ...
-    ]  # rows of the first side that the second one lacks, and limits that its run did not judge
+    missing: tuple[Omission, ...]
+    """Rows of the first side that the second lacks, and limits that its run did not judge."""
     forced: str | None  # why the sides are not comparable, if --force overrules it
-    notes: tuple[
-        str, ...
-    ]  # sentences on facts that the files lack, and on rows that are not compared
+    notes: tuple[str, ...]
+    """Sentences on facts that the files lack, and on rows that are not compared."""
 
     @property
     def rows(self) -> list[Row]:
@@ -64,20 +65,25 @@ class SetComparison:
             return "no row is on both sides"
         if not any(limited(row) for row in self.rows):
             return f"no row has a limit; {OPTION} sets one for all"
-        if unjudged := sum(one.status == UNJUDGED for one in self.missing):
-            return f"{counted(unjudged, 'limit')} judged by nothing"
+        unjudged = [omission for omission in self.missing if omission.status == UNJUDGED]
+        if unjudged:
+            return f"{counted(len(unjudged), 'limit')} judged by nothing"
         return None
 
     def exit_code(self, *, strict: bool) -> int:
-        """As `outcomes.EXIT_CODES` of `compare`; under `strict` every row needs a limit and a PASS of a real GPU."""
-        if any(row.verdict.outcome is Outcome.FAIL for row in self.rows) or lost(self.missing):
+        """Return the exit code, as `outcomes.EXIT_CODES` of `compare`.
+
+        `strict`: every row needs a limit and a PASS of a real GPU.
+        """
+        verdicts = [row.verdict for row in self.rows]
+        if any(verdict.outcome is Outcome.FAIL for verdict in verdicts) or lost(self.missing):
             return Exit.FAILED
         if self.no_verdict is not None:
             return Exit.NO_VERDICT
-        undecided = any(
-            row.verdict.outcome is not Outcome.PASS or row.verdict.simulated for row in self.rows
-        )
-        return Exit.NO_VERDICT if strict and undecided else Exit.FINE
+        for verdict in verdicts:
+            if strict and (verdict.outcome is not Outcome.PASS or verdict.simulated):
+                return Exit.NO_VERDICT
+        return Exit.FINE
 
 
 def limited(row: Row) -> bool:
@@ -89,15 +95,18 @@ def compare_sides(
     base: SideResults, head: SideResults, max_regression: str | None, *, force: bool
 ) -> SetComparison:
     """Judge every row of `head` against `base`.
+
     `base`: the side that serves as the baseline.
-    `max_regression`: allowed slow-down of every row whose test has no limit of its own, as written; None: as the file of `head` has it.
+    `max_regression`: allowed slow-down of rows whose test sets none, as written; None: as `head`.
     `force`: compare results of different GPUs too.
     Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    known = {file.digest: file.path for file in base.files}
-    if copy := next((file for file in head.files if file.digest in known), None):
-        raise UserError(f"{copy.path}: the same file as {known[copy.digest]} on the other side")
+    paths = {file.digest: file.path for file in base.files}
+    for file in head.files:
+        if file.digest in paths:
+            other = paths[file.digest]
+            raise UserError(f"{file.path}: the same file as {other} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:
         raise UserError(f"{why}; --force compares them all the same, and then passes no gate")
@@ -107,26 +116,29 @@ def compare_sides(
         if row.measurement is not None:
             siblings.setdefault(row.nodeid, {})[row.label] = row.measurement
     baseline = with_fields(base.baseline, note=f"{base.name} holds no such row")
-    family = Family(size=max(1, sum(key in base.rows for key in rows)))
-    pairs = []
+    judged_rows = []
     for key, taken in rows.items():
-        failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
+        failed = head.left_out.get(key) == FAILED
+        limits = _limits(taken, max_regression)
         row = replace(taken, limits=limits, failed=failed, differences=(), changed=())
         if failed:
             in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
             of_test = siblings.get(row.nodeid, {})
-            row, family = judged(
-                row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence
+            row = judged(
+                row, baseline, facts, siblings=of_test, strict=False, evidence=head.evidence
             )
+        judged_rows.append(row)
+    pairs = []
+    for row in screened(judged_rows, baseline, evidence=head.evidence):
         pairs.append(_pair(row, base, baseline, facts))
     missing = tuple(_missing(base, head, rows))
     return SetComparison(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
 
 
 def _limits(row: Row, max_regression: str | None) -> Limits:
-    """The limits of a row, with the allowed slow-down of the option unless its test has one, or has lifted it."""
+    """Return the limits of a row, with the option's slow-down unless its test sets or lifts it."""
     if max_regression is None or of_the_test(row.limits.origin.get("max_regression")):
         return row.limits
     return replace(
@@ -137,105 +149,108 @@ def _limits(row: Row, max_regression: str | None) -> Limits:
 
 
 def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -> Pair:
-    """A judged row with its newest run of the first side, and with what changed between them."""
-    measurement, key = row.measurement, row.key
-    past, footprints = tuple[SavedRow, ...](), baseline.footprints.get(key, ())
+    """Return a judged row with its newest run of the first side, and what changed between them."""
+    measurement = row.measurement
+    past: Sequence[SavedRow] = ()
     if measurement is not None:
-        past = baseline.history(key, partial(comparable, measurement)).accepted
+        past = baseline.reference_runs(row)
         row = replace(row, changed=changes(measurement, facts, row.test_source, past))
-    if (
-        not past
-        and not footprints
-        and (row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW)
-    ):
-        absent = base.left_out.get(key)
-        reason = f"not in {base.name}" + (f": {absent}" if absent else "")
-        limits = row.verdict.limits or (LimitResult("", Outcome.NEW),)
-        row = with_verdict(
-            row,
-            [
-                LimitResult(one.limit, Outcome.NEW, one.code or Code.NO_BASELINE, reason)
-                for one in limits
-            ],
-        )
+    footprints = baseline.footprints.get(row.key, ())
     before = None
     if past or footprints:
         then = past[-1].measurement if past else None
         memory = footprints[-1].footprint if footprints else None
         before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=memory)
-    # Both sides at the launch overhead of the second one, so that the change is their ratio.
-    compared = row.verdict.comparison
-    seconds = (
-        base_latency(measurement, compared)
-        if measurement is not None and compared is not None
-        else _latency(past)
-    )
-    return Pair(
-        row, before, seconds, mean_latency([measurement]) if measurement is not None else None
-    )
+    elif row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW:
+        row = _not_in_base(row, base)
+    if measurement is None:
+        return Pair(row, before, None, None)
+    comparison = row.verdict.comparison
+    seconds = None
+    if comparison is not None:
+        # Both sides at the launch overhead of the second, so that the change is their ratio.
+        seconds = base_latency(measurement, comparison)
+    elif past:
+        seconds = mean_latency([run.measurement for run in past])
+    return Pair(row, before, seconds, mean_latency([measurement]))
+
+
+def _not_in_base(row: Row, base: SideResults) -> Row:
+    reason = f"not in {base.name}"
+    absent = base.left_out.get(row.key)
+    if absent:
+        reason += f": {absent}"
+    results = []
+    for result in row.verdict.limits or (LimitResult("", Outcome.NEW),):
+        code = result.code or Code.NO_BASELINE
+        results.append(LimitResult(result.limit, Outcome.NEW, code, reason))
+    return with_verdict(row, results)
 
 
 def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
-    """The rows of the first side that the second one lacks: lost, unless its own run says why it did not take them. And the limits that its
-    run judged by nothing, unless that of the first side did so too."""
-    found = []
-    # Of memory alone; a row with times too is expected in the mode of its times.
-    of_memory = {
-        key: one[-1] for key, one in base.baseline.footprints.items() if key not in base.rows
-    }
-    of_base: dict[str, SavedRow | SavedFootprint] = {
-        **base.baseline.expected(head.newest.mode),
-        **of_memory,
-    }
-    for key, row in of_base.items():
+    """Return the rows of the first side that the second lacks, and limits that its run did not
+    judge although that of the first side did."""
+    expected: dict[str, SavedRow | SavedFootprint] = {}
+    expected.update(base.baseline.expected(head.newest.mode))
+    for key, footprints in base.baseline.footprints.items():
+        # Of memory alone; a row with times too is expected in the mode of its times.
+        if key not in base.rows:
+            expected[key] = footprints[-1]
+    missing = []
+    for key, saved in expected.items():
         if key not in rows:
             why = head.left_out.get(key) or f"not in {head.name}"
-            found.append(head.missing.get((key, ROW)) or Omission(row.nodeid, row.label, LOST, why))
-    return [
-        *found,
-        *(
-            one
-            for what, one in head.missing.items()
-            if one.status == UNJUDGED and what not in base.missing
-        ),
-    ]
+            lacks = Omission(saved.nodeid, saved.label, LOST, why)
+            missing.append(head.missing.get((key, ROW)) or lacks)
+    for what, omission in head.missing.items():
+        if omission.status == UNJUDGED and what not in base.missing:
+            missing.append(omission)
+    return missing
 
 
 def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[str]:
     notes = []
-    if stock := " and ".join(one.name for one in (base, head) if one.stock):
+    stock = [side.name for side in (base, head) if side.stock]
+    if stock:
         notes.append(
-            f"stock pytest-benchmark wrote {stock}: the GPU, its clocks and driver are not known, times are the host's (medians of the "
-            "rounds), the state of the caches, placements and launch overhead were left to chance"
+            f"stock pytest-benchmark wrote {' and '.join(stock)}: the GPU, its clocks and driver "
+            "are not known, times are the host's (medians of the rounds), the state of the caches, "
+            "placements and launch overhead were left to chance"
         )
-    there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
-    taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
-    if apart := sum(
-        own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken
-    ):
+    apart = 0
+    for pair in pairs:
+        measurement = pair.row.measurement
+        processes = sum(saved.processes for saved in head.rows.get(pair.row.key, ()))
+        if measurement is not None and 1 + len(measurement.further) < processes:
+            apart += 1
+    if apart:
         notes.append(
-            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out"
+            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than "
+            "the newest are left out"
         )
     return notes
 
 
-def _latency(rows: Sequence[SavedRow]) -> float | None:
-    return mean_latency([one.measurement for one in rows]) if rows else None
-
-
 def _incomparable(base: SideResults, head: SideResults) -> str | None:
-    """Why the sides are of different GPUs; None if they are of one kind. Raises `UserError`: one is simulated and one is real."""
+    """Return why the sides are of different GPUs; None if they are of the same kind.
+
+    Raises `UserError`: one is simulated and one is real.
+    """
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
         raise UserError("simulated results are never compared with a GPU's")
-    for one in (base, head):
-        if len(one.devices) > 1:
-            return f"{one.name} holds results of different GPUs ({', '.join(sorted(one.devices))})"
+    for side in (base, head):
+        if len(side.devices) > 1:
+            keys = ", ".join(sorted(side.devices))
+            return f"{side.name} holds results of different GPUs ({keys})"
     if len(devices) > 1:
-        return f"{base.name} is of {_key(base)}, {head.name} of {_key(head)}: results of different GPUs are not comparable"
+        return (
+            f"{base.name} is of {_key(base)}, {head.name} of {_key(head)}: results of different "
+            "GPUs are not comparable"
+        )
     return None
 
 
-def _key(one: SideResults) -> str:
-    (key,) = one.devices
+def _key(side: SideResults) -> str:
+    (key,) = side.devices
     return "an unknown GPU" if key == UNKNOWN_GPU.key else key

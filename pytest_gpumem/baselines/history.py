@@ -1,42 +1,54 @@
-"""The saved runs of each row: the runs since its last reset, the window to compare with, the first run, and what changed since. Pure.
+"""The saved runs of each row, and those of them that make its reference. Pure.
 
-An accepted change *resets* a row: earlier runs no longer count. The *window* holds the newest runs, so that the baseline follows the
-machine. The *first* run shows how far the window has crept.
-
-Rows whose driver, CUDA, sources or clocks changed are still compared: the change is a possible cause, which a reader must know. A different
-GPU, MIG profile or ECC mode makes figures incomparable; these are part of the baseline's key. Rows of another mode, target or sampler are
-not compared.
+A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured,
+and what was accepted of it. It is made of the runs of the first `DAYS` UTC dates with this
+identity. Three successive saved days, each faster than the reference before them by more than the
+limit, begin it anew.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TypeVar
+from datetime import date, datetime
+from itertools import chain
+from typing import Any, TypeVar
 
-from pytest_gpumem.judging.finding import counted
+from msgspec.structs import fields
+
+from pytest_gpumem.baselines.acceptances import Acceptances, Figure
+from pytest_gpumem.judging.finding import window_text
+from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import clocks_agree
+from pytest_gpumem.judging.latencies import corrected_logs, readings
+from pytest_gpumem.judging.reference import DAYS, SUCCESSIVE, Reference, gains_restart
+from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import ENOUGH, Past, Row, key_of
+from pytest_gpumem.records.measurement import Limits, Measurement, Window
+from pytest_gpumem.records.row import Past, Row, key_of
+from pytest_gpumem.units import parse_growth, parse_margin, short_bytes
 
-WINDOW = 20  # default number of newest runs of a row to compare with
+USUAL_LIMIT = "5%"
+"""Limit of a row without one, for what begins a reference anew."""
+_UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
+UNKNOWN_GPU = DeviceFacts(
+    **{item.name: _UNKNOWN.get(item.type, (0, 0)) for item in fields(DeviceFacts) if item.required}
+)
+"""The device of a file that names none."""
 
 
 @dataclass(frozen=True)
 class SavedProcess:
-    """The process that measured saved rows."""
+    """The run that measured saved rows."""
 
-    id: str  # unique: a copy of its file is not a second process
-    utc: datetime  # when it was saved, by the clock of the machine that saved it
-    revision: (
-        str | None
-    )  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
+    id: str  # unique: a copy of its file is not a second run
+    utc: datetime  # when it was saved
+    revision: str | None
+    """Revision of the measured code, with "-dirty" for uncommitted changes; None if unknown."""
     device: DeviceFacts  # the device at that time, with its driver and CUDA versions
-    sequence: int = 0  # one more than the highest number that the writer had read
     mode: str | None = None  # the session's mode, which a test may override; None if unknown
 
 
@@ -45,11 +57,11 @@ class SavedRow:
     """One row of one run, of one process or of several (`--gpumem-processes`)."""
 
     nodeid: str  # pytest's id of the test
-    measurement: Measurement  # reduced: each placement holds its median only
+    measurement: Measurement  # reduced: each placement has its median only
     process: SavedProcess
-    reset: str | None = None
-    """`Reset.id` of the reset that the row was accepted after; None before the first one."""
     test_source: str | None = None  # as `Row.test_source`
+    limits: Limits = field(default_factory=Limits)  # those of the row in this run
+    accepted: str = ""  # `Acceptances.digest` of the accepted time; empty for nothing
 
     @property
     def label(self) -> str:
@@ -75,7 +87,8 @@ class SavedFootprint:
     label: str  # label of the part of the test; empty for the whole
     footprint: Footprint  # reduced: without its course over time
     process: SavedProcess
-    reset: str | None = None  # as `SavedRow.reset`
+    limits: Limits = field(default_factory=Limits)  # those of the row in this run
+    accepted: str = ""  # `Acceptances.digest` of the accepted memory; empty for nothing
 
     @property
     def key(self) -> str:
@@ -84,22 +97,7 @@ class SavedFootprint:
 
 
 Saved = TypeVar("Saved", SavedRow, SavedFootprint)
-
-
-@dataclass(frozen=True)
-class Reset:
-    """A change of a row that a saved run took over, or a gain: earlier runs no longer count."""
-
-    id: str
-    key: str  # `Row.key` of the row that changed
-    reason: str  # why it was accepted, as whoever accepted it wrote; of a gain, how large it is
-    who: str  # who accepted it; `store.IMPROVED` for a gain
-    utc: datetime
-    revision: str | None = None  # revision of the saved run
-    sequence: int = 0  # as `SavedProcess.sequence`
-    accepted: tuple[
-        str, ...
-    ] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
+Days = Sequence[Sequence[Saved]]  # the runs of each date, oldest first
 
 
 @dataclass(frozen=True)
@@ -110,29 +108,6 @@ class RunFile:
     process: SavedProcess
     rows: tuple[SavedRow, ...] = ()
     footprints: tuple[SavedFootprint, ...] = ()
-    resets: tuple[Reset, ...] = ()
-    rejected: tuple[str, ...] = ()
-    """By `Row.key`: rows that show the revision to be slower than their baseline. Earlier runs of the revision leave it."""
-
-    @property
-    def id(self) -> str:
-        """As `SavedProcess.id`."""
-        return self.process.id
-
-    @property
-    def utc(self) -> datetime:
-        """As `SavedProcess.utc`."""
-        return self.process.utc
-
-    @property
-    def revision(self) -> str | None:
-        """As `SavedProcess.revision`."""
-        return self.process.revision
-
-    @property
-    def sequence(self) -> int:
-        """As `SavedProcess.sequence`."""
-        return self.process.sequence
 
     @property
     def processes(self) -> int:
@@ -141,229 +116,337 @@ class RunFile:
 
 
 @dataclass(frozen=True)
-class History:
-    """The saved runs of one row."""
-
-    accepted: tuple[SavedRow, ...]  # the window: one item a run, oldest first
-    reason: str | None = None  # why the window is empty
-    first: tuple[
-        SavedRow, ...
-    ] = ()  # the first runs since the reset, oldest first; none while there are no others
-
-    @property
-    def measurements(self) -> tuple[Measurement, ...]:
-        """Measurements of the window, oldest first."""
-        return tuple(one.measurement for one in self.accepted)
-
-    @property
-    def first_measurements(self) -> tuple[Measurement, ...]:
-        """Measurements of the first runs."""
-        return tuple(one.measurement for one in self.first)
-
-
-@dataclass(frozen=True)
 class Baseline:
-    """All saved rows of one kind of device."""
+    """All saved rows of one kind of device, for a session on such a device."""
 
-    rows: Mapping[str, tuple[SavedRow, ...]] = field(
-        default_factory=dict
-    )  # by row key: the runs since the row's reset, oldest first
+    rows: Mapping[str, tuple[SavedRow, ...]] = field(default_factory=dict)
+    """By row key: its runs, oldest first."""
+    footprints: Mapping[str, tuple[SavedFootprint, ...]] = field(default_factory=dict)
+    """By row key: the footprints of its runs, oldest first."""
     processes: int = 0  # number of processes in the files that count
     note: str | None = None  # why it is empty, and which other devices have baselines there
-    resets: Mapping[str, Reset] = field(
-        default_factory=dict
-    )  # by row key: the last reset. Rows that were never reset are missing.
-    before: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by row key: number of saved processes from before the reset
     left_out: str | None = None  # which files do not count, and why
-    window: int = WINDOW  # newest runs of a row to compare with
-    sequence: int = 0  # the highest sequence number of all files, also of those that do not count
-    dated_ahead: str | None = None  # which files are dated ahead of this machine's clock
-    footprints: Mapping[str, tuple[SavedFootprint, ...]] = field(default_factory=dict)
-    """By row key: the footprints of the runs since the row's reset, oldest first."""
-    taken_over: frozenset[tuple[str, str]] = frozenset()
-    """Accepted changes that a saved run took over: digest and row key."""
+    device: DeviceFacts | None = None
+    """The session's device. None for files that somebody compares by hand: the driver and the
+    acceptances of the newest run count."""
+    acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
+    _known: dict[tuple[Any, ...], list[list[Any]]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """What `_days` returned."""
 
-    def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
-        """The newest runs of a row since its reset. Where none is `comparable`, the window holds the others."""
-        rows = self.rows.get(row_key, ())
-        alike = tuple(one for one in rows if comparable(one.measurement))
-        if rows:
-            return History(
-                (alike or rows)[-self.window :], first=alike[:ENOUGH] if len(alike) > ENOUGH else ()
-            )
-        return History((), self._nothing(row_key))
+    def reference_runs(self, row: Row) -> tuple[SavedRow, ...]:
+        """Return the runs that make the reference of a measured row, oldest first.
 
-    def past_footprints(self, row_key: str) -> tuple[SavedFootprint, ...]:
-        """The newest footprints of a row since its reset, oldest first, and the first of all."""
-        found = self.footprints.get(row_key, ())
-        return found if len(found) <= self.window else (found[0], *found[-self.window :])
+        Empty: the row is new, and `why_new` says why.
+        """
+        return tuple(chain.from_iterable(self._days(_now(row), self.rows)[:DAYS]))
+
+    def reference_footprints(self, row: Row) -> tuple[SavedFootprint, ...]:
+        """Return the runs that make the reference of a row's memory, oldest first."""
+        return tuple(chain.from_iterable(self._days(_memory_now(row), self.footprints)[:DAYS]))
+
+    def why_new(self, row: Row) -> str:
+        """Return why a measured row has no reference."""
+        return self._why_new(_now(row), self.rows)
+
+    def why_memory_is_new(self, row: Row) -> str:
+        """Return why a row has no reference of its memory."""
+        return self._why_new(_memory_now(row), self.footprints)
+
+    def enters(self, row: Row, today: date) -> bool:
+        """Return whether a measured row is to be saved: its reference is not full, or it gained."""
+        return _enters(self._days(_now(row), self.rows), _now(row), today)
+
+    def memory_enters(self, row: Row, today: date) -> bool:
+        """Return whether a row's memory is to be saved, as `enters`."""
+        return _enters(self._days(_memory_now(row), self.footprints), _memory_now(row), today)
+
+    def measured_differently(self, row: Row) -> bool:
+        """Return whether a measured row is new because it is measured in another way.
+
+        A launch that moves more bytes is not: it does more work, and its time says by how much.
+        """
+        runs = self.rows.get(row.key, ())
+        if not runs or row.measurement is None or self.reference_runs(row):
+            return False
+        then, now = _way(runs[-1]), _way(_now(row))
+        before, after = then.pop("declared bytes"), now.pop("declared bytes")
+        if then != now or before == after:
+            return then != now
+        return before is None or after is None or after < before
+
+    def _days(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> list[list[Saved]]:
+        """Return the runs from the begin of a row's reference on, by their date."""
+        way: dict[str, Any] = _way(now)
+        identity = (now.key, _figure(now), *way.values())
+        if identity in self._known:
+            return self._known[identity]
+        alike = [run for run in every.get(now.key, ()) if _way(run) == way]
+        if not alike:
+            return []
+        device, accepted = alike[-1].process.device, alike[-1].accepted
+        if self.device is not None:
+            device, accepted = self.device, self.acceptances.digest(now.key, _figure(now))
+        days: dict[date, list[Saved]] = {}
+        for run in alike:
+            then = run.process.device
+            if (then.driver, then.cuda, run.accepted) == (device.driver, device.cuda, accepted):
+                days.setdefault(run.process.utc.date(), []).append(run)
+        ordered = [days[day] for day in sorted(days)]
+        self._known[identity] = ordered[_begin(ordered) :]
+        return self._known[identity]
+
+    def _why_new(self, now: Saved, every: Mapping[str, tuple[Saved, ...]]) -> str:
+        runs = every.get(now.key, ())
+        if not runs:
+            return self.note or "the baseline holds no such row"
+        then, before, after = runs[-1].process.device, _way(runs[-1]), _way(now)
+        if self.device is not None:
+            before |= {"driver": then.driver, "CUDA": then.cuda}
+            after |= {"driver": self.device.driver, "CUDA": self.device.cuda}
+        words = []
+        for name, value in before.items():
+            if value != after[name]:
+                words.append(f"{name} {_text(value)} -> {_text(after[name])}")
+        figure = _figure(now)
+        accepted = self.acceptances.digest(now.key, figure)
+        acceptance = self.acceptances.file_of(now.key, figure)
+        if self.device is not None and accepted != runs[-1].accepted:
+            if acceptance is None:
+                words.append(f"an accepted change of its {figure} was taken back")
+            else:
+                why = f"{acceptance.who}: {acceptance.reason}"
+                words.append(f"a change of its {figure} was accepted ({why})")
+        return f"{', '.join(words)}: a new reference begins"
+
+    # All runs
+
+    def saved(self, row: Row) -> tuple[SavedRow, ...]:
+        """Return all runs of a row, oldest first."""
+        return self.rows.get(row.key, ())
+
+    def saved_footprints(self, row: Row) -> tuple[SavedFootprint, ...]:
+        """Return the footprints of all runs of a row, oldest first."""
+        return self.footprints.get(row.key, ())
 
     def past(self, row: Row) -> tuple[Past, ...]:
-        """The runs of the window of a row, in its mode, oldest first, for a plot."""
-        if row.measurement is None:
-            return ()
-        alike = [
-            one
-            for one in self.rows.get(row.key, ())
-            if one.measurement.mode == row.measurement.mode
-        ]
-        return tuple(
-            Past(
-                one.process.utc,
-                one.measurement.latency,
-                one.measurement.half_width,
-                one.process.revision,
-            )
-            for one in alike[-self.window :]
-        )
+        """Return the runs of a row in its mode, oldest first, for a plot."""
+        points = []
+        for run in self.saved(row):
+            then = run.measurement
+            if row.measurement is not None and then.mode == row.measurement.mode:
+                points.append(
+                    Past(run.process.utc, then.latency, then.half_width, run.process.revision)
+                )
+        return tuple(points)
 
     @property
     def newest_footprints(self) -> dict[str, Footprint]:
         """By row key: the newest footprint."""
-        return {key: found[-1].footprint for key, found in self.footprints.items()}
+        return {key: runs[-1].footprint for key, runs in self.footprints.items()}
 
     def expected(self, mode: str | None) -> dict[str, SavedRow]:
-        """By row key: the rows that a session in this mode measures if it runs the same tests as the saved processes. None: unknown."""
-        modes = (None, mode)
-        return {
-            key: rows[-1]
-            for key, rows in self.rows.items()
-            if mode is None or any(row.process.mode in modes for row in rows)
-        }
+        """Return by key the rows that a session in this mode measures, if it runs all tests.
 
-    def accepted(self, row_key: str) -> str | None:
-        """Reports an accepted change of a row that no saved run followed; None where there is none."""
-        reset = self.resets.get(row_key)
-        if reset is None or self.rows.get(row_key) or self.footprints.get(row_key):
-            return None
-        return (
-            f"a change of it was accepted ({reset.who}: {reset.reason}), and no run was saved since"
-        )
-
-    def _nothing(self, row_key: str) -> str:
-        if (accepted := self.accepted(row_key)) is not None:
-            return accepted
-        if before := self.before.get(row_key):
-            return f"a reset whose file is not here comes before its {counted(before, 'saved process')}"
-        return self.note or "no saved process holds it"
+        `mode`: None for an unknown one.
+        """
+        expected = {}
+        for key, runs in self.rows.items():
+            modes = {run.process.mode for run in runs}
+            if mode is None or None in modes or mode in modes:
+                expected[key] = runs[-1]
+        return expected
 
 
-def _order(one: SavedProcess | Reset) -> tuple[int, datetime, str]:
-    """By sequence number; the clock orders only files whose writers did not see each other."""
-    return one.sequence, one.utc, one.id
-
-
-def assemble(
-    files: Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()
-) -> Baseline:
-    """Build a baseline from files in any order.
-    `window`: newest runs of a row to compare with.
-    `resets`: of files that are not there.
-    """
-    every = [*resets, *(reset for one in files for reset in one.resets)]
-    current = {reset.key: reset for reset in sorted(every, key=_order)}
-    rows = _since_reset((row for one in files for row in one.rows), current)
-    for one in files:
-        rows |= _without_rejected(rows, one)
-    before: dict[str, int] = {}
-    for row in (row for one in files for row in one.rows):
-        if not _follows(row, current):
-            before[row.key] = before.get(row.key, 0) + row.processes
-    footprints = _since_reset((footprint for one in files for footprint in one.footprints), current)
+def assemble(files: Iterable[RunFile]) -> Baseline:
+    """Build a baseline from files in any order."""
+    rows: dict[str, list[SavedRow]] = {}
+    footprints: dict[str, list[SavedFootprint]] = {}
+    processes = 0
+    for file in sorted(files, key=lambda file: (file.process.utc, file.process.id)):
+        processes += file.processes
+        for row in file.rows:
+            rows.setdefault(row.key, []).append(row)
+        for footprint in file.footprints:
+            footprints.setdefault(footprint.key, []).append(footprint)
     return Baseline(
         {key: tuple(runs) for key, runs in rows.items()},
-        sum(one.processes for one in files),
-        resets=current,
-        before=before,
-        window=window,
-        footprints={key: tuple(runs) for key, runs in footprints.items()},
-        taken_over=frozenset((digest, reset.key) for reset in every for digest in reset.accepted),
+        {key: tuple(runs) for key, runs in footprints.items()},
+        processes,
     )
 
 
-def _follows(row: SavedRow | SavedFootprint, resets: Mapping[str, Reset]) -> bool:
-    """True if a row was saved after the last reset of its key."""
-    return row.reset == (resets[row.key].id if row.key in resets else None)
+# Identity
+
+_NOW = SavedProcess("", datetime.max, None, UNKNOWN_GPU)
+"""Stands for the session's process in a row that is not saved yet."""
 
 
-def _since_reset(rows: Iterable[Saved], resets: Mapping[str, Reset]) -> dict[str, list[Saved]]:
-    """By key, the rows since the last reset, oldest first."""
-    found: dict[str, list[Saved]] = {}
-    for row in sorted(rows, key=lambda row: _order(row.process)):
-        if _follows(row, resets):
-            found.setdefault(row.key, []).append(row)
-    return found
+def _now(row: Row) -> SavedRow:
+    assert row.measurement is not None
+    return SavedRow(row.nodeid, row.measurement, _NOW, limits=row.limits)
 
+
+def _memory_now(row: Row) -> SavedFootprint:
+    assert row.footprint is not None
+    return SavedFootprint(row.nodeid, row.label, row.footprint, _NOW, row.limits)
+
+
+def _figure(saved: SavedRow | SavedFootprint) -> Figure:
+    return "time" if isinstance(saved, SavedRow) else "memory"
+
+
+def _way(saved: SavedRow | SavedFootprint) -> dict[str, Any]:
+    """Return how a row is measured, by the words for it."""
+    if isinstance(saved, SavedFootprint):
+        # Else of libraries alone.
+        return {"the driver's allocations watched": saved.footprint.driver_peak is not None}
+    measurement = saved.measurement
+    moved = measurement.moved_bytes
+    return {
+        "mode": measurement.mode,
+        "sampler": measurement.sampler,
+        "window": measurement.window or "none",
+        "declared bytes": None if moved is None else moved.total,
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Window):
+        return window_text(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return short_bytes(value)
+    return "unknown" if value is None else str(value)
+
+
+# Days
+
+
+def _begin(days: Days[Saved]) -> int:
+    """Return the index of the day on which the newest reference begins."""
+    begin = 0
+    for end in range(SUCCESSIVE + 1, len(days) + 1):
+        newest = end - SUCCESSIVE
+        if newest > begin and gained(days[begin:newest][:DAYS], days[newest:end]):
+            begin = newest
+    return begin
+
+
+def _enters(days: Days[Saved], now: Saved, today: date) -> bool:
+    """Return whether a run enters: the reference is not full, it gained, or the day before did.
+
+    So does a run whose test has other limits, which a gate compares with those of the newest run.
+    `days`: those of the reference, and those saved after it.
+    """
+    reference, later = days[:DAYS], days[DAYS:]
+    if len(reference) < DAYS or reference[-1][0].process.utc.date() == today:
+        return True
+    if _limits_of_test(now) != _limits_of_test(days[-1][-1]):
+        return True
+    if gained(reference, [[now]] * SUCCESSIVE):
+        return True
+    before = [day for day in later if day[0].process.utc.date() < today]
+    return bool(before) and gained(reference, [before[-1]] * SUCCESSIVE)
+
+
+def _limits_of_test(saved: SavedRow | SavedFootprint) -> dict[str, str | None]:
+    """Return the limits that the test has by itself, and no option."""
+    limits = {}
+    for name in LIMITS:
+        if of_the_test(saved.limits.origin.get(name)):
+            limits[name] = getattr(saved.limits, name)
+    return limits
+
+
+def gained(reference: Days[Saved], newest: Days[Saved]) -> bool:
+    """Return whether each of three days is better than a reference, by more than the limit."""
+    last = newest[-1][-1]
+    if isinstance(last, SavedFootprint):
+        growth = parse_growth(last.limits.max_peak_regression or USUAL_LIMIT)
+        return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
+    # All latencies at one launch overhead.
+    measurements = []
+    for run in chain(*reference, *newest):
+        assert isinstance(run, SavedRow)
+        measurements.append(readings(run.measurement))
+    logs = iter(corrected_logs(measurements))
+    before = []
+    for day in reference:
+        for run in day:
+            before.append((run.process.utc.date(), [math.exp(log) for log in next(logs)]))
+    means = []
+    for day in newest:
+        of_day: list[float] = []
+        for _ in day:
+            of_day += next(logs)
+        means.append(statistics.fmean(of_day))
+    whole = Reference(before)
+    margin = parse_margin(last.limits.max_regression or USUAL_LIMIT)
+    return gains_restart(whole, means, math.log1p(margin.over(whole.latency)))
+
+
+def _peaks(days: Days[Saved]) -> list[int]:
+    """Return the peaks of all processes of some days."""
+    peaks: list[int] = []
+    for run in chain(*days):
+        assert isinstance(run, SavedFootprint)
+        peaks += peaks_of(run.footprint)
+    return peaks
+
+
+# Changes since the reference
 
 CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
-"""The clocks whose changes are reported (`clocks_agree`): the fields of `Conditions`. Bandwidth follows the memory clock, and work in
-registers and caches the SM clock."""
-
-
-def _without_rejected(
-    rows: Mapping[str, list[SavedRow]], file: RunFile
-) -> dict[str, list[SavedRow]]:
-    """By key, the rows that are left of those which a file rejects: the runs of its revision before it do not count."""
-    left = {
-        key: [
-            row
-            for row in rows.get(key, ())
-            if row.process.revision != file.revision or row.process.sequence >= file.sequence
-        ]
-        for key in file.rejected
-    }
-    # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
-    return {
-        key: kept
-        for key, kept in left.items()
-        if any(row.process.revision != file.revision for row in kept)
-    }
+"""Clocks whose changes are reported: the fields of `Conditions`. Bandwidth follows the memory
+clock, and work in registers and caches the SM clock."""
 
 
 def changes(
     measurement: Measurement,
     facts: DeviceFacts,
     test_source: str | None,
-    window: Sequence[SavedRow],
+    runs: Sequence[SavedRow],
 ) -> tuple[str, ...]:
-    """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
-    `window`: the runs to compare with, oldest first; those of another mode do not count. A change is reported until the window has moved
-    past it.
+    """Return differences from the runs of a reference, in words: "the test's source".
+
+    An unknown value is no difference. `runs`: oldest first; those of another mode do not count.
     """
-    window, phrases = [one for one in window if one.measurement.mode == measurement.mode], []
-    for name, now, then in (
-        ("driver", facts.driver, [one.process.device.driver for one in window]),
-        ("CUDA", facts.cuda, [one.process.device.cuda for one in window]),
-        ("the test's source", test_source, [one.test_source for one in window]),
-        (
-            "the kernel's source",
-            measurement.kernel_source,
-            [one.measurement.kernel_source for one in window],
-        ),
-    ):
-        # The newest known value that differs.
-        if (
-            now is not None
-            and (old := next((value for value in reversed(then) if value not in (None, now)), None))
-            is not None
-        ):
-            phrases.append(name if name.endswith("source") else f"{name} {old} -> {now}")
-    return (*phrases, *_clock_changes(measurement, window))
-
-
-def _clock_changes(measurement: Measurement, window: Sequence[SavedRow]) -> Iterator[str]:
-    """The clocks that differ from the usual ones of the window."""
+    now = {
+        "driver": facts.driver,
+        "CUDA": facts.cuda,
+        "the test's source": test_source,
+        "the kernel's source": measurement.kernel_source,
+    }
+    others: dict[str, str] = {}  # the newest known value that differs
+    clocks: dict[str, list[float]] = {name: [] for name in CLOCKS}
+    for run in runs:
+        if run.measurement.mode != measurement.mode:
+            continue
+        then = {
+            "driver": run.process.device.driver,
+            "CUDA": run.process.device.cuda,
+            "the test's source": run.test_source,
+            "the kernel's source": run.measurement.kernel_source,
+        }
+        for name, value in then.items():
+            if value is not None and now[name] not in (None, value):
+                others[name] = value
+        for name, field_name in CLOCKS.items():
+            # After the samples; before them the device may be idle.
+            clock = getattr(run.measurement.conditions[-1], field_name)
+            if clock:
+                clocks[name].append(clock)
+    words = []
+    for name, new in now.items():
+        if name in others:
+            words.append(name if name.endswith("source") else f"{name} {others[name]} -> {new}")
     for name, field_name in CLOCKS.items():
-        # After the samples; before them the device may be idle.
-        own, *known = (
-            getattr(one.conditions[-1], field_name)
-            for one in (measurement, *(past.measurement for past in window))
-        )
-        if (
-            own
-            and (known := [clock for clock in known if clock])
-            and not clocks_agree(own, usual := statistics.median(known))
-        ):
-            yield f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz"
+        clock = getattr(measurement.conditions[-1], field_name)
+        if clock and clocks[name]:
+            usual = statistics.median(clocks[name])
+            if not clocks_agree(clock, usual):
+                words.append(f"{name} {usual / 1e6:.0f} -> {clock / 1e6:.0f} MHz")
+    return tuple(words)

@@ -1,16 +1,12 @@
-"""The JSON of a baseline file.
+"""The JSON of a saved run.
 
-    {"schema": 2, "sha256": "...", "content": {
-        "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected", "footprints"}}
+    {"schema": 3, "sha256": "...", "content": {
+        "id", "utc", "revision", "key", "written_by", "device", "settings", "rows", "footprints"}}
 
-A file belongs to one run. Its resets ("epochs") are gains, and accepted changes with the digests of their files (`accepted`). `rejected`
-holds the keys of rows that the file's revision makes slower. `footprints` holds the memory of tests; it is missing where none was watched.
-A row keeps the median of each placement, not its samples.
-
-The digest covers the content as JSON with sorted keys. It survives a formatter, shows an edit, and does not protect against fraud. The
-sequence number is one more than the highest number that the writer had read. It orders files where a clock is wrong, and files of several
-machines (Lamport 1978, "Time, clocks, and the ordering of events in a distributed system"). A field with a default may be missing, so
-that later versions can add fields.
+A row has its measurement with the median of each placement instead of its samples, its limits, and
+the digest of what was accepted of it. The sha256 covers the content as JSON with sorted keys: it
+survives a formatter, shows an edit, and does not protect against fraud. A field with a default may
+be missing, so that later versions can add fields.
 """
 
 from __future__ import annotations
@@ -18,21 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Reset, RunFile, SavedFootprint, SavedProcess, SavedRow
+from pytest_gpumem.baselines.history import RunFile, SavedFootprint, SavedProcess, SavedRow
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Measurement, Provenance
+from pytest_gpumem.records.measurement import Limits, Measurement, Provenance
 from pytest_gpumem.records.schema import (
     SchemaError,
     device_from_json,
@@ -41,8 +36,9 @@ from pytest_gpumem.records.schema import (
     other_schema,
 )
 from pytest_gpumem.result_files import FileError, parsed
+from pytest_gpumem.units import QuantityError
 
-LAYOUT = 2  # version of the layout
+LAYOUT = 3  # version of the layout
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
@@ -56,53 +52,59 @@ class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Row(_Plain, frozen=True):
     nodeid: str
     measurement: Measurement
-    epoch: str | None = None
     test_source: str | None = None
+    limits: Limits = Limits()
+    accepted: str = ""
 
 
 class _Footprint(_Plain, frozen=True):
     nodeid: str
     footprint: Footprint
     label: str = ""
-    epoch: str | None = None
-
-
-class _Reset(_Plain, frozen=True, omit_defaults=True):
-    id: str
-    key: str
-    reason: str
-    who: str
-    accepted: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    accepted: str = ""
 
 
 class _Content(_Plain, frozen=True):
     id: str
     utc: str
-    sequence: Annotated[int, msgspec.Meta(ge=1)]
     key: str
     written_by: str
     device: dict[str, Any]
     revision: str | None = None
     settings: dict[str, Any] = {}
     rows: list[_Row] = []
-    epochs: list[_Reset] = []
-    rejected: list[str] = []
     footprints: list[_Footprint] = []
 
 
 class _File(msgspec.Struct, frozen=True):
-    schema: Literal[2]
+    schema: Literal[3]
     content: _Content
 
 
+def unfit(measurement: Measurement) -> str | None:
+    """Return why nothing can be compared with a measurement; None if something can."""
+    if measurement.profiled:
+        return "it was measured under a profiler"
+    reasons = set[str]()
+    for conditions in measurement.conditions:
+        reasons.update(conditions.throttle_reasons or ())
+    if reasons:
+        return f"it was measured under throttling ({', '.join(sorted(reasons))})"
+    return None
+
+
 def reduced_footprint(footprint: Footprint) -> Footprint:
-    """The part of a footprint that a comparison needs: without its course over time."""
+    """Return the part of a footprint that a comparison needs: without its course over time."""
     return replace(footprint, timeline=(), phases=(), notes=())
 
 
 def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
-    """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts. Where it
-    lacks its time and card, it gets those of its process."""
+    """Return the part of a measurement that a comparison needs.
+
+    It has the median of each placement instead of its samples, and no notes. Where it lacks its
+    time and card, it gets those of its process.
+    """
     provenance = measurement.provenance or Provenance(
         process.utc.isoformat(timespec="seconds"), process.device.uuid
     )
@@ -113,48 +115,46 @@ def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
 
 
 def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:
-    """The text of a file, with one row a line for diffs. `settings`: of the run."""
+    """Return the text of a file, with one row a line for diffs. `settings`: of the run."""
+    rows = []
+    for row in content.rows:
+        rows.append(_Row(row.nodeid, row.measurement, row.test_source, row.limits, row.accepted))
+    footprints = []
+    for saved in content.footprints:
+        footprints.append(
+            _Footprint(saved.nodeid, saved.footprint, saved.label, saved.limits, saved.accepted)
+        )
+    process = content.process
     plain = _Content(
-        id=content.id,
-        utc=content.utc.isoformat(),
-        sequence=content.sequence,
-        revision=content.revision,
+        id=process.id,
+        utc=process.utc.isoformat(),
+        revision=process.revision,
         key=content.key,
         written_by=f"pytest-gpumem {version('pytest-gpumem')}",
-        device=device_to_json(content.process.device),
+        device=device_to_json(process.device),
         settings=dict(settings or {}),
-        rows=[
-            _Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows
-        ],
-        epochs=[
-            _Reset(one.id, one.key, one.reason, one.who, one.accepted) for one in content.resets
-        ],
-        rejected=list(content.rejected),
-        footprints=[
-            _Footprint(one.nodeid, one.footprint, one.label, one.reset)
-            for one in content.footprints
-        ],
+        rows=rows,
+        footprints=footprints,
     )
-    values = {
-        name: _value(value)
-        for name, value in structs.asdict(plain).items()
-        if value or name not in ("rejected", "footprints")
-    }
-    parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items())
+    values = {}
+    for name, value in structs.asdict(plain).items():
+        values[name] = _value(value)
+    lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items()]
     head = f'"schema": {LAYOUT},\n"sha256": "{digest(values)}"'
-    return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(parts) + "\n}\n}\n"
+    return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(lines) + "\n}\n}\n"
 
 
 def digest(content: object) -> str:
-    """SHA-256 of JSON values; white space and the order of keys do not change it."""
-    return hashlib.sha256(
-        json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    ).hexdigest()
+    """Return the SHA-256 of JSON values; white space and the order of keys do not change it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(text: bytes) -> RunFile:
     """Read what `written` wrote.
-    Raises `FileError`: not JSON, another version, a wrong digest, impossible values, or a row that may not be in a baseline.
+
+    Raises `FileError`: not JSON, another version, a wrong digest, impossible values, or a row that
+    may not be in a baseline.
     """
     if text.startswith(_LFS):
         raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
@@ -164,8 +164,8 @@ def read(text: bytes) -> RunFile:
         raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
     if not isinstance(value, dict):
         raise FileError("$: not a JSON object")
-    if (schema := value.get("schema")) != LAYOUT:
-        raise FileError(other_schema(schema, LAYOUT))
+    if value.get("schema") != LAYOUT:
+        raise FileError(other_schema(value.get("schema"), LAYOUT))
     content = value.get("content")
     if value.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise FileError("$: not the keys schema, sha256 and content")
@@ -177,92 +177,98 @@ def read(text: bytes) -> RunFile:
         raise FileError("$.content: nested too deeply") from None
     if not fits:
         raise FileError(
-            f"its content does not fit its sha256: it was edited by hand, or is damaged; {_REMEDY}"
+            "its content does not fit its sha256: it was edited by hand, or is damaged; " + _REMEDY
         )
     # The text is as it was written: what does not fit now comes from another version.
     try:
-        found = _content(from_plain(content, _Content, "$.content"))
-    except (FileError, SchemaError, RecursionError) as error:
+        return _run(from_plain(content, _Content, "$.content"))
+    except (SchemaError, RecursionError) as error:
         by = content.get("written_by")
         raise FileError(
             f"{error} (written by {by if isinstance(by, str) else 'unknown'})"
         ) from None
-    return _checked(found)
 
 
-def read_checked(text: bytes) -> RunFile:
-    """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
-    Raises `FileError`: values that another version wrote, or a row that may not be in a baseline.
+def read_unchanged(text: bytes) -> RunFile:
+    """Read what `written` wrote and nobody changed, in a thirtieth of the time of `read`.
+
+    Raises `FileError`: as `read`.
     """
     try:
-        found = _content(msgspec.json.decode(text, type=_File).content)
+        return _run(msgspec.json.decode(text, type=_File).content)
     except (SchemaError, msgspec.MsgspecError, RecursionError):
         return read(text)  # its message names the place
-    return _checked(found)
 
 
-def _checked(found: RunFile) -> RunFile:
-    for index, row in enumerate(found.rows):
-        if (why := unfit(row.measurement)) is not None:
-            raise FileError(f"row {index}, {row.key}, may not be in a baseline: {why}")
-    refuse_twice(found.rows)
-    return found
-
-
-def _content(read: _Content) -> RunFile:
-    utc, mode, device = (
-        _time(read.utc, "$.content.utc"),
-        read.settings.get("mode"),
-        device_from_json(read.device),
-    )
+def _run(content: _Content) -> RunFile:
+    try:
+        utc = datetime.fromisoformat(content.utc).astimezone(timezone.utc)
+        if datetime.fromisoformat(content.utc).tzinfo is None:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise FileError(f"$.content.utc: {content.utc!r} is not a time with a zone") from None
+    mode = content.settings.get("mode")
     process = SavedProcess(
-        read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None
+        content.id,
+        utc,
+        content.revision,
+        device_from_json(content.device),
+        mode if isinstance(mode, str) else None,
     )
-    rows = [
-        SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source)
-        for row in read.rows
-    ]
-    footprints = [
-        SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch)
-        for one in read.footprints
-    ]
-    resets = tuple(
-        Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted)
-        for one in read.epochs
-    )
-    return RunFile(read.key, process, tuple(rows), tuple(footprints), resets, tuple(read.rejected))
+    rows = []
+    for index, row in enumerate(content.rows):
+        saved = SavedRow(
+            row.nodeid, row.measurement, process, row.test_source, row.limits, row.accepted
+        )
+        why = unfit(row.measurement)
+        if why is not None:
+            raise FileError(f"row {index}, {saved.key}, may not be in a baseline: {why}")
+        _check(row.limits, f"$.content.rows[{index}].limits")
+        rows.append(saved)
+    footprints = []
+    for index, plain in enumerate(content.footprints):
+        _check(plain.limits, f"$.content.footprints[{index}].limits")
+        footprints.append(
+            SavedFootprint(
+                plain.nodeid, plain.label, plain.footprint, process, plain.limits, plain.accepted
+            )
+        )
+    refuse_twice(rows)
+    refuse_twice(footprints)
+    return RunFile(content.key, process, tuple(rows), tuple(footprints))
 
 
-def refuse_twice(rows: Iterable[SavedRow]) -> None:
-    """Raises `FileError`: two of the rows have one key."""
-    seen: set[str] = set()
+def _check(limits: Limits, path: str) -> None:
+    """Raise `FileError` if a limit cannot be read."""
+    for name, limit in LIMITS.items():
+        value = getattr(limits, name)
+        try:
+            if value is not None:
+                limit.parse(value)
+        except QuantityError as error:
+            raise FileError(f"{path}.{name}: {error}") from None
+
+
+def refuse_twice(rows: Iterable[SavedRow | SavedFootprint]) -> None:
+    """Raise `FileError` if two of the rows have one key."""
+    seen = set[str]()
     for row in rows:
         if row.key in seen:
             raise FileError(f"holds {row.key} twice")
         seen.add(row.key)
 
 
-def _time(written: str, path: str) -> datetime:
-    with suppress(ValueError):
-        if (utc := datetime.fromisoformat(written)).tzinfo is not None:
-            return utc
-    raise FileError(f"{path}: {written!r} is not a time with a zone")
-
-
 def _value(value: Any) -> Any:
-    """A record as JSON values, without the fields that have their default."""
+    """Return a record as JSON values, without the fields that have their default."""
     if isinstance(value, msgspec.Struct):
-        names = zip(
-            value.__struct_fields__,
-            value.__struct_encode_fields__,
-            _defaults(type(value)),
-            strict=True,
-        )
-        return {
-            written: _value(own)
-            for name, written, default in names
-            if (own := getattr(value, name)) != default
-        }
+        plain = {}
+        kind = type(value)
+        names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        for (name, encoded), default in zip(names, _defaults(kind), strict=True):
+            item = getattr(value, name)
+            if item != default:
+                plain[encoded] = _value(item)
+        return plain
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -274,12 +280,14 @@ def _value(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> list[Any]:
-    """The default of each field; `NODEFAULT` of a field that has none."""
-    fields = structs.fields(kind)
-    return [
-        one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
-        for one in fields
-    ]
+    """Return the default of each field; `NODEFAULT` of a field that has none."""
+    defaults = []
+    for item in structs.fields(kind):
+        if item.default_factory is msgspec.NODEFAULT:
+            defaults.append(item.default)
+        else:
+            defaults.append(item.default_factory())
+    return defaults
 
 
 def _lines(value: Any) -> str:

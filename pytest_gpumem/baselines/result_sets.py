@@ -1,66 +1,58 @@
-"""One side of a comparison: result files of this plugin, of stock pytest-benchmark, and of baselines."""
+"""One side of a comparison: files of --benchmark-json, of pytest-benchmark alone, or saved runs."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import (
-    WINDOW,
+    UNKNOWN_GPU,
     Baseline,
-    Reset,
     RunFile,
     SavedFootprint,
     SavedProcess,
     SavedRow,
     assemble,
 )
-from pytest_gpumem.baselines.layout import read, refuse_twice
+from pytest_gpumem.baselines.layout import read, refuse_twice, unfit
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
-STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
-_UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
-UNKNOWN_GPU = DeviceFacts(
-    **{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in fields(DeviceFacts) if one.required}
-)
-"""The device of a file that names none."""
+STOCK = "pytest-benchmark"
+"""`Measurement.mode` of files of pytest-benchmark alone, which knows no state of the cache."""
 SHOWN = 3  # most folders that an error names
-
-
-FAILED = "its test failed"  # in `ResultFile.left_out`: by an assertion or an error of its own
+FAILED = "its test failed"
+"""In `ResultFile.left_out`: by an assertion or an error of its own."""
 
 
 @dataclass(frozen=True)
 class ResultFile:
-    """One file: the processes of one run, or an acceptance in a baseline's folder."""
+    """One file: the processes of one run."""
 
     path: Path
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
     content: RunFile  # of the device `UNKNOWN_GPU` if the file names none
-    rows: Mapping[str, Row] = field(
-        default_factory=dict
-    )  # by key: all that it holds, with limits where the file has them
-    left_out: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by row key: why a row can be no baseline
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    """By key: all that it holds, with limits where the file has them."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By row key: why a row can be no baseline."""
     missing: tuple[Omission, ...] = ()  # what the run itself did not judge
-    evidence: bool = True  # the run let the same machine code settle doubts
-    stock: bool = False  # written by stock pytest-benchmark
+    evidence: bool = True  # the run recorded what it ran
+    stock: bool = False  # written by pytest-benchmark alone
 
 
 @dataclass(frozen=True)
@@ -69,36 +61,35 @@ class SideResults:
 
     name: str  # as it was given
     files: tuple[ResultFile, ...]  # oldest first
-    baseline: Baseline  # of all files, those of a baseline as a session reads them
+    baseline: Baseline  # of all files
     left_out: Mapping[str, str]  # by row key: why the row is left out of the baseline
 
     @property
     def rows(self) -> Mapping[str, tuple[SavedRow, ...]]:
-        """By row key: one a run, oldest first."""
+        """By row key: its runs, oldest first."""
         return self.baseline.rows
 
     @property
     def processes(self) -> int:
-        """Number of processes in the files; a run with --gpumem-processes stores all of its processes in one file."""
+        """Number of processes in the files."""
         return self.baseline.processes
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:
-        """The measured devices by key; the last one of each key."""
-        return {process.device.key: process.device for process in self._processes}
+        """The measured devices by key; the last of each key."""
+        devices = {}
+        for file in self.files:
+            devices[file.content.process.device.key] = file.content.process.device
+        return devices
 
     @property
     def newest(self) -> SavedProcess:
-        """The newest process."""
-        return self._processes[-1]
-
-    @property
-    def _processes(self) -> list[SavedProcess]:
-        return [file.content.process for file in self.files]
+        """The process of the newest file."""
+        return self.files[-1].content.process
 
     @property
     def stock(self) -> bool:
-        """True if a file is of stock pytest-benchmark."""
+        """True if a file is of pytest-benchmark alone."""
         return any(file.stock for file in self.files)
 
     @property
@@ -109,107 +100,90 @@ class SideResults:
     @property
     def missing(self) -> dict[tuple[str, str], Omission]:
         """What the runs themselves did not judge, by key and by what it is."""
-        return {(one.key, one.what): one for file in self.files for one in file.missing}
+        missing = {}
+        for file in self.files:
+            for omission in file.missing:
+                missing[omission.key, omission.what] = omission
+        return missing
 
     @property
     def judged(self) -> dict[str, Row]:
-        """The rows that are to be judged, by key: each of its newest run that can be compared, else of its newest one, with the processes
-        of the other runs."""
-        keys = dict.fromkeys(key for file in self.files for key in file.rows)
-        return {key: row for key in keys if (row := self._judged(key)) is not None}
+        """The rows to judge, by key.
 
-    def _judged(self, key: str) -> Row | None:
-        having = [file for file in self.files if key in file.rows]
-        fit = [file for file in having if key not in file.left_out]
-        row = (fit or having)[-1].rows[key]
-        if not fit:
-            return row
-        runs, footprints = self.rows.get(key, ()), self.baseline.footprints.get(key, ())
-        if not runs and not footprints:
-            return None  # a change of it was accepted since
-        footprint = footprints[-1].footprint if footprints else None
-        if footprint is not None:
-            others = (one.footprint for one in footprints[:-1])
-            footprint = replace(
-                footprint,
-                further=(
-                    *footprint.further,
-                    *(each for one in others for each in (one.repeat, *one.further)),
-                ),
-            )
-        return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
+        Each is of the newest run that can be compared, with the processes of the other runs.
+        """
+        rows: dict[str, Row] = {}
+        for file in self.files:
+            for key, row in file.rows.items():
+                if key not in rows or key not in file.left_out:
+                    rows[key] = row
+        for key, row in rows.items():
+            if key in self.rows or key in self.baseline.footprints:
+                rows[key] = self._merged(row)
+        return rows
+
+    def _merged(self, row: Row) -> Row:
+        measurement = footprint = None
+        runs = self.rows.get(row.key, ())
+        if runs:
+            measurement = runs[-1].measurement
+            repeats = list(measurement.further)
+            for run in runs[:-1]:
+                if comparable(measurement, run.measurement):
+                    repeats += [run.measurement.repeat, *run.measurement.further]
+            measurement = replace(measurement, further=tuple(repeats))
+        footprints = self.baseline.footprints.get(row.key, ())
+        if footprints:
+            footprint = footprints[-1].footprint
+            others = list(footprint.further)
+            for saved in footprints[:-1]:
+                others += [saved.footprint.repeat, *saved.footprint.further]
+            footprint = replace(footprint, further=tuple(others))
+        return replace(row, measurement=measurement, footprint=footprint)
 
 
-def _unseen_resets(contents: Sequence[RunFile]) -> Iterator[Reset]:
-    """The resets that rows name, and whose files are not among those that were given. The first row of each came after it."""
-    known = {reset.id for one in contents for reset in one.resets}
-    for row in (row for one in contents for row in one.rows):
-        if row.reset is not None and row.reset not in known:
-            yield Reset(row.reset, row.key, "", "", row.process.utc, sequence=row.process.sequence)
+def side(given: str) -> SideResults:
+    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
 
-
-def _files(given: str) -> list[ResultFile]:
-    seen: dict[str, Path] = {}
+    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
+    """
     files = []
+    seen: dict[str, Path] = {}
     for path in _paths(given):
         file = _file(path)
         if file.digest in seen:
             raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
-    return files
-
-
-def side(given: str) -> SideResults:
-    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
-    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
-    """
-    files = _files(given)
-    files.sort(key=lambda file: (file.content.sequence, file.content.utc, file.content.id))
-    contents = [file.content for file in files]
-    rows, resets = [row for one in contents for row in one.rows], list(_unseen_resets(contents))
-    counting = assemble(
-        contents, WINDOW if any(one.sequence for one in contents) else len(files), resets
-    )
-    there = {*counting.rows, *counting.footprints}
-    left_out = {
-        key: why for file in files for key, why in file.left_out.items() if key not in there
-    }
-    left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
-    found = SideResults(given, tuple(files), counting, left_out)
-    if not found.processes or not (found.rows or counting.footprints or found.left_out):
+    files.sort(key=lambda file: (file.content.process.utc, file.content.process.id))
+    baseline = assemble(file.content for file in files)
+    left_out = {}
+    for file in files:
+        for key, why in file.left_out.items():
+            if key not in baseline.rows and key not in baseline.footprints:
+                left_out[key] = why
+    results = SideResults(given, tuple(files), baseline, left_out)
+    if not results.processes or not (results.rows or baseline.footprints or left_out):
         raise UserError(f"{given}: nothing was measured")
-    return found
-
-
-def merged(rows: Sequence[SavedRow]) -> Measurement:
-    """Merge the processes of one row: the newest measurement, with all that are comparable with it as its further processes."""
-    newest = rows[-1].measurement
-    others = [one.measurement for one in rows[:-1] if comparable(newest, one.measurement)]
-    further = [repeat for other in others for repeat in (other.repeat, *other.further)]
-    return replace(newest, further=(*newest.further, *further))
+    return results
 
 
 def _paths(given: str) -> list[Path]:
     path = Path(os.path.expanduser(given))  # unchanged where there is no such user
     if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix == ".json")
-        if not found:
-            # Such as `.benchmarks`, which has a folder for each GPU.
-            below = sorted({file.parent for file in path.rglob("*.json")})
-            hint = (
-                f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}"
-                if below
-                else ""
-            )
-            raise UserError(f"{given}: a folder without a .json file{hint}")
-        return found
+        files = sorted(path.glob("*.json"))
+        if files:
+            return files
+        # Such as `.benchmarks`, which has a folder for each GPU.
+        below = sorted({str(file.parent) for file in path.rglob("*.json")})
+        hint = f"; there are some in {', '.join(below[:SHOWN])}" if below else ""
+        raise UserError(f"{given}: a folder without a .json file{hint}")
     if path.exists():
         return [path]
-    found = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
-    if not found:
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    if not files:
         raise UserError(f"{given}: no such file, folder or pattern")
-    return found
+    return files
 
 
 def _file(path: Path) -> ResultFile:
@@ -228,62 +202,48 @@ def _file(path: Path) -> ResultFile:
     raise UserError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
 
+def _process(
+    path: Path, digest: str, value: Mapping[str, Any], device: DeviceFacts, mode: object = None
+) -> SavedProcess:
+    utc = time_of(value.get("datetime"), path).astimezone(timezone.utc)
+    revision = revision_of(value.get("commit_info"))
+    return SavedProcess(digest, utc, revision, device, mode if isinstance(mode, str) else None)
+
+
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
-    """A `--benchmark-json` file of a session with `--gpumem`."""
-    found = document_in(value)
-    settings = found.settings
-    mode = settings.get("mode")
-    process = SavedProcess(
-        digest,
-        time_of(value.get("datetime"), path),
-        revision_of(value.get("commit_info")),
-        found.device,
-        mode=mode if isinstance(mode, str) else None,
-    )
+    """Read a `--benchmark-json` file of a session with `--gpumem`."""
+    document = document_in(value)
+    settings = document.settings
+    process = _process(path, digest, value, document.device, settings.get("mode"))
     rows, footprints, left_out = list[SavedRow](), list[SavedFootprint](), dict[str, str]()
-    # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
-    failing = failing_in_themselves(found.rows, bool(settings.get("strict")))
-    for row in found.rows:
-        why = (
-            FAILED if row.nodeid in failing or (row.failed and not row.measured_something) else None
-        )
-        if why is None and row.measurement is not None:
-            why = unfit(row.measurement)
-        elif why is None and row.footprint is None:
-            continue
+    # A test that fails by a limit was timed correctly; an assertion may have ended anything.
+    failing = failing_in_themselves(document.rows, bool(settings.get("strict")))
+    for row in document.rows:
+        measurement, footprint = row.measurement, row.footprint
+        why = None if measurement is None else unfit(measurement)
+        if row.nodeid in failing or (row.failed and not row.measured_something):
+            why = FAILED
         if why is not None:
             left_out[row.key] = why
             continue
-        if row.footprint is not None:
-            footprints.append(SavedFootprint(row.nodeid, row.label, row.footprint, process))
-        if row.measurement is not None:
+        if footprint is not None:
+            footprints.append(SavedFootprint(row.nodeid, row.label, footprint, process, row.limits))
+        if measurement is not None:
             # Not reduced: the judge needs more of a run than a baseline keeps.
-            measurement = replace(
-                row.measurement,
-                provenance=row.measurement.provenance
-                or Provenance(process.utc.isoformat(), found.device.uuid),
-            )
-            rows.append(SavedRow(row.nodeid, measurement, process, test_source=row.test_source))
+            if measurement.provenance is None:
+                provenance = Provenance(process.utc.isoformat(), document.device.uuid)
+                measurement = replace(measurement, provenance=provenance)
+            rows.append(SavedRow(row.nodeid, measurement, process, row.test_source, row.limits))
     refuse_twice(rows)
-    return ResultFile(
-        path,
-        digest,
-        _of_results(process, rows, footprints),
-        {row.key: row for row in found.rows},
-        left_out,
-        found.missing,
-        not settings.get("no_what_ran"),
-    )
+    run = RunFile(document.device.key, process, tuple(rows), tuple(footprints))
+    by_key = {row.key: row for row in document.rows}
+    evidence = not settings.get("no_what_ran")
+    return ResultFile(path, digest, run, by_key, left_out, document.missing, evidence)
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
-    """A file of stock pytest-benchmark: one process, timed by the host's clock, on an unknown device."""
-    process = SavedProcess(
-        digest,
-        time_of(value.get("datetime"), path),
-        revision_of(value.get("commit_info")),
-        UNKNOWN_GPU,
-    )
+    """Read a file of pytest-benchmark alone: by the host's clock, on an unknown device."""
+    process = _process(path, digest, value, UNKNOWN_GPU)
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):
         stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
@@ -298,26 +258,21 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
             raise FileError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(SavedRow(name, _host_timed(float(median), stats.get("rounds")), process))
     refuse_twice(rows)
-    content = _of_results(process, rows)
-    return ResultFile(path, digest, content, _rows_of(content), stock=True)
+    run = RunFile(UNKNOWN_GPU.key, process, tuple(rows))
+    return ResultFile(path, digest, run, _rows_of(run), stock=True)
 
 
-def _rows_of(content: RunFile) -> dict[str, Row]:
-    """The rows of a file that has no limits and no verdicts."""
-    found = {
-        one.key: Row(one.nodeid, Limits(), UNLIMITED, label=one.label, footprint=one.footprint)
-        for one in content.footprints
-    }
-    for row in content.rows:
-        of_test = found.get(row.key, Row(row.nodeid, Limits(), UNLIMITED, label=row.label))
-        found[row.key] = replace(of_test, measurement=row.measurement, test_source=row.test_source)
-    return found
-
-
-def _of_results(
-    process: SavedProcess, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()
-) -> RunFile:
-    return RunFile(process.device.key, process, tuple(rows), tuple(footprints))
+def _rows_of(run: RunFile) -> dict[str, Row]:
+    """Return the rows of a file that has no verdicts."""
+    rows = {}
+    for saved in run.footprints:
+        rows[saved.key] = Row(
+            saved.nodeid, saved.limits, UNLIMITED, label=saved.label, footprint=saved.footprint
+        )
+    for timed in run.rows:
+        row = rows.get(timed.key, Row(timed.nodeid, timed.limits, UNLIMITED, label=timed.label))
+        rows[timed.key] = replace(row, measurement=timed.measurement, test_source=timed.test_source)
+    return rows
 
 
 def _host_timed(median: float, rounds: object) -> Measurement:

@@ -1,49 +1,56 @@
-"""The place of saved runs: a folder, or a store behind an fsspec URL with a copy on this machine.
+"""The place of saved runs: a folder, or a URL of fsspec with a copy of its files on this machine.
 
-A store of runs is immutable files, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes one, and its name is never used again, so
-writers need no lock, and a copy needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
+A run is one immutable file, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes a file, and
+its name is never used again, so writers need no lock, and a copy needs only the files that it
+lacks. Readers always read a folder: of a URL, the copy. Credentials, endpoints and retries are
+those of fsspec's packages.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import queue
 import re
-import select
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.options import masked, place
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.settings import masked, place
 
 SUBFOLDER = "gpumem"
 """Folder of the runs below the device's key, beside the files of pytest-benchmark."""
-PATIENCE = 60.0  # seconds without any answer after which a store is given up
-UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
+PATIENCE = 60.0  # seconds without an answer after which a URL is given up
+UNSENT = "unsent"  # folder beside the copies: runs that the URL did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_ROOT = Path(__file__).resolve().parents[2]
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pytest_gpumem.baselines.transfer import main; main()"
+_DIGEST = re.compile(r"-([0-9a-f]{16})\.json\Z")  # in a file's name
+_WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory"}
+"""Protocols whose stores show a new file only once it is whole."""
+_T = TypeVar("_T")
 
 
 class BaselineError(UserError):
     """A baseline that cannot be used; the message is one line with the file's name."""
 
 
+def fits_name(name: str, text: bytes) -> bool | None:
+    """Return whether a file has the digest of its name; None if its name has none."""
+    named = _DIGEST.search(name)
+    return None if named is None else hashlib.sha256(text).hexdigest().startswith(named[1])
+
+
 class Storage:
     """Runs in a folder, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder  # holds a folder for each kind of device
+        self.folder = folder  # has a folder for each kind of device
 
     def __str__(self) -> str:
         """For messages: without credentials."""
@@ -55,23 +62,24 @@ class Storage:
         return str(self.folder)
 
     def at(self, key: str) -> Path:
-        """Folder of the files of one kind of device."""
+        """Return the folder of the files of one kind of device."""
         return self.folder / key / SUBFOLDER
 
     def devices(self) -> list[str]:
-        """Keys of the devices that have runs here. Raises `BaselineError`: the store cannot be reached."""
-        try:
-            return sorted(
-                path.parent.name
-                for path in self.folder.glob(f"*/{SUBFOLDER}")
-                if any(path.glob("*.json"))
-            )
-        except OSError:
-            return []
+        """Return the keys of the devices that have runs here.
+
+        Raises `BaselineError`: the URL cannot be reached.
+        """
+        keys = set[str]()
+        with suppress(OSError):
+            for path in self.folder.glob(f"*/{SUBFOLDER}/*.json"):
+                keys.add(path.parent.parent.name)
+        return sorted(keys)
 
     def update(self, key: str) -> None:
         """Make `at(key)` hold all files of one kind of device.
-        Raises `BaselineError`: the store cannot be reached; or the folder is a file.
+
+        Raises `BaselineError`: the URL cannot be reached; or the folder is a file.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise BaselineError(
@@ -79,46 +87,46 @@ class Storage:
             )
 
     def shown(self, path: Path) -> str:
-        """The name of a file of `at` for messages."""
+        """Return the name of a file of `at` for messages."""
         return str(path)
 
-    def fetch_again(self, path: Path) -> bool:
-        """Replace a file of `at` by the store's; False where the file itself is the store's.
-        Raises `BaselineError`: the store cannot be reached, or lacks it.
-        """
-        return False
-
     def unwritable(self, key: str) -> str | None:
-        """Why nothing can be stored here, to be checked before long work; None if something can."""
+        """Return why nothing can be stored here, to be checked before long work, or None."""
         folder = self.at(key)
         try:
-            there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            there = folder.absolute()
+            while not there.exists():
+                there = there.parent
             # A trial: permissions do not hold for root, nor on every file system.
             with tempfile.TemporaryFile(dir=there):
                 return None
         except OSError as error:
             return f"nothing can be stored in {folder}: {error.strerror or error}"
 
-    def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
-        """Write files, by name. Raises `BaselineError`: not all of them could be written."""
-        _written(self.at(key), files)
+    def write(self, key: str, name: str, text: str) -> None:
+        """Write a new file. Raises `BaselineError`: it could not be written."""
+        folder = self.at(key)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / name, text)
+        except OSError as error:
+            raise BaselineError(
+                f"{folder}: cannot write the run: {error.strerror or error}"
+            ) from None
 
 
 class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
     def __init__(self, url: str, *, offline: bool = False) -> None:
-        """`url`: as fsspec reads it. `offline`: read the copy as it is: another process has brought it up to date."""
+        """`url`: as fsspec reads it. `offline`: read the copy as another process updated it."""
         self.url = url.rstrip("/")
         self.offline = offline
-        # Without credentials: a gate knows the store by its results, which have none.
-        self._own = (
-            user_cache_path("pytest-gpumem")
-            / "baselines"
-            / hashlib.sha256(str(self).encode()).hexdigest()[:16]
-        )
-        self._devices: list[str] | None = None
-        super().__init__(self._own / "copy")
+        # Without credentials: a gate knows the place by its results, which have none.
+        name = hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        self._cache = user_cache_path("pytest-gpumem") / "baselines" / name
+        self._files: tuple[Any, str] | None = None  # fsspec's file system, and the root in it
+        super().__init__(self._cache / "copy")
 
     def __str__(self) -> str:
         return masked(self.url)
@@ -130,57 +138,136 @@ class RemoteStorage(Storage):
     def devices(self) -> list[str]:
         if self.offline:
             return super().devices()
-        if self._devices is None:
-            self._devices = self._ask("devices", "*")
-        return self._devices
+        return self._answer(self._list_devices)
 
     def update(self, key: str) -> None:
-        if not self.offline:
-            self._devices = self._ask("fetch", key, folder=str(self.at(key)))
+        if self.offline:
+            return
+        remote = self._answer(self._list, key)
+        folder = self.at(key)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            copied = {path.name for path in folder.glob("*.json")}
+            for name in sorted(remote.keys() - copied):
+                write_whole(folder / name, self._answer(self._read, key, name, remote[name]))
+            for name in copied - remote.keys():
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise BaselineError(f"{self}: cannot be copied to {folder}: {error}") from None
 
     def shown(self, path: Path) -> str:
         return f"{self}/{path.relative_to(self.folder).as_posix()}"
 
-    def fetch_again(self, path: Path) -> bool:
-        if self.offline:
-            raise BaselineError(
-                f"{self.shown(path)}: this machine's copy does not fit the digest in its name: it was edited, or is damaged; a run that "
-                "reaches the store replaces it"
-            )
-        path.unlink(missing_ok=True)
-        self.update(path.parent.parent.name)
-        return True
-
-    def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
-        unsent = Storage(self._own / UNSENT)
-        kept = _written(unsent.at(key), files)
+    def write(self, key: str, name: str, text: str) -> None:
+        unsent = Storage(self._cache / UNSENT)
+        unsent.write(key, name, text)
         try:
-            self._ask("send", key, files=[str(path) for path in kept])
+            self._answer(self._put, key, name, text.encode())
         except BaselineError as error:
             raise BaselineError(
                 f"{error}; it is kept on this machine: copy {unsent} into the store"
             ) from None
-        with suppress(OSError):  # the store has them
-            for path in kept:
-                self.at(key).mkdir(parents=True, exist_ok=True)
-                path.replace(self.at(key) / path.name)
+        with suppress(OSError):
+            self.at(key).mkdir(parents=True, exist_ok=True)
+            (unsent.at(key) / name).replace(self.at(key) / name)
 
-    def _ask(self, do: str, key: str, **more: object) -> list[str]:
-        """Have a process do one request of `transfer`.
-        Raises `BaselineError`: it failed, or nothing was answered for `PATIENCE` seconds.
+    def _answer(self, ask: Callable[..., _T], *arguments: object) -> _T:
+        """Return what a request of fsspec answers.
+
+        The request has a thread of its own, which may wait for ever.
+        Raises `BaselineError`: it failed, or did not answer for `PATIENCE` seconds.
         """
-        request = {"do": do, "url": self.url, "under": f"{key}/{SUBFOLDER}", **more}
-        for line in _lines(request, str(self)):
-            if "error" in line:
-                raise BaselineError(f"{self}: {line['error'].replace(self.url, str(self))}")
-            if "devices" in line:
-                devices: list[str] = line["devices"]
-                return devices
-        raise AssertionError("the last line has devices or an error")
+        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put((True, ask(*arguments)))
+            except Exception as error:  # of any library behind fsspec
+                answers.put((False, error))
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            answered, value = answers.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise BaselineError(f"{self}: no answer for {PATIENCE:.0f} s") from None
+        if not answered:
+            raise BaselineError(f"{self}: {_explain(value).replace(self.url, str(self))}")
+        result: _T = value
+        return result
+
+    # In the thread
+
+    def _opened(self) -> tuple[Any, str]:
+        if self._files is None:
+            import fsspec
+
+            files, root = fsspec.core.url_to_fs(self.url)
+            self._files = files, root.rstrip("/")
+        return self._files
+
+    def _list_devices(self) -> list[str]:
+        files, root = self._opened()
+        return sorted({path.split("/")[-2] for path in files.glob(f"{root}/*/{SUBFOLDER}")})
+
+    def _list(self, key: str) -> dict[str, int | None]:
+        """Return the bytes of each run, by name; None where the server does not tell."""
+        files, root = self._opened()
+        files.invalidate_cache()
+        try:
+            listed = files.ls(f"{root}/{key}/{SUBFOLDER}", detail=True)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # the answer of a store, such as a missing bucket
+                raise
+            return {}  # nothing was written yet
+        runs = {}
+        for entry in listed:
+            name = entry["name"].rstrip("/").rpartition("/")[2]
+            if entry["type"] == "file" and name.endswith(".json") and not name.startswith("."):
+                runs[name] = entry["size"]
+        return runs
+
+    def _read(self, key: str, name: str, size: int | None) -> bytes:
+        files, root = self._opened()
+        for _ in range(3):
+            text: bytes = files.cat_file(f"{root}/{key}/{SUBFOLDER}/{name}")
+            if size in (None, len(text)):
+                return text
+        raise OSError(f"{name}: the answer ends after {len(text)} of {size} bytes")
+
+    def _put(self, key: str, name: str, text: bytes) -> None:
+        files, root = self._opened()
+        folder = f"{root}/{key}/{SUBFOLDER}"
+        protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+        if protocols & _WHOLE_PUTS:
+            files.pipe_file(f"{folder}/{name}", text)
+            return
+        files.makedirs(folder, exist_ok=True)
+        temporary = f"{folder}/.{name}.{os.urandom(6).hex()}.tmp"
+        try:
+            files.pipe_file(temporary, text)
+            files.mv(temporary, f"{folder}/{name}")
+        except BaseException:
+            with suppress(OSError):
+                files.rm_file(temporary)
+            raise
+
+
+def _explain(error: Exception) -> str:
+    """Return an error of fsspec as one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError):
+        remedy = "pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
+        return f"{text or 'a package is missing'}; {remedy}"
+    if isinstance(error, PermissionError):
+        return f"permission denied ({text})" if text else "permission denied"
+    if isinstance(error, (OSError, ValueError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def storage(written: str, base: Path | None = None, *, offline: bool = False) -> Storage:
-    """The place that an option names.
+    """Return the place that an option names.
+
     `written`: a folder, which may begin with "~", or a URL.
     `base`: a relative folder is below it; None: the working directory.
     `offline`: as of `RemoteStorage`; a folder is always there.
@@ -190,58 +277,3 @@ def storage(written: str, base: Path | None = None, *, offline: bool = False) ->
     if _URL.match(text) and not text.startswith("file://"):
         return RemoteStorage(text, offline=offline)
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())
-
-
-def _written(folder: Path, files: Mapping[str, str | bytes]) -> list[Path]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_whole(folder / name, content)
-    except OSError as error:
-        raise BaselineError(f"{folder}: cannot write the run: {error.strerror or error}") from None
-    return [folder / name for name in files]
-
-
-def _lines(request: Mapping[str, object], url: str) -> Iterator[dict[str, Any]]:
-    """The lines that a process of `transfer` answers, the last of which has the store's devices, or an error."""
-    command = [sys.executable, "-c", _PROGRAM, json.dumps([str(_ROOT), *filter(None, sys.path)])]
-    with tempfile.TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
-        except OSError as error:
-            raise BaselineError(
-                f"{url}: {sys.executable!r} cannot be started to reach it: {error.strerror}"
-            ) from None
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(request).encode())
-                process.stdin.close()
-            pending, until = b"", time.monotonic() + PATIENCE
-            while True:
-                if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[
-                    0
-                ]:
-                    raise BaselineError(f"{url}: no answer for {PATIENCE:.0f} s")
-                part = os.read(process.stdout.fileno(), 1 << 16)
-                if not part:
-                    break
-                *lines, pending = (pending + part).split(b"\n")
-                until = time.monotonic() + PATIENCE
-                yield from map(json.loads, lines)
-            process.wait()
-            errors.seek(0)
-            last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            yield {
-                "error": f"the process that reaches it ended with {process.returncode}: {last[-1]}"
-            }
-        finally:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
-            process.wait()

@@ -47,14 +47,11 @@ def margin(_context: click.Context, option: click.Parameter, written: str | None
     return written
 
 
-ROUNDS = 96
-"""Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (simulated)."""
-rounds_option = click.option(
-    "--rounds-max",
-    type=click.IntRange(11, 10_000),  # fewer pairs prove no small slow-down
-    default=ROUNDS,
-    metavar="N",
-    help=f"Pairs of processes of a duet at most, 11 or more. Default: {ROUNDS}.",
+base_python_option = click.option(
+    "--base-python",
+    metavar="PATH",
+    help="Interpreter of an environment that holds BASE. Default: this one, or an environment that "
+    "is made for BASE.",
 )
 test_option = click.option(
     "--test",

@@ -12,8 +12,8 @@ from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status, in_one_line
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.options import device_choice
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
-from pytest_gpumem.settings import device_choice
 from pytest_gpumem.units import GiB, QuantityError, format_rate, short_bytes
 
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")

@@ -1,4 +1,7 @@
-"""The differences between two runs of a row: in what was declared, in what one launch ran, and in the lines that take memory. Pure."""
+"""The differences between two runs of a row. Pure.
+
+They are in what was declared, in what one launch ran, and in the lines that take memory.
+"""
 
 from __future__ import annotations
 
@@ -32,63 +35,63 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
 from pytest_gpumem.units import short_bytes
 
-MOST = 12  # differences that are kept of one row
+MOST = 12  # differences that are kept of a row
 LINES = 3  # lines that are named of the memory of a test
-ALIKE = 0.5  # two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line
+ALIKE = 0.5  # least similarity (`SequenceMatcher.ratio`) of two lines that count as a changed line
 VARIES = 0.1  # change of page faults and migrated bytes that unchanged code may show
 _MEASURED = (DECLARED, SECTORS, WINDOW, GPU_FAULTS, CPU_FAULTS, MIGRATED)
-_COMPARED = tuple(
-    name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments")
-)
+_NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
 
 
 def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
-    """What head declares and runs differently from base. What is unknown of one side is no difference."""
-    found = [*_declared(base, head), *_pages(base, head)]
-    windows = base.window != head.window
-    if windows:
-        found.append(Difference(WINDOW, _window(base), _window(head)))
-    if (
-        base.what_ran is not None
-        and base.what_ran.order
-        and head.what_ran is not None
-        and head.what_ran.order
-    ):
-        for difference in ran_differently(base.what_ran, head.what_ran):
-            # The window of the measurement says it already.
-            if not (
-                windows and (difference.field == "window" or difference.name == "set-aside of L2")
-            ):
-                found.append(difference)
-    if len(found) > MOST:
-        found[MOST:] = [Difference(FURTHER, now=len(found) - MOST)]
-    return tuple(found)
+    """Return what head declares and runs differently from base.
+
+    What is unknown of a side is no difference.
+    """
+    changed = [*_declared(base, head), *_pages(base, head)]
+    other_window = base.window != head.window
+    if other_window:
+        changed.append(Difference(WINDOW, _window(base), _window(head)))
+    ran, runs = base.what_ran, head.what_ran
+    if ran is not None and ran.order and runs is not None and runs.order:
+        for difference in ran_differently(ran, runs):
+            of_window = difference.field == "window" or difference.name == "set-aside of L2"
+            if not (other_window and of_window):  # the measurement's window says it already
+                changed.append(difference)
+    if len(changed) > MOST:
+        changed[MOST:] = [Difference(FURTHER, now=len(changed) - MOST)]
+    return tuple(changed)
 
 
 def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
-    """As `differences`, of a failing row: what a launch ran comes first if the row fails by its kernels, copies or waits alone."""
+    """Return `differences` of a failing row; what it fails by comes first.
+
+    A row that fails by its kernels, copies or waits alone begins with what a launch ran.
+    """
     assert row.measurement is not None
-    found = differences(base, row.measurement)
-    if row.verdict.limits and all(result.limit in STEPS for result in row.verdict.limits):
-        found = tuple(sorted(found, key=lambda difference: difference.kind in _MEASURED))
-    return found
+    changed = differences(base, row.measurement)
+    failing = [result.limit for result in row.verdict.limits]
+    if not failing or not set(failing) <= set(STEPS):
+        return changed
+    ran = [difference for difference in changed if difference.kind not in _MEASURED]
+    measured = [difference for difference in changed if difference.kind in _MEASURED]
+    return (*ran, *measured)
 
 
 def _declared(base: Measurement, head: Measurement) -> Iterator[Difference]:
-    if (
-        base.moved_bytes is not None
-        and head.moved_bytes is not None
-        and base.moved_bytes.total != head.moved_bytes.total
-    ):
-        yield Difference(DECLARED, base.moved_bytes.total, head.moved_bytes.total)
-    was, now = base.sectors_per_request, head.sectors_per_request
-    if was is not None and now is not None and was != now:
-        yield Difference(SECTORS, was, now)
+    if base.moved_bytes is not None and head.moved_bytes is not None:
+        was, now = base.moved_bytes.total, head.moved_bytes.total
+        if was != now:
+            yield Difference(DECLARED, was, now)
+    before, after = base.sectors_per_request, head.sectors_per_request
+    if before is not None and after is not None and before != after:
+        yield Difference(SECTORS, before, after)
 
 
 def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
-    was = base.migrations.launch if base.migrations is not None else None
-    now = head.migrations.launch if head.migrations is not None else None
+    if base.migrations is None or head.migrations is None:
+        return
+    was, now = base.migrations.launch, head.migrations.launch
     if was is None or now is None:
         return
     counts = (
@@ -109,26 +112,26 @@ def _window(measurement: Measurement) -> str:
 
 
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
-    """What head ran differently from base: steps, then calls, then state; empty if the digests are equal.
+    """Return what head ran differently from base: steps, then calls, then state.
 
     Steps are matched in their order: kernels by name, copies by direction, the others by kind. What
-    was not watched on one side may be missing: see `WhatRan.not_watched`.
+    was not watched on a side may be missing: see `WhatRan.not_watched`.
     """
     if ran_the_same(head, [base]):
         return ()
-    found = Counter(_of_steps(base.launch, head.launch))
-    steps = [replace(difference, times=times) for difference, times in found.items()]
+    steps = []
+    for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
+        steps.append(replace(difference, times=times))
     if not steps and _without_arguments(base.launch) != _without_arguments(head.launch):
-        steps = [Difference(ORDER)]
+        steps.append(Difference(ORDER))
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
     before, after = [_token(step) for step in base], [_token(step) for step in head]
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
     removed, added = list[Step](), list[Step]()
-    for tag, first, last, begin, end in SequenceMatcher(
-        None, before, after, autojunk=False
-    ).get_opcodes():
+    for tag, first, last, begin, end in matcher.get_opcodes():
         if tag == "equal":
             for was, now in zip(base[first:last], head[begin:end], strict=True):
                 yield from _of_pair(was, now)
@@ -150,34 +153,33 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
 
 
 def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
-    for field in _COMPARED:
+    for field in Step.__struct_fields__:
         before, after = getattr(was, field), getattr(now, field)
-        if before != after:
+        if field not in _NOT_COMPARED and before != after:
             yield Difference(now.kind.value, before, after, now.name, field)
     if was.arguments is not None and now.arguments is not None:
-        for field, one, other in _of_arguments(was.arguments, now.arguments):
-            yield Difference(now.kind.value, one, other, now.name, field)
+        for place, old, new in _of_arguments(was.arguments, now.arguments):
+            yield Difference(now.kind.value, old, new, now.name, place)
 
 
 def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Each argument that differs, or each word of a larger one: its name, and both values in words.
-    Words that the base leaves out are not compared."""
+    """Yield each argument that differs, or each word of a larger one: its name and both values.
+
+    Words that the base leaves out are not compared.
+    """
     if len(was) != len(now):
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
-        first, second = before.split(), arguments.hidden(after, before).split()
-        if len(first) != len(second):
-            yield (
-                f"size of argument {number}",
-                counted(len(first), "word"),
-                counted(len(second), "word"),
-            )
-        elif len(first) <= 2:
-            if first != second:
-                yield f"argument {number}", arguments.in_words(first), arguments.in_words(second)
+        old, new = before.split(), arguments.hidden(after, before).split()
+        if len(old) != len(new):
+            size = f"size of argument {number}"
+            yield size, counted(len(old), "word"), counted(len(new), "word")
+        elif len(old) <= 2:
+            if old != new:
+                yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
         else:
-            for index, (word, other) in enumerate(zip(first, second, strict=True)):
+            for index, (word, other) in enumerate(zip(old, new, strict=True)):
                 if word != other:
                     place = f"argument {number}, byte {arguments.WORD * index}"
                     yield place, arguments.in_words([word]), arguments.in_words([other])
@@ -192,8 +194,9 @@ def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Diff
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:
     for name in dict.fromkeys([*base, *head]):
-        if base.get(name) != head.get(name):
-            yield Difference("state", base.get(name, "none"), head.get(name, "none"), name)
+        was, now = base.get(name, "none"), head.get(name, "none")
+        if was != now:
+            yield Difference("state", was, now, name)
 
 
 def _token(step: Step) -> tuple[str, str]:
@@ -205,23 +208,26 @@ def _without_arguments(launch: Sequence[Step]) -> list[Step]:
 
 
 def _properties(step: Step) -> str:
-    """What tells a step that only one side has: "64 blocks of 256", "4 MiB pinned → device"."""
+    """Return "64 blocks of 256" or "4 MiB pinned → device" of a step that a side alone has."""
     if step.kind is StepKind.KERNEL:
-        return (
-            f"{shape(step.grid)} blocks of {shape(step.block)}" if step.grid and step.block else ""
-        )
-    words = [] if step.nbytes is None else [short_bytes(step.nbytes)]
-    if step.source or step.memory:
-        words.append(" → ".join(filter(None, (step.source, step.memory))))
+        if not step.grid or not step.block:
+            return ""
+        return f"{shape(step.grid)} blocks of {shape(step.block)}"
+    words = []
+    if step.nbytes is not None:
+        words.append(short_bytes(step.nbytes))
+    ends = [end for end in (step.source, step.memory) if end]
+    if ends:
+        words.append(" → ".join(ends))
     return " ".join(words)
 
 
 def shape(value: Sequence[int]) -> str:
-    """Blocks or threads in x, y and z: "64", "8 × 8"."""
+    """Return blocks or threads in x, y and z: "64", "8 × 8"."""
     used = list(value)
     while len(used) > 1 and used[-1] == 1:
         used.pop()
-    return " × ".join(map(str, used))
+    return " × ".join(str(count) for count in used)
 
 
 # Lines that take memory
@@ -229,77 +235,74 @@ def shape(value: Sequence[int]) -> str:
 
 def fails_by_memory(row: Row) -> bool:
     """True if a row fails by its memory."""
-    return any(
-        result.limit in OF_FOOTPRINT and result.outcome is Outcome.FAIL
-        for result in row.verdict.limits
-    )
+    failing = [result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL]
+    return any(limit in OF_FOOTPRINT for limit in failing)
 
 
 def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Difference, ...]:
-    """The lines that take more of a test's memory than in base; where none does, the lines that take most of it.
-    `base`: None if it is unknown.
+    """Return the lines that take more of a test's memory than in base.
+
+    Where none does, return the lines that take most of it. `base`: None if it is unknown.
     """
     if base is not None and base.sites:
-        grown = [
-            *grown_lines(base.sites, head.sites, PEAK),
-            *grown_lines(base.sites, head.sites, KEPT),
-        ]
+        grown = []
+        for kind in (PEAK, KEPT):
+            grown += grown_lines(base.sites, head.sites, kind)
         if grown:
             return tuple(grown)
     kind = PEAK if any(site.at_peak for site in head.sites) else KEPT
-    taking = [
-        Difference(kind, now=bytes_of(site, kind), site=site)
-        for site in head.sites
-        if bytes_of(site, kind)
-    ]
-    taking.sort(key=lambda difference: -_growth(difference))
+    taking = []
+    for site in head.sites:
+        if bytes_of(site, kind):
+            taking.append(Difference(kind, now=bytes_of(site, kind), site=site))
+    taking.sort(key=_growth, reverse=True)
     return tuple(taking[:LINES])
 
 
 def grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """The lines that grew most, the largest growth first. Arguments as of `line_differences`."""
-    return [
-        difference for difference in line_differences(base, head, kind) if _growth(difference) > 0
-    ][:LINES]
+    """Return the lines that grew most, the largest growth first; as `line_differences`."""
+    changed = line_differences(base, head, kind)
+    return [difference for difference in changed if _growth(difference) > 0][:LINES]
 
 
 def line_differences(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """The lines whose bytes changed, the largest growth first. Lines are the same if file, function, text, library and kind of memory are:
-    a line that only moved is the same. Two other lines of one function with similar text count as one changed line.
+    """Return the lines whose bytes changed, the largest growth first.
+
+    A line that only moved is the same: file, function, text, library and kind of memory tell it.
+    Two other lines of a function with similar text count as a changed line.
     `kind`: `PEAK` or `KEPT`.
     """
     before, after = _by_line(base), _by_line(head)
-    gone = [key for key in before if key not in after]
-    found = []
-    for key, sites in after.items():
-        old = key if key in before else _alike(key, gone)
-        if old in gone:
-            gone.remove(old)
-        text = old[1] if old is not None and old != key else ""
-        site = max(sites, key=lambda site: bytes_of(site, kind))
-        found.append(
-            Difference(
-                kind,
-                0 if old is None else _total(before[old], kind),
-                _total(sites, kind),
-                text,
-                site=site,
-            )
-        )
-    for key in gone:
-        site = max(before[key], key=lambda site: bytes_of(site, kind))
-        found.append(Difference(kind, _total(before[key], kind), 0, site=site))
-    changed = [difference for difference in found if _growth(difference)]
-    return sorted(changed, key=lambda difference: -_growth(difference))
+    gone = [line for line in before if line not in after]
+    changed = []
+    for line, sites in after.items():
+        old = line if line in before else _alike(line, gone)
+        was, text = 0, ""
+        if old is not None:
+            was = _total(before[old], kind)
+            if old != line:
+                gone.remove(old)
+                text = old[1]
+        now = _total(sites, kind)
+        changed.append(Difference(kind, was, now, text, site=_largest(sites, kind)))
+    for line in gone:
+        sites = before[line]
+        changed.append(Difference(kind, _total(sites, kind), 0, site=_largest(sites, kind)))
+    changed = [difference for difference in changed if _growth(difference)]
+    return sorted(changed, key=_growth, reverse=True)
 
 
 def bytes_of(site: Site, kind: str) -> int:
-    """Bytes of a line at the peak, or at the end. `kind`: `PEAK` or `KEPT`."""
+    """Return the bytes of a line at the peak, or at the end. `kind`: `PEAK` or `KEPT`."""
     return site.at_peak if kind == PEAK else site.kept
 
 
 def _total(sites: Iterable[Site], kind: str) -> int:
     return sum(bytes_of(site, kind) for site in sites)
+
+
+def _largest(sites: Iterable[Site], kind: str) -> Site:
+    return max(sites, key=lambda site: bytes_of(site, kind))
 
 
 def _growth(difference: Difference) -> int:
@@ -312,20 +315,22 @@ _Line = tuple[str, str, str, str, str]
 
 
 def _by_line(sites: Iterable[Site]) -> dict[_Line, list[Site]]:
-    found: dict[_Line, list[Site]] = {}
+    lines: dict[_Line, list[Site]] = {}
     for site in sites:
-        # A line whose text cannot be read is told by its number.
-        key = (site.file, site.code or str(site.line), site.function, site.library, site.kind)
-        found.setdefault(key, []).append(site)
-    return found
+        # A line whose text cannot be read is known by its number.
+        text = site.code or str(site.line)
+        key = (site.file, text, site.function, site.library, site.kind)
+        lines.setdefault(key, []).append(site)
+    return lines
 
 
 def _alike(line: _Line, others: Iterable[_Line]) -> _Line | None:
-    """The line of the same function whose text is most like that of `line`; None if none is."""
-    best, most = None, ALIKE
+    """Return the line of the same function whose text is most like that of `line`, or None."""
+    best, most = None, 0.0
     for other in others:
-        if other[0] == line[0] and other[2:] == line[2:]:
-            similarity = SequenceMatcher(None, other[1], line[1], autojunk=False).ratio()
-            if similarity >= most and (best is None or similarity > most):
-                best, most = other, similarity
+        if other[0] != line[0] or other[2:] != line[2:]:
+            continue
+        similarity = SequenceMatcher(None, other[1], line[1], autojunk=False).ratio()
+        if similarity >= ALIKE and similarity > most:
+            best, most = other, similarity
     return best

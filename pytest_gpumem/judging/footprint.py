@@ -1,8 +1,8 @@
-"""The limits of a footprint. Bytes are counted: a limit holds or does not, and no statistics are needed.
+"""The limits of a footprint. Bytes are counted: a limit holds or does not.
 
-A growth of the peak is judged by the least peak of a run's processes against the least one of the saved runs, so that small steps do not
-add up. Where unchanged code has different peaks, as by caches and autotuning, a run fails only if chance explains its peaks in at most one
-run of two hundred. Other limits are on the process that takes the most.
+A growth of the peak is judged against the greatest peak of the reference. Where the reference has
+different peaks, as by caches and autotuning, a growth beyond the limit needs a duet. Other limits
+are on the process of the run that takes the most.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
-from pytest_gpumem.judging.screen import UPPER
 from pytest_gpumem.limits import BASE, MAX_WAITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
@@ -24,255 +24,205 @@ from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_b
 
 
 @dataclass(frozen=True)
-class PastFootprint:
-    """The footprint of a saved run."""
+class FootprintCheck:
+    """A limit and the footprint that it applies to."""
 
-    footprint: Footprint
-    revision: str | None  # revision of its code; None if unknown
-
-
-@dataclass(frozen=True)
-class _FootprintCheck:
     footprint: Footprint
     limit: str  # its name, value and origin
     written: str
-    past: Sequence[PastFootprint]
+    past: Sequence[Footprint]
     no_history: str | None
     of: str | None = None  # what the one run of `past` is, in words; None: saved runs
 
+    def compared_with_nothing(self, why: str) -> Finding:
+        """Return the finding of a limit that has nothing to compare with."""
+        why = self.no_history or why
+        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=self.limit, why=why)
 
-def _most(
-    name: str, words: Callable[[int, Footprint], str]
-) -> Callable[[_FootprintCheck], Finding]:
-    """The rule of a limit on a figure of a footprint, in the process of the run that has most of it. `words` has it in words."""
-
-    def rule(one: _FootprintCheck) -> Finding:
-        own: int = getattr(one.footprint, name)
-        count = max(own, *(getattr(further, name) for further in one.footprint.further), own)
-        text = words(count, one.footprint)
-        if count > own:
-            text += f" in another process of the run, {short_bytes(own)} in the first"
-        return against_most(one.limit, count, parse_bytes(one.written), text, Code.TOO_MUCH_MEMORY)
-
-    return rule
+    def not_read(self, why: str) -> Finding:
+        """Return the finding of a limit whose bytes are unknown."""
+        return find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=self.limit, why=why)
 
 
-def _kept(count: int, footprint: Footprint) -> str:
-    kinds = (
-        (use, "" if use.kind == "device" else f" {use.kind}")
-        for use in footprint.uses
-        if use.kept > 0
-    )
-    text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
+def _max_peak(check: FootprintCheck) -> Finding:
+    peak = max(peaks_of(check.footprint))
+    return _at_most(check, peak, check.footprint.peak, f"a peak of {short_bytes(peak)}")
+
+
+def _max_kept(check: FootprintCheck) -> Finding:
+    footprint = check.footprint
+    kept = max(footprint.kept, *(further.kept for further in footprint.further), 0)
+    uses = []
+    for use in footprint.uses:
+        if use.kept > 0:
+            kind = "" if use.kind == "device" else f" {use.kind}"
+            uses.append(f"{use.library} {short_bytes(use.kept)}{kind}")
+    text = f"{short_bytes(kept)} kept"
+    if uses:
+        text += f" ({', '.join(uses)})"
     beside = sum(use.allowed for use in footprint.uses)
-    return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
+    if beside:
+        text += f", beside {short_bytes(beside)} that allow_kept names"
+    return _at_most(check, kept, footprint.kept, text)
 
 
-def _max_peak_regression(one: _FootprintCheck) -> Finding:
-    limit, now = one.limit, one.footprint
-    read = [past for past in one.past if past.footprint.watched]  # others have waits alone
-    alike = [past for past in read if comparable(now, past.footprint)]
+def _at_most(check: FootprintCheck, most: int, first: int, text: str) -> Finding:
+    """Compare the bytes of the process that takes the most. `first`: those of the first."""
+    if most > first:
+        text += f" in another process of the run, {short_bytes(first)} in the first"
+    limit = parse_bytes(check.written)
+    return against_most(check.limit, most, limit, text, Code.TOO_MUCH_MEMORY)
+
+
+def _max_peak_regression(check: FootprintCheck) -> Finding:
+    footprint = check.footprint
+    read = [past for past in check.past if past.watched]  # others have waits alone
+    alike = [past for past in read if comparable(footprint, past)]
+    if not read:
+        return check.compared_with_nothing("the baseline holds no such row")
     if not alike:
-        if read:
-            changed = "the driver's allocations are watched on one side only"
-            return find(
-                Outcome.UNDECIDED,
-                "measured differently",
-                Code.MEASURED_DIFFERENTLY,
-                limit=limit,
-                changed=changed,
-            )
+        changed = "the driver's allocations are watched on one side only"
+        code = Code.MEASURED_DIFFERENTLY
         return find(
-            Outcome.NEW,
-            "no history",
-            Code.NO_BASELINE,
-            limit=limit,
-            why=one.no_history or "the baseline holds no such row",
+            Outcome.UNDECIDED, "measured differently", code, limit=check.limit, changed=changed
         )
-    peaks, own = [peak for past in alike for peak in peaks_of(past.footprint)], peaks_of(now)
-    before, peak = min(peaks), min(own)
-    growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
-    if before:
-        growth += f", {format_share(peak / before - 1, sign=True)}"
-    peak_text, before_text = sizes(peak, before)
-    figure = f"a peak of {peak_text} against {before_text} of {one.of or counted(len(alike), 'saved run')} ({growth})"
-    if len(set(own)) > 1:
-        figure += (
-            f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
-        )
-    most = parse_growth(one.written).most(before)
-    high, processes = variation(alike, most)
-    if peak > most and high:
-        figure += f"; {high} of {counted(processes, 'process')} of unchanged code had a peak above {short_bytes(most)} too"
-        if by_chance(high, processes, len(own)) > MISTAKEN:
-            return find(Outcome.UNDECIDED, "peak varies", Code.NOISY, limit=limit, figure=figure)
-    return against_most(limit, peak, most, figure, Code.TOO_MUCH_MEMORY)
+    saved = [peak for past in alike for peak in peaks_of(past)]
+    peaks = peaks_of(footprint)
+    peak, greatest = median_low(peaks), max(saved)
+    sign = "+" if peak >= greatest else ""
+    growth = f"{sign}{short_bytes(peak - greatest)}"
+    if greatest:
+        growth += f", {format_share(peak / greatest - 1, sign=True)}"
+    peak_text, greatest_text = sizes(peak, greatest)
+    runs = check.of or counted(len(alike), "saved run")
+    figure = f"a peak of {peak_text} against {greatest_text} of {runs} ({growth})"
+    if len(set(peaks)) > 1:
+        low, high = short_bytes(min(peaks)), short_bytes(max(peaks))
+        figure += f"; processes of this run vary between {low} and {high}"
+    most = parse_growth(check.written).most(greatest)
+    if peak > most and min(saved) < greatest:
+        low, high = short_bytes(min(saved)), short_bytes(greatest)
+        figure += f"; unchanged code varies between {low} and {high}"
+        return find(Outcome.UNDECIDED, "peak varies", Code.NOISY, limit=check.limit, figure=figure)
+    return against_most(check.limit, peak, most, figure, Code.TOO_MUCH_MEMORY)
 
 
-def comparable(one: Footprint, other: Footprint) -> bool:
-    """True if both saw the same: the driver's allocations on both sides, or on none."""
-    return (one.driver_peak is None) == (other.driver_peak is None)
+def comparable(footprint: Footprint, other: Footprint) -> bool:
+    """True if the driver's allocations were seen on both sides, or on neither."""
+    return (footprint.driver_peak is None) == (other.driver_peak is None)
 
 
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
-    """The peaks of all processes of a run."""
-    return (footprint.peak, *(one.peak for one in footprint.further))
+    """Return the peaks of all processes of a run."""
+    return (footprint.peak, *(further.peak for further in footprint.further))
 
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
-    seen = [
-        row.footprint
-        for rows in further
-        if (row := rows.get(key)) is not None and row.footprint is not None
-    ]
-    return replace(
-        footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched))
-    )
+    """Return a footprint with those of the same row in further processes of the run.
 
-
-def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:
-    """How often the peak of unchanged code is above `most`: such processes, and all. Processes are of unchanged code if they are of one
-    run, or of runs of one revision without other changes. Where all of them are above, another change may be the reason: they do not count.
+    `further`: rows of each process by their key.
     """
-    groups: dict[object, list[int]] = {}
-    for index, one in enumerate(past):
-        known = one.revision is not None and not one.revision.endswith("-dirty")
-        groups.setdefault(one.revision if known else index, []).extend(peaks_of(one.footprint))
-    counting = [peaks for peaks in groups.values() if min(peaks) <= most]
-    return sum(peak > most for peaks in counting for peak in peaks), sum(map(len, counting))
+    repeats = list(footprint.further)
+    for rows in further:
+        row = rows.get(key)
+        if row is not None and row.footprint is not None and row.footprint.watched:
+            repeats.append(row.footprint.repeat)
+    return replace(footprint, further=tuple(repeats))
 
 
-def by_chance(high: int, processes: int, own: int) -> float:
-    """The probability that all processes of a run of unchanged code have a higher peak.
-    `high`: saved processes with a higher peak, of all `processes`. Both count one more, because few processes say little.
-    `own`: processes of the run.
-    """
-    return ((high + 1) / (processes + 1)) ** own
-
-
-MISTAKEN = 1 - UPPER
-"""Highest `by_chance` with a FAIL."""
-
-
-def _max_waits(one: _FootprintCheck) -> Finding:
-    waits = one.footprint.waits
+def _max_waits(check: FootprintCheck) -> Finding:
+    waits = check.footprint.waits
     assert waits is not None
     figure = f"the host waits {counted(waits.count, 'time')}"
     if waits.lines:
         figure += f": {waits.text}"
     if waits.not_read is not None:
-        return find(
-            Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=waits.not_read
-        )
-    if one.written != BASE:
-        return against_most(one.limit, waits.count, count_of(one.written), figure)
+        return check.not_read(waits.not_read)
+    if check.written != BASE:
+        return against_most(check.limit, waits.count, count_of(check.written), figure)
     past = []
-    for saved in one.past:
-        before = saved.footprint.waits
-        if before is not None and before.not_read is None:
-            past.append((before.count, saved.revision))
+    for saved in check.past:
+        if saved.waits is not None and saved.waits.not_read is None:
+            past.append(saved.waits.count)
+    of = check.of or "the baseline"
     if not past:
-        why = one.no_history or f"no run of {one.of or 'the baseline'} read waits"
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=why)
-    newest, revision = past[-1]
-    alike = [count for count, of in past if of == revision]
-    if min(alike) < max(alike) < waits.count:
-        low, high = (counted(count, "time") for count in (min(alike), max(alike)))
-        return find(
-            Outcome.UNDECIDED,
-            "varies",
-            Code.NOISY,
-            figure=figure,
-            limit=one.limit,
-            low=low,
-            high=high,
-        )
-    figure += f", {counted(newest, 'time')} in {one.of or 'the baseline'}"
-    return against_most(one.limit, waits.count, max(alike), figure)
+        return check.compared_with_nothing(f"no run of {of} read waits")
+    figure += f", {counted(max(past), 'time')} in {of}"
+    return against_most(check.limit, waits.count, max(past), figure)
 
 
-RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
-    "max_peak": _most("peak", lambda count, _: f"a peak of {short_bytes(count)}"),
+RULES: Mapping[str, Callable[[FootprintCheck], Finding]] = {
+    "max_peak": _max_peak,
     "max_peak_regression": _max_peak_regression,
-    "max_kept": _most("kept", _kept),
+    "max_kept": _max_kept,
     MAX_WAITS: _max_waits,
 }
 """By the limit's name. Waits are judged where they were to be read."""
 OF_PEAK = ("max_peak", "max_peak_regression")
 AT_THE_END = ("max_kept",)
-"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
+"""Limits on what is there when the test has ended; the others are judged at its body's end."""
+ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
 
 def judge_footprint(
     footprint: Footprint,
     limits: Limits,
-    past: Sequence[PastFootprint],
+    past: Sequence[Footprint],
     names: Sequence[str],
     no_history: str | None = None,
     of: str | None = None,
     *,
     fixtures_alone: bool = False,
 ) -> Iterator[Finding]:
-    """One finding for each limit that is set.
-    `past`: the saved runs of the row, oldest first.
+    """Yield a finding for each limit that is set.
+
+    `past`: of the saved runs of the row.
     `names`: the limits to judge.
     `no_history`: why there is no saved run.
     `of`: what the one run of `past` is, in words.
-    `fixtures_alone`: it is of a whole test on a simulated device, where nothing outlives the fixtures.
+    `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        if (written := getattr(limits, name)) is None or (
-            name == MAX_WAITS and footprint.waits is None
-        ):
+        written = getattr(limits, name)
+        if written is None or (name == MAX_WAITS and footprint.waits is None):
             continue
-        one = _FootprintCheck(
-            footprint,
-            f"{name} {written} ({limits.origin.get(name, 'limit')})",
-            written,
-            past,
-            no_history,
-            of,
-        )
-        found = RULES[name](one)
-        if name == MAX_WAITS:
-            yield of_limit(name, found)
-            continue
-        if not footprint.watched and found.outcome is not Outcome.FAIL:
-            why = "; ".join(footprint.not_watched) or "nothing was watched"
-            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
-        elif fixtures_alone and name in AT_THE_END and not footprint.kept:
-            found = find(
-                Outcome.UNDECIDED,
-                "not read",
-                Code.NOT_READ,
-                limit=one.limit,
-                why=ENDS_WITH_FIXTURES,
-            )
-        elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            found = find(
-                Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen
-            )
-        yield of_limit(name, found)
+        limit = f"{name} {written} ({limits.origin.get(name, 'limit')})"
+        check = FootprintCheck(footprint, limit, written, past, no_history, of)
+        finding = RULES[name](check)
+        if name != MAX_WAITS:
+            finding = _as_far_as_seen(check, name, finding, fixtures_alone)
+        yield of_limit(name, finding)
 
 
-ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
+def _as_far_as_seen(
+    check: FootprintCheck, name: str, finding: Finding, fixtures_alone: bool
+) -> Finding:
+    """Return the finding about bytes, or UNDECIDED where too little was seen for it."""
+    footprint = check.footprint
+    if not footprint.watched and finding.outcome is not Outcome.FAIL:
+        return check.not_read("; ".join(footprint.not_watched) or "nothing was watched")
+    if fixtures_alone and name in AT_THE_END and not footprint.kept:
+        return check.not_read(ENDS_WITH_FIXTURES)
+    if finding.outcome is not Outcome.PASS:
+        return finding
+    unseen = _unseen(check, name)
+    if unseen is None:
+        return finding
+    why = f"{unseen}; {'; '.join(footprint.not_watched)}"
+    code = Code.CONDITIONS
+    return find(Outcome.UNDECIDED, "not counted", code, limit=check.limit, why=why)
 
 
-def _unseen(one: _FootprintCheck, name: str) -> str | None:
-    """Why what was seen proves nothing; None if it does."""
-    footprint = one.footprint
+def _unseen(check: FootprintCheck, name: str) -> str | None:
+    """Return why a PASS proves nothing; None if it does."""
+    footprint = check.footprint
     if footprint.bound:
-        return f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
+        return f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken"
     if footprint.driver_peak is None and (footprint.bound is None or name not in AT_THE_END):
-        return f"memory that the driver gave and got back meanwhile was not seen; {'; '.join(footprint.not_watched)}"
+        return "memory that the driver gave and got back meanwhile was not seen"
     if footprint.peak_bound is not None and name in OF_PEAK:
-        most = dataclasses.replace(one, footprint=replace(footprint, peak=footprint.peak_bound))
-        if RULES[name](most).outcome is not Outcome.PASS:
-            return f"the peak is at most {short_bytes(footprint.peak_bound)}; {'; '.join(footprint.not_watched)}"
+        highest = replace(footprint, peak=footprint.peak_bound)
+        if RULES[name](dataclasses.replace(check, footprint=highest)).outcome is not Outcome.PASS:
+            return f"the peak is at most {short_bytes(footprint.peak_bound)}"
     return None
-
-
-def _in_brackets(parts: Iterable[str]) -> str:
-    return f" ({text})" if (text := ", ".join(parts)) else ""

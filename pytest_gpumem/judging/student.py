@@ -1,6 +1,6 @@
-"""Student's t distribution: the probability beyond a distance, and the distance of a probability, to twelve digits.
+"""Student's t distribution to twelve digits: the tail, and the quantile.
 
-SciPy has the same. It is larger than everything else that the package needs, and takes longer to import.
+SciPy has the same. It is larger than everything else that the package needs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import sys
 from statistics import NormalDist
 
 _PRECISE = 4 * sys.float_info.epsilon
-_SERIES_FROM = 100  # `freedom / 2` from which five terms of the ratio of gamma functions have all digits; below, these do not overflow
+_SERIES_FROM = 100
+"""`freedom / 2` from which five terms of the ratio of gamma functions have all digits; below,
+these do not overflow."""
 
 
 def tail(t: float, freedom: float) -> float:
     """Probability of a value of at least `t`.
 
-    It is half of the regularised incomplete beta function I(x; freedom / 2, 1 / 2) at x = freedom / (freedom + t²) (Abramowitz and
-    Stegun 26.7.1).
+    It is half of the regularised incomplete beta function I(x; freedom / 2, 1 / 2) at
+    x = freedom / (freedom + t²) (Abramowitz and Stegun 26.7.1).
     """
     if t < 0:
         return 1 - tail(-t, freedom)
@@ -41,7 +43,8 @@ def quantile(confidence: float, freedom: float) -> float:
     if confidence == 0.5:
         return 0.0
     beyond, t = 1 - confidence, NormalDist().inv_cdf(confidence)
-    # The logarithm of the tail is a concave, falling function of the logarithm of t: Newton's method converges from everywhere.
+    # The logarithm of the tail is a concave, falling function of the logarithm of t: Newton's
+    # method converges from everywhere.
     density = _gamma_ratio(freedom / 2) / math.sqrt(math.pi * freedom)
     for _ in range(100):
         found = tail(t, freedom)
@@ -63,7 +66,7 @@ def _gamma_ratio(a: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function, from its beginning (Lentz's method; Numerical Recipes, 6.4)."""
+    """The continued fraction of the incomplete beta function (Lentz; Numerical Recipes, 6.4)."""
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, 10_000):

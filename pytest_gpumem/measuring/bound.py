@@ -13,7 +13,8 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream
+from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import format_bytes
 
 CYCLE_SEED = 1  # seed of the cycle that a pointer chase walks: the same walk in every test

@@ -20,12 +20,13 @@ from pytest_gpumem.measuring.target_case import CasePlacements
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import work_target
-from pytest_gpumem.memory.buffers import Arena, on_its_device
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.options import MODES, SAMPLERS
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.settings import MODES, SAMPLERS
 
 
 class Conductor:

@@ -132,7 +132,6 @@ def measure(
         launches_wait=launches_wait or UNSET,
         busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
         host_time=_median(timing.host_times),
-        ran_at_hz=_median(timing.clocks),
         outside=UNSET if outside is None else outside,
         checked=target.check is not None and not_checked is None,
         notes=tuple(dict.fromkeys(notes)),

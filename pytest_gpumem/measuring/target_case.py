@@ -34,9 +34,10 @@ from pytest_gpumem.measuring.target import (
     refuse_window,
     window_notes,
 )
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory, address_of
 
 SPARE_PARTS = 4

@@ -12,7 +12,8 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.measuring.work import Copy, Host, InTurn, KernelWork, StagedCopy, Together, Work
-from pytest_gpumem.memory.buffers import Arena, Buffer, on_its_device
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 

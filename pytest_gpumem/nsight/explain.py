@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.reporting.differences import describe
 from pytest_gpumem.runs import RunError, child
-from pytest_gpumem.runs.experiment import Experiment, Processes
+from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn, environment_of
 from pytest_gpumem.runs.worktree import Side, moved_word, two_sides
 
@@ -52,7 +53,7 @@ def explain(
         raise NoAnswer(f"counters are of a GPU: {error}") from None
     arguments = ["--gpumem-device", device, *arguments]
     explanation = Explanation()
-    with two_sides(base, None, Path.cwd()) as (base_side, head_side):
+    with two_sides(base, Path.cwd()) as (base_side, head_side):
         sides = {BASE: base_side, HEAD: head_side}
         counters: Sequence[Counter] = ncu.COUNTERS
         try:
@@ -92,7 +93,7 @@ def _count(
         selected = [moved_word(test, side, head)]
         command = child.pytest_command(words, tests=selected, python=side.python)
         other = head if side is sides[BASE] else sides[BASE]
-        variables = environment_of(side, other, environment)
+        variables = environment_of(side, [other], environment)
         echo(f"gpumem: {name} ({side.title})")
         try:
             counts.append(under_tool(command, variables, echo, folder=side.folder))
@@ -150,9 +151,9 @@ def ran_differently(
     words = [*arguments, "--gpumem-count-pages", test]
     processes = Processes(sides, words, (), environment, ahead=0, evidence=True)
     records = []
-    with Experiment(processes, [Turn(1, BASE), Turn(1, HEAD)]) as experiment:
-        for _ in sides:
-            process = experiment.measure()
+    with contextlib.closing(processes):
+        for name in sides:
+            process = processes.run([Turn(1, name)], None)
             if process.error is not None:
                 raise RunError(f"{process.name} {process.error}")
             records.append(process)

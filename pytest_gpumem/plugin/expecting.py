@@ -176,10 +176,10 @@ class ExpectationFeature(Feature):
     def _expected(self) -> list[Expectation]:
         """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
         gpu = self._session
-        expected = [
-            Expectation(row.nodeid, label=row.label)
-            for row in gpu.baseline.expected(gpu.settings.mode).values()
-        ]
+        expected = []
+        for key, row in gpu.baseline.expected(gpu.settings.mode).items():
+            if gpu.merged.removal_of(key) is None:
+                expected.append(Expectation(row.nodeid, label=row.label))
         own = {nodeid: self._relied_on(nodeid) for nodeid in self._seen["tests"]}
         if gpu.base is not None:
             expected += of_base(
@@ -209,12 +209,10 @@ class ExpectationFeature(Feature):
             missing = discharge(one, gpu.rows.of(one.nodeid), ended)
             if missing is not None:
                 lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
-                if missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
-                    missing = replace(
-                        missing,
-                        status=ACCEPTED,
-                        reason=f"its removal was accepted ({by.who}: {by.reason})",
-                    )
+                by = gpu.added.removal_of(missing.key)
+                if missing.status == LOST and by is not None:
+                    reason = f"its removal was accepted ({by.who}: {by.reason})"
+                    missing = replace(missing, status=ACCEPTED, reason=reason)
                 yield missing
 
     def _ended(self, nodeid: str, *, complete: bool) -> Ending:

@@ -78,9 +78,7 @@ class Gate:
         """Report how the session ended, and end the process. The libraries' own clean-up is skipped: it costs GPU time and may crash, and
         the driver frees the process's memory."""
         job = self._job
-        self.say(
-            exit=code, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"])
-        )
+        self.say(exit=code, strays=strays(job["roots"] + job["spared"], job["foreign"]))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -100,7 +98,6 @@ class Gate:
             os._exit(1)
         asked = json.loads(line)
         self._tests = asked["tests"]
-        os.environ.update(asked["variables"])
         threading.Thread(target=self._end_with_the_coordinator, daemon=True).start()
 
     def _end_with_the_coordinator(self) -> None:
@@ -281,41 +278,32 @@ def _import_libraries(config: pytest.Config) -> None:
     prepare()
 
 
-def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[str]) -> list[str]:
+def strays(roots: list[str], foreign: list[str]) -> list[str]:
     """Modules that come from the other side, as sentences.
-    `names`: top-level modules that this side brings.
-    `roots`: where those may come from.
-    `foreign`: folders of which nothing may be imported,
-    `spared`: but from below these.
+
+    `foreign`: folders of which nothing may be imported, but from below `roots`.
     """
-    found, real = [], dict[str, str]()
-    roots, foreign, spared = (
-        [os.path.realpath(folder) + os.sep for folder in folders]
-        for folders in (roots, foreign, spared)
-    )
-    for name, module in sorted(sys.modules.items() if names or foreign else ()):
+    strays = []
+    within = [os.path.realpath(folder) + os.sep for folder in roots]
+    outside = [os.path.realpath(folder) + os.sep for folder in foreign]
+    real: dict[str, str] = {}  # hundreds of modules lie in some folders
+    for name, module in sorted(sys.modules.items() if foreign else ()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or file == __file__:
             continue
         folder, base = os.path.split(file)
-        if folder not in real:  # hundreds of modules lie in some folders
+        if folder not in real:
             real[folder] = os.path.realpath(folder)
         path = os.path.join(real[folder], base)
-        path = os.path.realpath(path) if os.path.islink(path) else path
-        own = name.partition(".")[0] in names
-        if (own and not _below(path, roots)) or (
-            _below(path, foreign) and not _below(path, roots + spared)
-        ):
-            found.append(f"{name} from {path}")
-    return found
-
-
-def _below(path: str, folders: list[str]) -> bool:
-    return any(path.startswith(folder) for folder in folders)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
+        if path.startswith(tuple(outside)) and not path.startswith(tuple(within)):
+            strays.append(f"{name} from {path}")
+    return strays
 
 
 def main() -> None:
-    """`experiment_process.py JSON`: reads, writes (descriptors), early, tests, lenient, cwd, names, roots, foreign, spared, arguments."""
+    """`experiment_process.py JSON`: reads, writes (descriptors), early, tests, lenient, cwd, roots, foreign, spared, arguments."""
     job = json.loads(sys.argv[1])
     for descriptor in (job["reads"], job["writes"]):
         os.set_inheritable(descriptor, False)

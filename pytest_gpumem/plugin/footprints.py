@@ -477,8 +477,7 @@ class FootprintFeature(Feature):
                 row, session.baseline, names, simulated=session.facts.simulated
             )
             strict = session.settings.strict
-            left = session.without_accepted(row, [*known(row), *findings], row.verdict.comparison)
-            row = with_verdict(row, left, strict=strict)
+            row = with_verdict(row, [*known(row), *findings], strict=strict)
             fails = is_failure(row.verdict, strict) and any(
                 is_failure(finding, strict) for finding in findings
             )

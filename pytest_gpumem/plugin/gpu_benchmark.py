@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,7 +28,7 @@ from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
+from pytest_gpumem.settings import loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class GpuBenchmark:
                 Buffers of `writes` that are not in `reads` are poisoned before it.
             reference: does on the host what a callable does on a GPU, through the buffers' `view()`; the simulated device runs it.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
-            count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
+            count_pages: count page faults and migrations of managed memory in an untimed pass; without it where a limit on them needs it.
             limits: limits of this measurement by name, such as `max_latency="12 us"`. They take precedence over those of the marker and
                 the session, and None lifts them. `max_gpu_page_faults` and `max_migrated` make the test count pages, without which they
                 are UNDECIDED.
@@ -252,7 +251,6 @@ class GpuBenchmark:
         )
         with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
-            wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
             try:
                 measurement = test.conductor.measure(
                     target,
@@ -288,12 +286,12 @@ class GpuBenchmark:
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
-        """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""
+        """True if page faults are counted: a limit needs them, or the call asks for it."""
         if count_pages is not None and not isinstance(count_pages, bool):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
-        return self._test.settings.count_pages if count_pages is None else count_pages
+        return bool(count_pages)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

@@ -48,7 +48,8 @@ def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
     measurement = row.measurement
     if measurement is None:
         return replace(row, test_source=source)
-    changed = changes(measurement, session.facts, source, session.history(row).accepted)
+    runs = session.baseline.reference_runs(row)
+    changed = changes(measurement, session.facts, source, runs)
     return replace(row, test_source=source, changed=changed)
 
 
@@ -67,7 +68,9 @@ def source_of(item: pytest.Item) -> str | None:
 
 def with_differences(row: Row, session: GpuSession) -> Row:
     """The row with its differences from the newest run of its baseline."""
-    past = session.past(row)
+    if row.measurement is None:
+        return row
+    past = session.baseline.reference_runs(row)
     return replace(row, differences=row_differences(row, past[-1].measurement)) if past else row
 
 
@@ -77,9 +80,11 @@ def why_text(row: Row) -> str:
     why = why_lines(row)
     if not why:
         return ""
-    lines = [f"why: {row.key}: {why[0]}", *(f"  {line}" for line in why[1:])]
     width = shutil.get_terminal_size().columns
-    return "\n".join(part for line in lines for part in wrapped(line, width, indent="    "))
+    lines = wrapped(f"why: {row.key}: {why[0]}", width, indent="    ")
+    for line in why[1:]:
+        lines += wrapped(f"  {line}", width, indent="    ")
+    return "\n".join(lines)
 
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -93,15 +98,12 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         return _of_memory(item, session, error) if not skipped else []
     test.judged = True
     if session.further:
-        test.measurements = [
-            (
-                merged(
-                    m, key_of(item.nodeid, m.label), [process.by_key for process in session.further]
-                ),
-                limits,
-            )
-            for m, limits in test.measurements
-        ]
+        further = [process.by_key for process in session.further]
+        together = []
+        for measurement, limits in test.measurements:
+            key = key_of(item.nodeid, measurement.label)
+            together.append((merged(measurement, key, further), limits))
+        test.measurements = together
     rows = _judged(item, test, session, error)
     failed = (
         (error is not None and not skipped)
@@ -125,11 +127,12 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
 def _judged(
     item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseException | None
 ) -> list[Row]:
-    """The rows of a test with their verdicts: in doubt if the test skipped after it measured. Arguments as of `judge_test`."""
+    """Return the rows of a test with their verdicts, in doubt if it skipped after it measured."""
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
     source = source_of(item)
-    rows = [
-        Row(
+    rows = []
+    for measured, limits in test.measurements:
+        row = Row(
             item.nodeid,
             limits,
             OPEN,
@@ -138,21 +141,13 @@ def _judged(
             range_name=test.range_name,
             extra=dict(test.extra.get(measured.label, {})),
         )
-        for measured, limits in test.measurements
-    ]
-    rows = [in_context(row, source, session) for row in rows]
+        rows.append(in_context(row, source, session))
     if isinstance(error, pytest.skip.Exception):
-        skip = LimitResult(
-            "",
-            Outcome.UNDECIDED,
-            Code.CONDITIONS,
-            f"the test skipped after this measurement: {error}",
-        )
+        why = f"the test skipped after this measurement: {error}"
+        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
         return [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
-    return [
-        session.judged(row, siblings)
-        for row in with_footprints(item, rows, test.range_name, session)
-    ]
+    rows = with_footprints(item, rows, test.range_name, session)
+    return [session.judged(row, siblings) for row in rows]
 
 
 def _add(rows: Iterable[Row], entries: Entries, session: GpuSession) -> None:
@@ -178,17 +173,18 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
         return []
     rows = with_footprints(item, [], session.names.unique(item.nodeid), session)
     rows = [session.judged(row, {}) for row in rows]
-    failing = [row for row in rows if fails(row, session)]
-    failed = error is not None or bool(failing)
-    item.stash[ROWS] = [replace(row, failed=failed) for row in rows]
-    return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
+    failed = error is not None or any(fails(row, session) for row in rows)
+    rows = [replace(row, failed=failed) for row in rows]
+    item.stash[ROWS] = rows
+    return [row for row in rows if fails(row, session)] if error is None else []
 
 
 def unmeasured(
     nodeid: str, range_name: str, session: GpuSession, error: BaseException | None
 ) -> Row:
     """The row of a test that failed before anything was measured; by a subtest where there is no error."""
-    reason = f"failed before anything was measured: {'a subtest failed' if error is None else _first_line(error)}"
+    cause = "a subtest failed" if error is None else _first_line(error)
+    reason = f"failed before anything was measured: {cause}"
     row = Row(nodeid, Limits(), OPEN, failed=True, range_name=range_name)
     return with_verdict(
         row, [LimitResult("", Outcome.FAIL, None, reason)], simulated=session.facts.simulated
@@ -197,9 +193,11 @@ def unmeasured(
 
 def _first_line(error: BaseException) -> str:
     """An error on one line: "ValueError: no such table". A failure that pytest raised has a message of its own."""
-    named = "" if isinstance(error, pytest.fail.Exception) else type(error).__name__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
+    parts = []
+    if not isinstance(error, pytest.fail.Exception):
+        parts.append(type(error).__name__)
+    parts += [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+    return ": ".join(parts) or "no message"
 
 
 ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
@@ -236,36 +234,32 @@ class VerdictFeature(Feature):
         yield
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
-        if (error is None or isinstance(error, pytest.skip.Exception)) and (
-            caught := _caught(item)
-        ) is not None:
-            judge_test(item, self._session, caught)
-            raise caught
+        if error is None or isinstance(error, pytest.skip.Exception):
+            caught = _caught(item)
+            if caught is not None:
+                judge_test(item, self._session, caught)
+                raise caught
         failing = judge_test(item, self._session, error)
         if failing and not self._session.is_further:
             failing = [with_differences(row, self._session) for row in failing]
             by_key = {row.key: with_lines(row, self._session) for row in failing}
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             # A gate's screen is not final, and its duet is about to decide.
-            final = ANNOUNCE not in switched_off(os.environ)
-            texts = (
-                [
-                    *failure_texts(failing, self._session.facts),
-                    *memory_texts(failing, self._session),
-                ]
-                if final
-                else short_texts(failing)
-            )
-            raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
+            if ANNOUNCE in switched_off(os.environ):
+                texts = short_texts(failing)
+            else:
+                texts = failure_texts(failing, self._session.facts)
+                texts += memory_texts(failing, self._session)
+            whys = [why_text(row) for row in failing]
+            raise broken_limits(failing, [*texts, *(why for why in whys if why)])
 
     def report(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
-            if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
-                crash.message = getattr(
-                    call.excinfo.value, BY_LIMITS_ATTRIBUTE
-                )  # pytest's begins with "Failed: "
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if crash is not None:  # pytest's message begins with "Failed: "
+                crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
         test = item.stash.get(TEST, None)
         ours = uses(item, TEST_FIXTURE) or test is not None
@@ -276,10 +270,7 @@ class VerdictFeature(Feature):
             and not hasattr(report, "wasxfail")
             and self._session.settings.strict
         ):
-            fail(
-                report,
-                f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}",
-            )
+            fail(report, f"gpumem: --gpumem-strict fails a skip: {error or ''}")
         if report.when == "call" and test is not None and not test.judged:
             # The report of a subtest: the body goes on.
             test.subtest_failed = test.subtest_failed or report.failed

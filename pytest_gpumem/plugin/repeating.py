@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.experiment import Experiment, Processes
+from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import in_this_environment
 from pytest_gpumem.settings import FURTHER_PROCESS
@@ -47,19 +48,19 @@ class RepeatFeature(Feature):
             self._begun = self._shown = time.monotonic()
             announce(gpu, self._line())
             try:
-                with self._experiment() as experiment:
-                    while experiment.coming:
-                        gpu.further.append(self._measure(experiment))
-                        announce(gpu, self._line())
+                self._run_processes()
             except RunError as failed:
                 raise pytest.exit.Exception(
                     f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED
                 ) from None
         yield
 
-    def _experiment(self) -> Experiment:
-        """The further processes: the same command in this environment. They save, report and compare nothing: this process judges the rows
-        of all. None is repeated: a test that crashes now and then fails."""
+    def _run_processes(self) -> None:
+        """Run the further processes: the same command in this environment.
+
+        They save, report and compare nothing: this process judges the rows of all. None is
+        repeated: a test that crashes now and then fails.
+        """
         gpu, config = self._session, self._session.config
         arguments = [*map(str, config.invocation_params.args)]
         total = gpu.settings.total_budget
@@ -71,27 +72,31 @@ class RepeatFeature(Feature):
             (),
             {**os.environ, FURTHER_PROCESS: "1"},
             ahead=AHEAD,
-            evidence=gpu.evidence,  # bytes of arguments that differ between processes are told apart by it
+            evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process
             everything=True,
             titles=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
         )
-        return Experiment(
-            processes, [Turn(number, HEAD) for number in range(2, self._count + 1)], attempts=1
-        )
+        turns = [Turn(number, HEAD) for number in range(2, self._count + 1)]
+        with contextlib.closing(processes):
+            for index in range(len(turns)):
+                process = processes.run(turns[index:], None, watch=self._watch)
+                self._check(process)
+                gpu.further.append(process)
+                announce(gpu, self._line())
 
-    def _measure(self, experiment: Experiment) -> ProcessRecord:
-        """Run the next process. Raises `RunError`: it measured nothing, or on another device."""
-        process = experiment.measure(watch=self._watch)
-        if process.device is None and not (process.error and (process.texts or process.finished)):
+    def _check(self, process: ProcessRecord) -> None:
+        """Raise `RunError` if a process measured nothing, or on another device."""
+        reported = process.error and (process.texts or process.finished)
+        if process.device is None and not reported:
             why = (
                 process.error or process.failed_as_a_whole or "no test of it reached a measurement"
             )
             raise RunError(f"{process.name} measured nothing: {why}")
         if process.device is not None and process.device.key != self._session.facts.key:
             raise RunError(
-                f"{process.name} measured on {process.device.key}, this one is on {self._session.facts.key}"
+                f"{process.name} measured on {process.device.key}, this one is on "
+                f"{self._session.facts.key}"
             )
-        return process
 
     def _line(self, finished: int = 0) -> str:
         """`finished`: tests that the present process has finished."""

@@ -113,6 +113,12 @@ class Rows:
         self._rows.pop(nodeid, None)
         self._rows[nodeid] = tuple(rows)
 
+    def replace(self, rows: Iterable[Row]) -> None:
+        """Take the same rows, judged again."""
+        again = {row.key: row.verdict for row in rows}
+        for nodeid, before in self._rows.items():
+            self._rows[nodeid] = tuple(replace(row, verdict=again[row.key]) for row in before)
+
     def of(self, nodeid: str) -> tuple[Row, ...]:
         """The rows of a test, as they were judged."""
         return self._rows.get(nodeid, ())

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
-from pytest_gpumem.baselines.accepted import Acceptances, acceptances, awaiting
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
@@ -49,12 +48,14 @@ from pytest_gpumem.plugin.workers import (
     prepare,
     settings_of_session,
 )
+from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.records.device import SIMULATED
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, Settings
-from pytest_gpumem.units import comparison_text, did_you_mean
+from pytest_gpumem.revisions import RevisionError, ancestry
+from pytest_gpumem.settings import ACCEPTS, ANNOUNCE, Settings, switched_off
+from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
@@ -171,9 +172,9 @@ def _session(
         else None
     )
     try:
-        baseline, accepted, added = _with_accepted(
-            store.load(shared, settings.baseline_window), config, settings
-        )
+        accepted = acceptances(config.rootpath)
+        merged, added = _merged_and_added(accepted, config, settings)
+        baseline = store.load(shared, accepted)
     except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     if (
@@ -189,7 +190,7 @@ def _session(
         chosen,
         store,
         baseline,
-        accepted,
+        merged,
         added,
         None if of_base is None else of_base.selection,
     )
@@ -233,27 +234,19 @@ def _is_the_program() -> bool:
     return program.stem in ("pytest", "py.test") or program.parts[-2:] == ("pytest", "__main__.py")
 
 
-def _with_accepted(
-    baseline: Baseline, config: pytest.Config, settings: Settings
-) -> tuple[Baseline, Acceptances, Acceptances]:
-    """The baseline, the accepted changes that no saved run took over, and in a gate those that its change adds.
+def _merged_and_added(
+    accepted: Acceptances, config: pytest.Config, settings: Settings
+) -> tuple[Acceptances, Acceptances]:
+    """The accepted changes that BASE has too, and those that the change of a gate adds, if they count.
 
-    Against a named history, a change that is accepted there has taken the place of the runs before: the row is NEW, which a gate's duet
-    decides.
-    Raises `UserError`: a file of an accepted change cannot be used.
     Raises `RevisionError`: git cannot tell the history.
     """
-    found = acceptances(config.rootpath)
-    if not found or settings.baseline_of is None:
-        return baseline, Acceptances(found, baseline.taken_over), Acceptances()
-    merged = files_at(
-        ancestry(settings.baseline_of, (), config.rootpath).merge_base, ACCEPTED, config.rootpath
-    )
-    waiting = Acceptances([one for one in found if one.file_name in merged], baseline.taken_over)
-    added = Acceptances(
-        [one for one in found if one.file_name not in merged] if ACCEPTS in os.environ else ()
-    )
-    return awaiting(baseline, waiting), waiting, added
+    if settings.baseline_of is None or not accepted.files:
+        return accepted, Acceptances()
+    merge_base = ancestry(settings.baseline_of, (), config.rootpath).merge_base
+    added = accepted.added_since(merge_base)
+    merged = {name: file for name, file in accepted.files.items() if name not in added.files}
+    return Acceptances(merged), added if ACCEPTS in os.environ else Acceptances()
 
 
 def _leave(session: pytest.Session) -> None:
@@ -445,12 +438,21 @@ class Session(Feature):
             not session.config.option.collectonly and not gpu.ranges.tool_attached()
         ):  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
+        failed = self._undecided(gpu.screen()) or failed
         open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(
             session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written
         )
+
+    def _undecided(self, rows: Sequence[Row]) -> bool:
+        """True if rows that stay undecided fail the session: under strict, where no duet follows."""
+        duet_follows = ANNOUNCE in switched_off(os.environ)
+        if not rows or not self._session.settings.strict or duet_follows:
+            return False
+        self._session.remark(f"--gpumem-strict: {counted(len(rows), 'row')} undecided: this fails")
+        return True
 
     @property
     def _leaves(self) -> bool:

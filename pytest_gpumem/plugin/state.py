@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_accepted
-from pytest_gpumem.baselines.history import Baseline, History, SavedRow
+from pytest_gpumem.baselines.acceptances import NONE, Acceptances
+from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import (
@@ -32,9 +32,7 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.expectations import Selection, held
-from pytest_gpumem.judging.finding import Finding
-from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import Family
+from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
@@ -45,6 +43,7 @@ from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
@@ -58,7 +57,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement, Provenance
-from pytest_gpumem.records.row import DID_NOT_RUN, Comparison, LimitResult, Omission, Row, key_of
+from pytest_gpumem.records.row import DID_NOT_RUN, Omission, Row, key_of
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
     EVIDENCE,
@@ -88,11 +87,12 @@ class GpuSession:
         chosen: DeviceChoice,
         store: Store,
         baseline: Baseline,
-        accepted: Acceptances,
+        merged: Acceptances,
         added: Acceptances,
         base: Callable[[], Selection] | None = None,
     ) -> None:
-        """`accepted`: changes that no saved run took over. `added`: in the screen of a gate that counts them, those that the change adds.
+        """`merged`: accepted changes that count: in the screen of a gate those that BASE has too.
+        `added`: in the screen of a gate that counts them, those that the change adds.
         `base`: in the screen of a gate, waits for what BASE selects.
         """
         self.config = config
@@ -100,7 +100,7 @@ class GpuSession:
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
-        self.accepted = accepted
+        self.merged = merged
         self.added = added
         self._base = base
         self.missing: list[Omission] = []
@@ -119,8 +119,6 @@ class GpuSession:
         self.without_gpu: set[str] = set()  # node ids of benchmarks that use no GPU
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
-        self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
-        """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
         self.further: list[
             ProcessRecord
         ] = []  # the finished further processes of `--gpumem-processes`
@@ -168,51 +166,44 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return (
-            not self.settings.no_what_ran
-            and EVIDENCE not in switched_off(os.environ)
-            and not self.ranges.tool_attached()
-        )
+        return EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
-        return not self.settings.no_what_ran and not self.ranges.tool_attached()
-
-    def history(self, row: Row) -> History:
-        """The baseline of a measured row."""
-        assert row.measurement is not None
-        return self.baseline.history(row.key, partial(comparable, row.measurement))
-
-    def past(self, row: Row) -> list[SavedRow]:
-        """The runs of the baseline that a row is compared with, oldest first."""
-        measurement = row.measurement
-        return (
-            []
-            if measurement is None
-            else [
-                one
-                for one in self.history(row).accepted
-                if comparable(measurement, one.measurement)
-            ]
-        )
+        return not self.ranges.tool_attached()
 
     def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
-        """The row with its verdict, counted in the family of compared rows.
+        """Return the row with its verdict at the test's end.
+
         `row`: with its measurement and limits.
         `siblings`: measurements of the same test, by label.
         """
-        row, self.family = verdicts.judged(
-            row,
+        return verdicts.judged(
+            self._with_accepted_counts(row),
             self.baseline,
             self.facts,
-            self.family,
             siblings=siblings,
             strict=self.settings.strict,
             evidence=self.evidence,
-            left=self.without_accepted,
         )
-        return row
+
+    def screen(self) -> list[Row]:
+        """Judge the rows that wait for the session's end; return those that stay undecided."""
+        waiting = [row.key for row in self.rows if verdicts.waits(row)]
+        self.rows.replace(
+            verdicts.screened(
+                list(self.rows),
+                self.baseline,
+                evidence=self.evidence,
+                strict=self.settings.strict,
+            )
+        )
+        undecided = []
+        for row in self.rows:
+            if row.key in waiting and row.verdict.outcome is Outcome.UNDECIDED:
+                undecided.append(row)
+        return undecided
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
@@ -242,7 +233,14 @@ class GpuSession:
         """The limits to which a test is held that has its `own`. `names`: the limits that apply."""
         if self.base is None or (test := self.base.tests.get(nodeid)) is None:
             return own
-        return held(own, test.limits, names, self.base_name, partial(self.allows, nodeid))
+        key = key_of(nodeid, "")
+        return held(
+            own,
+            test.limits,
+            names,
+            self.base_name,
+            lambda limit, value: self.added.allows(key, limit, value),
+        )
 
     @property
     def in_gate(self) -> bool:
@@ -254,21 +252,17 @@ class GpuSession:
         """What BASE selects, once it is known; None outside of a gate."""
         return None if self._base is None else self._base()
 
-    def allows(self, nodeid: str, limit: str, value: str | None) -> bool:
-        """True if somebody accepted that a change loosens a limit of a test to this value; None is no limit."""
-        return self.added.loosens(key_of(nodeid, ""), limit, value) is not None
-
-    def without_accepted(
-        self, row: Row, findings: Iterable[Finding | LimitResult], comparison: Comparison | None
-    ) -> Iterable[Finding | LimitResult]:
-        """The findings without the changes that somebody accepted. Against a named history a gate decides about those of its change."""
-        if self.settings.baseline_of is not None:
-            return findings
-        return without_accepted(row, findings, self.accepted.of(row.key), comparison=comparison)
-
-    def removed(self, key: str) -> Acceptance | None:
-        """The acceptance of a measurement's removal; None without one."""
-        return self.accepted.removed(key) or self.added.removed(key)
+    def _with_accepted_counts(self, row: Row) -> Row:
+        """The row; a limit "base" on a count that somebody accepted is the accepted count."""
+        values = dict[str, str | None]()
+        for name in relative(row.limits):
+            change = self.merged.of(row.key, "limit", name)
+            if change is not None:
+                values[name] = None if change.value == NONE else change.value
+        if not values:
+            return row
+        origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}
+        return replace(row, limits=replace(row.limits, **values, origin=origin))
 
     # The device
 

@@ -11,18 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from pytest_gpumem.baselines.acceptance import untrusted
-from pytest_gpumem.baselines.accepted import changes_of, command
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.accepting import changes_of, command
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable, is_failure
-from pytest_gpumem.judging.screen import allowed, compared
-from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code
-from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin import entries, saving
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
@@ -30,11 +26,11 @@ from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Controller
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import ACCEPTED, Row
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import fitted, wrapped
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
-from pytest_gpumem.settings import ANNOUNCE, OptionRole, loosened, of_role, switched_off
+from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
 from pytest_gpumem.units import format_time
 
 EVERY = 60.0  # seconds between two lines where the output is no terminal
@@ -42,22 +38,6 @@ EVERY = 60.0  # seconds between two lines where the output is no terminal
 # Index goes down one line, scrolls at the last one, and keeps the column: so there is a line below, and the cursor is where pytest left it.
 _ROOM = "\x1bD\x1b[A"
 _SAVE, _BELOW, _RESTORE = "\x1b7", "\x1b[B\r\x1b[2K", "\x1b8"
-
-
-def catches(baseline: Baseline, max_regression: str | None, processes: int) -> float | None:
-    """The smallest slow-down that is caught in any row of a baseline, as a share; None for an empty baseline.
-    `baseline`: its newest measurement of each row stands for this run's.
-    `max_regression`: the limit of rows without one of their own.
-    `processes`: of this run; the newest measurement may be of more.
-    """
-    shares = []
-    for key, rows in baseline.rows.items():
-        if rows:
-            newest = rows[-1].measurement
-            alike = baseline.history(key, partial(comparable, newest)).measurements
-            run = replace(newest, further=newest.further[: processes - 1])
-            shares.append(compared(difference(run, alike), allowed(max_regression, alike)).catches)
-    return min(shares, default=None)
 
 
 class TerminalFeature(Feature):
@@ -121,12 +101,7 @@ class TerminalFeature(Feature):
                 if place.devices()
                 else baseline_line(0, None, shown)
             )
-        least = catches(
-            baseline,
-            self._session.settings.limits.get("max_regression"),
-            self._session.settings.processes,
-        )
-        line = baseline_line(baseline.processes, least, shown)
+        line = baseline_line(baseline.processes, None, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
     def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
@@ -177,8 +152,6 @@ class TerminalFeature(Feature):
         `complete`: the session ran all that it was asked for.
         """
         gpu, saved = self._session, True
-        if gpu.baseline.dated_ahead is not None:
-            self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing:
             path, saved = self._tried(partial(entries.write_json, gpu.config))
@@ -188,7 +161,8 @@ class TerminalFeature(Feature):
                 )
         if gpu.settings.save:
             try:
-                self._notes += [f"--gpumem-save: {line}" for line in self._save(complete=complete)]
+                for line in saving.save(gpu, complete=complete):
+                    self._notes.append(f"--gpumem-save: {line}")
             except BaselineError as error:
                 self._notes.append(f"--gpumem-save: {error}")
                 saved = False
@@ -208,56 +182,6 @@ class TerminalFeature(Feature):
         """In place of the method of pytest-benchmark."""
         _, saved = self._tried(save)
         session.exitstatus = exit_code(session.exitstatus, failed=not saved)
-
-    def _save(self, *, complete: bool) -> Iterator[str]:
-        """Store the saved rows; lines about stored and refused rows."""
-        if not complete:
-            yield "the session was interrupted, nothing is stored"
-            return
-        if not (rows := self._measured()):
-            yield "nothing was measured, nothing is stored"
-            return
-        if (fork := untrusted(os.environ)) is not None:
-            yield f"nothing is stored of code that is not ours: {fork}"
-            return
-        yield from self._store(rows)
-
-    def _measured(self) -> list[Row]:
-        """Without tests that failed before they measured anything, of which pytest reports the failure."""
-        return [row for row in self._session.rows if row.measured_something]
-
-    def _store(self, rows: Sequence[Row]) -> Iterator[str]:
-        """Store the saved rows, as `_save`."""
-        gpu = self._session
-        removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
-        saved = gpu.store.save(
-            rows,
-            entries.revision(gpu.config),
-            gpu.settings.to_json(),
-            gpu.baseline,
-            gpu.accepted,
-            removed,
-        )
-        if saved.path is not None:
-            yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {gpu.store.storage}"
-        else:
-            yield "no row was accepted, nothing is stored"
-        for key in saved.rejected:
-            yield f"{key} is slower: earlier runs of this revision leave its baseline"
-        for reset in saved.resets:
-            accepted = f"a change of {reset.key} was accepted ({reset.who}: {reset.reason})"
-            why = accepted if reset.accepted else f"{reset.key} is {reset.reason}"
-            yield f"{why}: its baseline is reset, older processes no longer count"
-        for row, why in saved.refused:
-            yield f"refused {row.key}: {why}"
-        # The session's last lines have the command for rows that fail.
-        if changed := [
-            row
-            for row, _ in saved.refused
-            if any(changes_of(row)) and not is_failure(row.verdict, gpu.settings.strict)
-        ]:
-            more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
-            yield f"to accept a change on purpose: {command(changed[0])}{more}"
 
     def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
         """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""

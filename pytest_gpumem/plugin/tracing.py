@@ -72,7 +72,7 @@ def with_lines(row: Row, session: GpuSession) -> Row:
     """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
     if row.footprint is None or not fails_by_memory(row):
         return row
-    past = session.baseline.past_footprints(row.key)
+    past = session.baseline.reference_footprints(row)
     lines = memory_differences(past[-1].footprint if past else None, row.footprint)
     return replace(
         row,
@@ -90,7 +90,7 @@ def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:
         footprint = row.footprint
         if footprint is None or all(getattr(row.limits, name) is None for name in OF_FOOTPRINT):
             continue
-        past = session.baseline.past_footprints(row.key)
+        past = session.baseline.reference_footprints(row)
         lines = site_lines(footprint, past[-1].footprint if past else None)
         if not lines and row.verdict.code is Code.TOO_MUCH_MEMORY:
             lines = ["--gpumem-footprint=trace names the lines that allocated"]

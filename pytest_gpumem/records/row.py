@@ -15,39 +15,39 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
 ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
-GROSS = 0.1
-"""Slow-down beyond the limit that fewer processes prove; recorded on H200s, 2026-11-21: 5 of 2475 single processes of unchanged
-code were 2 to 3 % slow, for no visible reason."""
 
 
 class Comparison(Record, frozen=True):
-    """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
+    """A row against its reference, as shares of the reference's latency: +0.01 is 1 % slower."""
 
     delta: float = field(name="change")  # Measured change
-    low: float = field(
-        name="change_low"
-    )  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
-    high: float = field(
-        name="change_high"
-    )  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
-    catches: float  # Smallest slow-down that this comparison fails in 99 % of runs
-    processes: int  # Saved processes of the baseline
-    runs: int = 1  # Saved runs that those processes are of
-    measured: int = 1  # Processes of this run behind the change
-    p_value: float | None = None
-    """Probability that a change of no more than the limit shows such a slow-down or a larger one. For a row that crept, that since the
-    first run."""
-    since_first: float | None = None
-    """For a row that crept: the measured change since the first run."""
-    since_first_low: float | None = None  # Lower bound of that change, as `low`
-    same_code: bool = False
-    """Each run that it is compared with ran the same machine code in the same way."""
+    reach: float | None = None
+    """What noise may hide of the change; None while the reference has one process."""
+    days: int = 1  # UTC dates of the reference
+    processes: int = 1  # Processes of the reference
+    same_code: bool = False  # Every process of the reference ran the same machine code
+
+    @property
+    def looks_slower(self) -> bool:
+        """True if the row is slower by more than noise explains."""
+        return self.reach is not None and self.delta > self.reach
+
+
+class PairedChange(Record, frozen=True):
+    """What a duet measured: head over base less 1. +0.01 is 1 % slower."""
+
+    change: float  # Mean of the pairs
+    low: float  # Lower bound, one-sided at 99.9 %: what FAIL rests on
+    high: float  # Upper bound, one-sided: what PASS rests on
+    pairs: int  # Pairs of processes
 
 
 class LimitResult(Record, frozen=True):
     """The result of one limit that is not PASS."""
 
-    limit: str  # Name of the limit; empty for a doubt about the whole measurement, and for a declaration that cannot be true
+    limit: str
+    """Name of the limit; empty for a doubt about the whole measurement, and for a declaration that
+    cannot be true."""
     outcome: Outcome  # The result
     code: Code | None = None  # As `Verdict.code`
     reason: str = ""  # The sentence of `Verdict.reason` about it
@@ -58,7 +58,7 @@ class Verdict(Record, frozen=True):
 
     outcome: Outcome  # The result
     reason: str  # One sentence with the figure, the limit and the margin
-    comparison: Comparison | None = None  # Change against the baseline, where there is one
+    comparison: Comparison | None = None  # Change against the reference, where there is one
     simulated: bool = False  # Every verdict about a simulated device says so
     code: Code | None = None
     """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
@@ -66,6 +66,7 @@ class Verdict(Record, frozen=True):
     accepted: tuple[
         str, ...
     ] = ()  # Names of limits that do not hold, by a change that somebody accepted
+    paired: PairedChange | None = None  # What a duet measured; None without a duet
 
 
 class Row(Record, frozen=True):
@@ -75,24 +76,28 @@ class Row(Record, frozen=True):
     limits: Limits  # Its limits
     verdict: Verdict  # Its verdict
     measurement: Measurement | None = None
-    """None if the test failed before anything was measured, and in a row that is of its footprint alone."""
+    """None if the test failed before anything was measured, and in a row of its footprint alone."""
     label: str = ""  # Label of the measurement inside its test
     failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
     range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
     test_source: str | None = None
-    """SHA-256 of the text of the test's function, without functions that it calls and fixtures; None where it has no text."""
+    """SHA-256 of the text of the test's function, without functions that it calls and fixtures;
+    None where it has no text."""
     test_error: bool | UnsetType = UNSET
-    """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
+    """True if the test failed by an assertion or an error of its own, whatever its verdicts.
+    Written only then."""
     changed: tuple[
         str, ...
     ] = ()  # Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"
     extra: dict[str, float] = field(default_factory=dict)
-    """Further figures that the test gave for this measurement, by name and unit, such as "elements/s"."""
+    """Further figures of the test for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None
-    """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
+    """Memory that the test took; of a labelled row, memory that the part with this label took.
+    None where it was not watched."""
 
     differences: tuple[Difference, ...] = ()
-    """For a row that fails: its differences from what it is compared with, the first that users read first."""
+    """For a row that fails: its differences from what it is compared with, the first to read
+    first."""
 
     @property
     def measured_something(self) -> bool:
@@ -101,7 +106,7 @@ class Row(Record, frozen=True):
 
     @property
     def key(self) -> str:
-        """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""
+        """`nodeid[label]`, or the node id alone without a label; `key_of` escapes brackets."""
         return key_of(self.nodeid, self.label)
 
 
@@ -128,24 +133,33 @@ NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 NOT_REACHED: Final = "not reached"
 """`Omission.reason` of what the session did not come to, because it ended before."""
-ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
+ITS_TEST_FAILED: Final = "its test failed"
+"""`Omission.reason` of what a test did not measure, because it failed or crashed before."""
 DID_NOT_RUN: Final = "did not run: "
-"""Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
+"""Begins the error of a test that an earlier test kept from running, and the reason in
+`Omission.reason`; which test and how follows."""
 
 
 class Omission(Record, frozen=True):
-    """An expectation that this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
+    """An expectation that this run did not judge.
+
+    It is a measurement of the baseline, a limit, or a test of BASE.
+    """
 
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test
     status: Status
-    """`lost`; `accepted`, if somebody accepted its removal; `not run`, if its test was left out or the session ended first; or
-    `undecided`, if its test ran and nothing that the limit is about was measured."""
+    """`lost`; `accepted`, if somebody accepted its removal; `not run`, if its test was left out or
+    the session ended first; or `undecided`, if its test ran and nothing that the limit is about was
+    measured."""
     reason: str  # Why it was not judged
-    what: str = ROW  # "row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the name of the limit
+    what: str = ROW
+    """"row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the
+    name of the limit."""
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
     base_too: bool = False  # BASE does not run the test of this gate either
-    skipped: bool = False  # BASE selects the test of this gate, which skips, or fails as expected, while it runs
+    skipped: bool = False
+    """BASE selects the test of this gate, which skips, or fails as expected, while it runs."""
 
     @property
     def accounted(self) -> bool:
@@ -168,7 +182,10 @@ class Omission(Record, frozen=True):
 
 
 def selects(name: str, nodeid: str) -> bool:
-    """True if a node id selects a test as on pytest's command line: its own id, or that of a file, a class or a test with parameters."""
+    """Return whether a node id selects a test as on pytest's command line.
+
+    It is the test's id, or that of a file, a class or a test with parameters.
+    """
     # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
     return nodeid == name or (
         not name.endswith("]")
@@ -185,9 +202,10 @@ def covers(name: str, key: str) -> bool:
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 
-    Brackets inside the parameters and the label get a backslash, so that the parameter `a` with the label `b` is `test[a][b]` and the
-    parameter `a][b` is `test[a\]\[b]`. The one key that two measurements can share is that of a test `test` with the label `a` and of a
-    test `test[a]` without: pytest makes only one of them, and where both are collected the label is refused.
+    Brackets inside the parameters and the label get a backslash, so that the parameter `a` with the
+    label `b` is `test[a][b]` and the parameter `a][b` is `test[a\]\[b]`. Two measurements can share
+    the key of a test `test` with the label `a` and of a test `test[a]` without: pytest makes only
+    one of them, and where both are collected the label is refused.
     """
     start = nodeid.find("[", nodeid.find("::") + 1)
     if start >= 0 and nodeid.endswith("]"):
@@ -196,7 +214,8 @@ def key_of(nodeid: str, label: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # A backslash is doubled only before a bracket or the end: pytest writes many into its ids, such as "\xe4".
+    # A backslash is doubled only before a bracket or the end: pytest writes many into its ids, such
+    # as "\xe4".
     return re.sub(
         r"(\\*)([\[\]]|\Z)",
         lambda found: found[1] * 2 + (f"\\{found[2]}" if found[2] else ""),

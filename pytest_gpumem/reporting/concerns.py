@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.screen import base_latency
+from pytest_gpumem.judging.latencies import base_latency
 from pytest_gpumem.limits import BASE, LIMITS, count_of
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable

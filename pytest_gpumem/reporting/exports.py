@@ -61,10 +61,9 @@ _HEADINGS = (
         "share_of_peak",
         *_EXACT,
         "change",
-        "change_low",
-        "change_high",
+        "reach",
+        "reason",
     ),
-    *("catches", "reason"),
 )
 
 
@@ -144,9 +143,9 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     if comparison is not None:
         found |= {
             "change": comparison.delta,
-            "change_low": comparison.low,
-            "change_high": comparison.high,
-            "catches": comparison.catches,
+            "reach": comparison.reach,
+            "saved_processes": comparison.processes,
+            "saved_days": comparison.days,
         }
     return found | {name: value for name, value in known.items() if value is not None}
 
@@ -202,9 +201,7 @@ READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
     *(
         "change",
-        "change_low",
-        "change_high",
-        "catches",
+        "reach",
         *_EXACT,
         "mode",
         "sampler",

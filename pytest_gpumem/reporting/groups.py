@@ -94,7 +94,7 @@ def attention(row: Row) -> int:
     if verdict.outcome is Outcome.ACCEPTED:
         return UNDECIDED
     if verdict.code is Code.LOOKS_SLOWER or (
-        verdict.comparison is not None and verdict.comparison.low > 0
+        verdict.comparison is not None and verdict.comparison.looks_slower
     ):
         return SLOWER
     return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE

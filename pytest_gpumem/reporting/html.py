@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
-from pytest_gpumem.judging.screen import base_latency
+from pytest_gpumem.judging.latencies import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -380,7 +380,9 @@ def _delta(one: RowFacts) -> Delta | None:
             margin = parse_margin(row.limits.max_regression).over(base)
         except QuantityError:  # in a file that somebody else wrote: the verdict stays as it is
             margin = None
-    return Delta(one.name, anchor(one.row.key), past.delta, past.low, past.high, one.css, margin)
+    reach = past.reach or 0.0
+    low, high = past.delta - reach, past.delta + reach
+    return Delta(one.name, anchor(one.row.key), past.delta, low, high, one.css, margin)
 
 
 def _rung(one: RowFacts) -> Rung | None:

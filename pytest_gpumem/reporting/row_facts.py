@@ -10,13 +10,14 @@ from functools import cached_property
 
 from msgspec import UNSET
 
-from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
+from pytest_gpumem.judging.finding import basis, counted, window_text
+from pytest_gpumem.judging.regression import against
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Conditions, Measurement, modes_of
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
@@ -115,12 +116,8 @@ class RowFacts:
             if (written := getattr(row.limits, name)) is not None:
                 yield "limit", f"{name} {written} ({row.limits.origin.get(name, 'origin unknown')})"
         if (past := row.verdict.comparison) is not None:
-            low, high = bounds(past.low, past.high)
-            yield (
-                "change",
-                f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) and {high} (99.5 %); "
-                f"catches {format_share(past.catches)}",
-            )
+            hides = "unknown" if past.reach is None else format_share(past.reach)
+            yield "change", f"{against(past)}, noise may hide {hides}"
         for line in why_lines(row):
             yield "why", line
         for changed in row.changed:
@@ -298,15 +295,8 @@ def _noise(noise: float) -> str:
 
 
 def _change(comparison: Comparison) -> Figure:
-    """ "+12.34 [+12.01, +12.66] %"; without an interval where both ends are written as the change is, as on a simulated device."""
-    low, high, delta = (
-        f"{round(share * 100, 2) + 0.0:+.2f}"
-        for share in (comparison.low, comparison.high, comparison.delta)
-    )
-    short = f"{delta} %"
-    return Figure(
-        short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short
-    )
+    """ "+12.34 %"."""
+    return Figure(f"{round(comparison.delta * 100, 2) + 0.0:+.2f} %", comparison.delta)
 
 
 def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
@@ -397,7 +387,9 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
 def modes_text(measurement: Measurement) -> str | None:
     """The modes of the placements: "placements: 19 at 437.7 us, 3 at 478.1 us; the 19 count"; None for one mode."""
     by_mode: dict[int, list[float]] = {}
-    for mode, median in sorted(zip(measurement.modes, measurement.medians, strict=True)):
+    for mode, median in sorted(
+        zip(modes_of(measurement.medians), measurement.medians, strict=True)
+    ):
         by_mode.setdefault(mode, []).append(median)
     if len(by_mode) < 2:
         return None

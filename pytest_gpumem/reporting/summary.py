@@ -245,7 +245,7 @@ def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:
         r
         for r in rows
         if r.verdict.comparison is not None
-        and r.verdict.comparison.low > 0
+        and r.verdict.comparison.looks_slower
         and r.limits.max_regression is None
     ]
     if slower:
@@ -323,7 +323,9 @@ def remedies(
         if not what and not reasons:
             continue
         runs = (
-            max(1, ENOUGH - verdict.comparison.runs) if verdict.comparison is not None else ENOUGH
+            max(1, ENOUGH - verdict.comparison.processes)
+            if verdict.comparison is not None
+            else ENOUGH
         )
         groups.setdefault(
             (verdict.outcome, what.format(runs=counted(runs, "more run")), remedy), []

@@ -25,7 +25,6 @@ from pytest_gpumem.reporting.row_facts import (
     sectors_text,
 )
 from pytest_gpumem.reporting.summary import remedies, since_the_baseline
-from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
 _LEFT_OUT = (
@@ -230,12 +229,9 @@ def _gives_reason(row: Row) -> bool:
 
 
 def _compared(rows: Sequence[Row]) -> Iterator[str]:
-    """How to read a change, and the smallest one that is caught."""
-    catches = [row.verdict.comparison.catches for row in rows if row.verdict.comparison is not None]
-    if catches:
-        best, worst = format_share(min(catches)), format_share(max(catches))
-        yield "change is against the baseline; in brackets are its one-sided bounds, 99.9 % below and 99.5 % above"
-        yield f"catches slow-downs from {best if best == worst else f'{best} to {worst}, by test'}"
+    """How to read a change."""
+    if any(row.verdict.comparison is not None for row in rows):
+        yield "change is against the mean of the baseline's processes"
 
 
 def _notes(shown: Sequence[RowFacts]) -> list[list[str]]:

@@ -1,9 +1,9 @@
-"""The report of a duet: a table, a sentence for each verdict, a JSON document and the exit code."""
+"""The report of a duet: a table, a sentence for each verdict, a JSON document, the exit code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -11,88 +11,97 @@ from rich.text import Text
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.differences import describe
+from pytest_gpumem.runs.duet import DuetResult
+from pytest_gpumem.runs.pairs import DuetVerdict
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
-from pytest_gpumem.runs.reading import DuetVerdict
-from pytest_gpumem.runs.rounds import DuetResult
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 
-SCHEMA = 2  # version of the document's layout
-_NONE = "NO VERDICT"
+SCHEMA = 3  # version of the document's layout
+NO_VERDICT = "NO VERDICT"
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
 def exit_code(result: DuetResult, *, strict: bool) -> int:
-    """FINE, FAILED if a test got slower, NO_VERDICT if nothing was judged; under `strict` also if a row is no PASS of a real GPU."""
-    if any(one.outcome is Outcome.FAIL for one in result.verdicts):
+    """Return FINE, FAILED if a row fails, or NO_VERDICT if nothing was judged.
+
+    Under `strict` it is NO_VERDICT too unless each row is a PASS of a real GPU.
+    """
+    outcomes = [verdict.outcome for verdict in result.verdicts]
+    if Outcome.FAIL in outcomes:
         return Exit.FAILED
-    judged = [one for one in result.verdicts if one.paired is not None]
-    if not judged:
+    if not any(verdict.results for verdict in result.verdicts):
         return Exit.NO_VERDICT
     simulated = any(process.simulated for process in result.processes)
-    if strict and (simulated or any(one.outcome is not Outcome.PASS for one in result.verdicts)):
+    if strict and (simulated or any(outcome is not Outcome.PASS for outcome in outcomes)):
         return Exit.NO_VERDICT
     return Exit.FINE
 
 
-def text(
-    result: DuetResult,
-    sides: Mapping[str, Side] | None,
-    *,
-    width: int,
-    colour: bool,
-    seconds: float,
-) -> str:
-    """The table and one sentence for each verdict, without a trailing line break; `sides` is None if they were printed before."""
-    device = next(
-        (process.device for process in result.processes if process.device is not None), None
-    )
-    simulated = " (simulated)" if device is not None and device.simulated else ""
-    lines = [] if sides is None else [named(sides)]
+def text(result: DuetResult, *, width: int, colour: bool, seconds: float) -> str:
+    """Return the table and one sentence for each verdict, without a trailing line break."""
+    lines = []
+    device = device_of(result)
+    simulated = ""
     if device is not None:
         lines.append(printable(device.name_and_driver))
+        simulated = " (simulated)" if device.simulated else ""
     # No verdict comes before NEW and PASS: a person must look.
     verdicts = sorted(
-        printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank
+        printable(list(result.verdicts)),
+        key=lambda verdict: (verdict.outcome or Outcome.UNDECIDED).rank,
     )
-    shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
+    shown = [verdict for verdict in verdicts if verdict.outcome is not None]
     if shown:
-        lines += [_table(shown, width, colour, simulated)]
-    for one in verdicts:
-        name = one.outcome.value if one.outcome is not None else _NONE
-        lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
-        for difference in one.differences:
+        lines.append(_table(shown, width, colour, simulated))
+    for verdict in verdicts:
+        name = _name(verdict)
+        lines += wrapped(f"{name}{simulated} {verdict.key}: {verdict.sentence}", width)
+        for difference in verdict.differences:
             lines += wrapped(f"  why: {describe(difference)}", width)
-    measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
-    resumed = f", {result.resumed} of them from the journal" if result.resumed else ""
-    lines.append(f"{measured}{resumed}; intervals are of 99 %")
+    lines.append(f"{counted(len(result.processes), 'process')} in {seconds:.0f} s")
     return "\n".join(lines)
 
 
-def named(sides: Mapping[str, Side]) -> str:
-    """The two sides in words."""
+def device_of(result: DuetResult) -> DeviceFacts | None:
+    """Return the device of a duet; None where nothing was measured."""
+    for process in result.processes:
+        if process.device is not None:
+            return process.device
+    return None
+
+
+def sides_text(sides: Mapping[str, Side]) -> str:
+    """Return the two sides in words."""
     return printable(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
 
 
-def _table(verdicts: list[DuetVerdict], width: int, colour: bool, simulated: str) -> str:
+def _name(verdict: DuetVerdict) -> str:
+    return NO_VERDICT if verdict.outcome is None else verdict.outcome.value
+
+
+def _table(verdicts: Sequence[DuetVerdict], width: int, colour: bool, simulated: str) -> str:
     lines = []
-    for one in verdicts:
-        paired = one.paired
-        figures = [
-            "" if latency is None else format_time(latency)
-            for latency in (one.base_latency, one.head_latency)
-        ]
-        if paired is None:
-            figures += [""] * 4
+    for verdict in verdicts:
+        figures = []
+        for latency in verdict.latencies:
+            figures.append("" if latency is None else format_time(latency))
+        pairs = verdict.pairs
+        if pairs is None:
+            figures += ["", "", "", ""]
         else:
-            ends = [change(end) if math.isfinite(end) else "" for end in paired.bounds]
-            figures += [change(paired.change), *ends, str(paired.pairs)]
-        name = one.outcome.value if one.outcome is not None else _NONE
-        verdict = Text(f"{name}{simulated}", style=(one.outcome or Outcome.UNDECIDED).style)
-        lines.append(Line(one.key, figures, verdict))
+            figures.append(change(pairs.change))
+            for end in pairs.bounds:
+                figures.append(change(end) if math.isfinite(end) else "")
+            figures.append(str(len(pairs.log_ratios)))
+        outcome = verdict.outcome or Outcome.UNDECIDED
+        lines.append(
+            Line(verdict.key, figures, Text(f"{_name(verdict)}{simulated}", outcome.style))
+        )
     return Columns("test", _HEADINGS, "verdict", lines).drawn(width, colour)
 
 
@@ -105,12 +114,16 @@ def to_json(
     seconds: float,
     code: int,
 ) -> dict[str, Any]:
-    """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
-    `seconds`: since the command was called.
-    """
-    device = next(
-        (process.device for process in result.processes if process.device is not None), None
-    )
+    """Return verdicts and processes as plain values. `seconds`: since the command was called."""
+    device = device_of(result)
+    plain_device = None
+    if device is not None:
+        plain_device = {
+            "key": device.key,
+            "name": device.name,
+            "driver": device.driver,
+            "uuid": device.uuid,
+        }
     return {
         "kind": "gpumem duet",
         "schema": SCHEMA,
@@ -120,53 +133,58 @@ def to_json(
         "arguments": dict(arguments),
         "base": {"what": sides[BASE].title, "identity": sides[BASE].identity},
         "head": {"what": sides[HEAD].title, "identity": sides[HEAD].identity},
-        "simulated": device.simulated if device is not None else None,
-        "device": None
-        if device is None
-        else {"key": device.key, "name": device.name, "driver": device.driver, "uuid": device.uuid},
-        "verdicts": [_verdict(one) for one in result.verdicts],
-        "resumed": result.resumed,
+        "simulated": None if device is None else device.simulated,
+        "device": plain_device,
+        "verdicts": [_verdict(verdict) for verdict in result.verdicts],
         "processes": [_process(process) for process in result.processes],
     }
 
 
-def _verdict(one: DuetVerdict) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "key": one.key,
-        "outcome": one.outcome.value if one.outcome is not None else None,
-        "sentence": one.sentence,
-        "differences": [to_plain(difference) for difference in one.differences],
-        "new_in_head": one.new,
-        "base_latency": one.base_latency,
-        "head_latency": one.head_latency,
-        "paired": None,
-    }
-    if (paired := one.paired) is not None:
+def _verdict(verdict: DuetVerdict) -> dict[str, Any]:
+    paired = None
+    if verdict.pairs is not None:
         # JSON has no infinity: a bound that so few pairs cannot have is unknown.
-        low, high = (end if math.isfinite(end) else None for end in paired.bounds)
-        figures = ("pairs", "delta", "change", "alarm", "miss", "gross", "same_code")
-        plain["paired"] = {
-            "outcome": paired.outcome.value if paired.outcome is not None else None,
+        low, high = [end if math.isfinite(end) else None for end in verdict.pairs.bounds]
+        paired = {
+            "change": verdict.pairs.change,
             "low": low,
             "high": high,
+            "limit": math.expm1(verdict.pairs.limit),
+            "pairs": len(verdict.pairs.log_ratios),
         }
-        plain["paired"] |= {name: getattr(paired, name) for name in figures}
-    return plain
+    base_latency, head_latency = verdict.latencies
+    return {
+        "key": verdict.key,
+        "outcome": None if verdict.outcome is None else verdict.outcome.value,
+        "sentence": verdict.sentence,
+        "limits": [to_plain(result) for result in verdict.results],
+        "differences": [to_plain(difference) for difference in verdict.differences],
+        "base_latency": base_latency,
+        "head_latency": head_latency,
+        "paired": paired,
+    }
 
 
 def _process(process: ProcessRecord) -> dict[str, Any]:
-    rows = {
-        row.key: {
-            "medians": list(one.medians),
-            "overhead": one.overhead,
-            "sampler": one.sampler,
-            "outcome": row.verdict.outcome.value,
-        }
-        for row in process.rows
-        if (one := row.measurement) is not None
+    rows = {}
+    for row in process.rows:
+        if row.measurement is not None:
+            rows[row.key] = {
+                "medians": list(row.measurement.medians),
+                "overhead": row.measurement.overhead,
+                "sampler": row.measurement.sampler,
+                "outcome": row.verdict.outcome.value,
+            }
+    return {
+        "pair": process.turn.round,
+        "side": process.turn.side,
+        "attempt": process.attempt,
+        "pid": process.pid,
+        "utc": process.utc,
+        "seconds": process.seconds,
+        "error": process.error,
+        "rows": rows,
     }
-    plain = {name: getattr(process, name) for name in ("attempt", "pid", "utc", "seconds", "error")}
-    return {"round": process.turn.round, "side": process.turn.side, **plain, "rows": rows}
 
 
 def rounded_duration(seconds: float | None) -> str:

@@ -1,8 +1,8 @@
-"""The two sides of a duet: where their tests run, by which interpreter, and the identity of a state of its code.
+"""The two sides of a duet: where their tests run, and by which interpreter.
 
-A side is a git revision (a worktree of its own, removed at the end), a folder, or a wheel. A revision, a wheel, and a folder that is not
-the working tree get an environment of their own if they hold a project that can be installed: a virtual environment that sees the
-packages of this one, and the project on top. The working tree runs in this environment, as its tests always do.
+Base is a git revision, in a worktree that is removed at the end. Head is the working tree. Both run
+in this environment, unless the caller names the interpreter of another one for base. In this one,
+modules of the worktree come before installed ones, which are those of head.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import site
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -27,16 +26,15 @@ from filelock import FileLock, Timeout
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 
-PREFIX = "gpumem-duet-"  # of the names of temporary folders; `_ours` tells them from folders of users that are called alike
-LOCK = "lock"  # in a temporary folder: the file that its owner locks
-OWNER = "made-by-gpumem-duet"  # in a temporary folder: the file that names the folder, written once the lock is held
+PREFIX = "gpumem-duet-"  # of the names of temporary folders
+LOCK = "lock"  # file of a temporary folder: its owner locks it
+OWNER = "made-by-gpumem-duet"  # file of a temporary folder: the folder's path, written once locked
 TREE = Path("base", "tree")  # in a temporary folder: the worktree of a revision
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
-"""Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
+"""Endings of untracked files that belong to the state of a tree, unlike files that tests write."""
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
-_LOCKS: list[
-    int
-] = []  # locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed.
+_LOCKS: list[int] = []
+"""Locks of this process's temporary folders. git inherits them: it outlives a killed duet."""
 
 
 class NoFolder(RunError):
@@ -47,85 +45,73 @@ class NoFolder(RunError):
 class Side:
     """One side, ready to run."""
 
-    title: str  # for people: "revision main (1a2b3c4d5e)", "working tree at 1a2b3c4d5e, with uncommitted changes"
+    title: str  # for people: "revision main (1a2b3c4d5e)"
     identity: str  # another state of the code has another identity
     folder: Path  # where pytest runs
     root: Path  # the tree around it, of which the other side may import nothing
     python: str  # the interpreter
     current: Callable[[], str]  # the identity now
-    names: tuple[str, ...] = ()  # top-level modules that its environment brings
-    environment: Path | None = None  # its own environment; None: this one
-    path_from_cwd: bool = True
-    """Modules of `folder` can be imported, as with `python -m pytest`; not of a wheel, whose package they would hide."""
+    imports: tuple[Path, ...] = ()  # folders whose modules come before installed ones
+    environment: Path | None = None  # its environment; None: this one
 
 
 @contextmanager
 def two_sides(
-    base: str, head: str | None, here: Path, ignored: Iterable[Path] = ()
+    base: str, here: Path, ignored: Iterable[Path] = (), *, python: str | None = None
 ) -> Iterator[tuple[Side, Side]]:
-    """Base and head, ready to run. All that is made for them is removed at the end, whatever ends it.
-    `base`: a git revision of the project around `here`, a folder, or a wheel.
-    `head`: a folder or a wheel; None: the working tree.
-    `here`: the folder in which the command was called.
-    `ignored`: files whose content is no part of a tree's state, such as the journal.
-    Raises `RunError`: a side that does not exist or cannot be prepared.
+    """Base and head, ready to run. What is made for them is removed at the end.
+
+    `base`: a git revision of the project around `here`, the folder of the call.
+    `ignored`: files whose content is no part of the tree's state, such as an output.
+    `python`: the interpreter of base; None: this one.
+    Raises `RunError`: a side does not exist or cannot be prepared.
     """
-    here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
-    with ExitStack() as stack:
-        try:
-            sides = _sides(base, head, here, left_out, stack)
-        except OSError as error:  # such as a file that may not be read
-            raise RunError(f"base and head cannot be prepared: {error}") from None
-        yield sides
-
-
-def _sides(
-    base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack
-) -> tuple[Side, Side]:
-    temporary = held_folder(stack)
-    tree = _tree(here, left_out)
-
-    def installed(written: str, place: Path) -> Side:
-        path = Path(here, written)
-        return (
-            _wheel(path, tree, place)
-            if written.endswith(".whl")
-            else _folder(path.resolve(), place, left_out)
-        )
-
-    if head is None or Path(here, head).resolve() == here:
-        head_side = tree
-    elif Path(here, head).is_dir() or head.endswith(".whl"):
-        head_side = installed(head, temporary / "head")
-    else:
-        raise RunError(
-            f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl"
-        )
-    kind = _kind(base, here)
-    place = temporary / "base"
-    base_side = (
-        installed(base, place)
-        if kind in ("wheel", "folder")
-        else _revision(base, kind, here, temporary, stack)
-    )
-    remove_leftovers()
-    return base_side, head_side
+    here = here.resolve()
+    commit = commit_of(base, here)
+    head = working_tree(here, ignored)
+    title = f"revision {base} ({commit[:10]})"
+    with revision_side(commit, here, title, name=f"BASE {base}", python=python) as side:
+        yield side, head
 
 
 @contextmanager
-def commit_side(commit: str, here: Path, title: str) -> Iterator[Side]:
-    """A commit, ready to run in the folder that is `here` in the working tree; what is made for it is removed at the end.
-    `title`: what it is, for messages.
+def revision_side(
+    commit: str, here: Path, title: str, *, name: str = "BASE", python: str | None = None
+) -> Iterator[Side]:
+    """A commit, ready to run in the folder that is `here` in the working tree.
+
+    `title`: of the side, for people. `name`: of the revision, for errors.
+    `python`: as of `two_sides`.
     Raises `RunError`: it cannot be prepared.
     """
     with ExitStack() as stack:
-        try:
-            side = _revision(
-                commit[:10], commit, here.resolve(), held_folder(stack), stack, who=title
-            )
-        except OSError as error:
-            raise RunError(f"{title} {commit[:10]} cannot be prepared: {error}") from None
-        yield replace(side, title=f"{title} {commit[:10]}")
+        with _readable():
+            temporary = temporary_folder(stack)
+            tree, folder = _worktree(commit, here.resolve(), temporary, stack, name)
+            imports: tuple[Path, ...] = (tree, tree / "src")
+            environment = None
+            if python is not None:
+                imports, environment = (), _environment_of(python)
+            remove_leftovers()
+        yield Side(
+            title,
+            commit,
+            folder,
+            tree,
+            python or sys.executable,
+            lambda: commit,
+            imports,
+            environment,
+        )
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn a file that cannot be read or written into a `RunError`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"base and head cannot be prepared: {error}") from None
 
 
 def in_this_environment(folder: Path, title: str = "working tree") -> Side:
@@ -134,13 +120,23 @@ def in_this_environment(folder: Path, title: str = "working tree") -> Side:
 
 
 def working_tree(here: Path, ignored: Iterable[Path] = ()) -> Side:
-    """The working tree as it is, in this environment. `ignored`: as for `two_sides`."""
-    remove_leftovers()
-    return _tree(here.resolve(), tuple(path.resolve() for path in ignored))
+    """The working tree as it is, in this environment. `ignored`: as of `two_sides`."""
+    here = here.resolve()
+    left_out = tuple(path.resolve() for path in ignored)
+    root = _top(here) or here
+    with _readable():
+        title, identity = _state(here, left_out)
+    return Side(title, identity, here, root, sys.executable, lambda: _state(here, left_out)[1])
 
 
-def held_folder(stack: ExitStack) -> Path:
-    """A temporary folder that is removed at the end. It is locked while its owner, or a program that writes into it for its owner, runs."""
+# Temporary folders
+
+
+def temporary_folder(stack: ExitStack) -> Path:
+    """A folder that is removed at the end.
+
+    It is locked while its owner, or a program that writes into it for its owner, runs.
+    """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -153,55 +149,43 @@ def held_folder(stack: ExitStack) -> Path:
     return folder
 
 
-def _ours(folder: Path) -> bool:
-    """Whether a duet of this user made a folder: a file in it names this very place. No other folder of such a name has it, nor a copy."""
+def remove_leftovers(top: Path | None = None) -> None:
+    """Remove the temporary folders of killed duets.
+
+    `top`: of a repository, of which git's entries for their worktrees are removed too.
+    """
+    temporary = Path(tempfile.gettempdir()).resolve()
+    for folder in temporary.glob(f"{PREFIX}*"):
+        if _abandoned(folder, temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+    if top is None:
+        return
+    listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout.split(b"\0")
+    for entry in listed:
+        if not entry.startswith(b"worktree "):
+            continue
+        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
+        owner = tree.parent.parent
+        made_by_us = owner.parent == temporary and owner.name.startswith(PREFIX)
+        if made_by_us and tree == owner / TREE and not os.path.lexists(owner):
+            _remove(top, tree)
+
+
+def _abandoned(folder: Path, temporary: Path) -> bool:
+    """True if a duet of this user made a folder, and no process has its lock any more."""
     try:
         about = folder.lstat()
-        mine = (
-            stat.S_ISDIR(about.st_mode)
-            and about.st_uid == os.getuid()
-            and folder.parent == _temporary()
-        )
-        return mine and (folder / OWNER).read_bytes() == os.fsencode(folder)
-    except OSError:
-        return False
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()).resolve()
-
-
-def _abandoned(folder: Path) -> bool:
-    """True if a duet made a folder, and no process has its lock any more."""
-    if not _ours(folder):
-        return False
-    lock = FileLock(folder / LOCK)
-    try:
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return False
+        # A copy of such a folder names the place of the original: it is the user's.
+        if folder.parent != temporary or (folder / OWNER).read_bytes() != os.fsencode(folder):
+            return False
+        lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
     except (Timeout, OSError):
         return False
     lock.release()
     return True
-
-
-def remove_leftovers(top: Path | None = None) -> None:
-    """Remove the temporary folders of duets that were killed; of the repository at `top`, also git's entries of their worktrees."""
-    for folder in _temporary().glob(f"{PREFIX}*"):
-        if _abandoned(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    listed = (
-        _git(top, "worktree", "list", "--porcelain", "-z").stdout.split(b"\0")
-        if top is not None
-        else []
-    )
-    for entry in (entry for entry in listed if entry.startswith(b"worktree ")):
-        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
-        owner = tree.parent.parent
-        ours = (
-            tree == owner / TREE and owner.parent == _temporary() and owner.name.startswith(PREFIX)
-        )
-        if top is not None and ours and not os.path.lexists(owner):
-            _remove(top, tree)
 
 
 # Git
@@ -215,11 +199,10 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
             command, capture_output=True, env=of_no_hook(os.environ), pass_fds=_LOCKS, check=False
         )
     except FileNotFoundError:
-        raise RunError("git is not installed; without it BASE is a folder or a wheel") from None
+        raise RunError("git is not installed, and BASE is a git revision") from None
     if check and done.returncode:
-        raise RunError(
-            f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}"
-        )
+        words = done.stderr.decode(errors="replace").strip()[-LAST_CHARACTERS:]
+        raise RunError(f"git {' '.join(arguments)}: {words}")
     return done
 
 
@@ -228,72 +211,29 @@ def _top(folder: Path) -> Path | None:
     if shutil.which("git") is None:
         return None
     done = _git(folder, "rev-parse", "--show-toplevel", check=False)
-    return (
-        Path(os.fsdecode(done.stdout.rstrip(b"\n"))).resolve()
-        if done.returncode == 0 and done.stdout.strip()
-        else None
-    )
+    path = os.fsdecode(done.stdout.rstrip(b"\n"))
+    return Path(path).resolve() if done.returncode == 0 and path.strip() else None
 
 
-def _kind(base: str, here: Path) -> str:
-    """ "wheel", "folder", or the commit of a revision."""
-    path = Path(here, base)
-    if base.endswith(".whl"):
-        return "wheel"
-    if not base:  # as a path, it would be the working directory
-        raise RunError("BASE is empty; accepted is such as main, HEAD~1, ../old or old.whl")
-    commit = None
-    if not base.startswith("-") and _top(here) is not None:
-        commit = (
-            _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False)
-            .stdout.decode()
-            .strip()
-            or None
-        )
-    if commit is not None and path.is_dir() and not _written_as_path(base):
-        raise RunError(
-            f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch"
-        )
-    if path.is_dir() and (commit is None or _written_as_path(base)):
-        return "folder"
-    if commit is None:
-        # Git's own words, such as "detected dubious ownership" where the folder is another user's.
-        words = (
-            _git(here, "rev-parse", "--show-toplevel", check=False)
-            .stderr.decode(errors="replace")
-            .strip()
-            .partition("\n")[0]
-        )
-        reason = f" ({words})" if words else ""
-        raise RunError(
-            f"BASE {base} is no revision of {here}{reason}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
-        )
-    return commit
-
-
-def _written_as_path(text: str) -> bool:
-    return text.startswith((".", os.sep)) or text.endswith(os.sep)
-
-
-def _revision(
-    name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE"
-) -> Side:
-    tree, folder = _worktree(name, commit, here, temporary, stack, who)
-    python, environment, names = _environment(_project(folder, tree), temporary / "base", who)
-    return Side(
-        f"revision {name} ({commit[:10]})",
-        commit,
-        folder,
-        tree,
-        python,
-        lambda: commit,
-        names,
-        environment,
-    )
+def commit_of(base: str, here: Path) -> str:
+    """The commit of a revision. Raises `RunError`: it is none."""
+    accepted = "accepted is a git revision such as main, v1.2 or HEAD~1"
+    if not base:
+        raise RunError(f"BASE is empty; {accepted}")
+    words = ""
+    if not base.startswith("-"):
+        done = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False)
+        if done.returncode == 0:
+            return done.stdout.decode().strip()
+        # git's words, such as "detected dubious ownership" where the folder is another user's.
+        top = _git(here, "rev-parse", "--show-toplevel", check=False)
+        words = top.stderr.decode(errors="replace").strip().partition("\n")[0]
+    reason = f" ({words})" if words else ""
+    raise RunError(f"BASE {base} is no revision of {here}{reason}; {accepted}")
 
 
 def _worktree(
-    name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE"
+    commit: str, here: Path, temporary: Path, stack: ExitStack, name: str
 ) -> tuple[Path, Path]:
     """A worktree of a commit, and the folder in it that is `here` in the working tree."""
     top = _top(here)
@@ -305,7 +245,7 @@ def _worktree(
     _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
     folder = tree / here.relative_to(top)
     if not folder.is_dir():
-        raise NoFolder(f"{who} {name} has no folder {here.relative_to(top)}, where this was called")
+        raise NoFolder(f"{name} has no folder {here.relative_to(top)}, where this was called")
     return tree, folder
 
 
@@ -315,200 +255,62 @@ def _remove(top: Path, tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
 
 
-# Trees
-
-
-def _tree(here: Path, ignored: tuple[Path, ...]) -> Side:
-    """The working tree, in this environment."""
-    root = _top(here) or here
-    title, identity = _state(here, ignored)
-    return Side(title, identity, here, root, sys.executable, lambda: _state(here, ignored)[1])
-
-
-def _folder(folder: Path, place: Path, ignored: tuple[Path, ...]) -> Side:
-    project = _project(folder, folder)
-    if project is not None:
-        # A build writes beside its sources.
-        copy = place / "source"
-        shutil.copytree(
-            project,
-            copy,
-            symlinks=True,
-            ignore=shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__"),
-        )
-        project = copy
-    python, environment, names = _environment(project, place, str(folder))
-    _, identity = _state(folder, ignored)
-    return Side(
-        f"folder {folder}",
-        identity,
-        folder,
-        folder,
-        python,
-        lambda: _state(folder, ignored)[1],
-        names,
-        environment,
-    )
-
-
-def _wheel(file: Path, tree: Side, place: Path) -> Side:
-    try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise RunError(f"{file}: {error.strerror or error}") from None
-    python, environment, names = _environment(file, place, str(file))
-    assert environment is not None
-    return Side(
-        f"wheel {file.name}",
-        digest,
-        tree.folder,
-        environment,
-        python,
-        lambda: digest,
-        names,
-        environment,
-        path_from_cwd=False,
-    )
-
-
 def _state(folder: Path, ignored: tuple[Path, ...]) -> tuple[str, str]:
-    """A tree in words, and its identity: the commit and what differs from it; outside git, names, sizes and times of its sources."""
+    """A tree in words, and its identity: the commit and what differs from it."""
     top = _top(folder)
-    digest = hashlib.sha256()
     if top is None:
-        for path in sorted(_sources(folder)):
-            found = path.stat()
-            digest.update(
-                os.fsencode(path.relative_to(folder))
-                + f"\0{found.st_size}\0{found.st_mtime_ns}\0".encode()
-            )
-        return f"folder {folder}", digest.hexdigest()
-    commit = (
-        _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False).stdout.decode().strip()
-    )
-    changes = (
-        _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout
-        if commit
-        else b""
-    )
-    digest.update(changes)
-    untracked = False
+        return f"folder {folder}", ""
+    head = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
+    commit = head.stdout.decode().strip()
+    changes = b""
+    if commit:
+        changes = _git(top, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv").stdout
+    digest = hashlib.sha256(changes)
+    dirty = bool(changes)
     for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0"):
         path = top / os.fsdecode(name)
         if name and path.suffix in SOURCES and path not in ignored and path.is_file():
             digest.update(name + b"\0" + path.read_bytes() + b"\0")
-            untracked = True
-    dirty = ", with uncommitted changes" if changes or untracked else ""
-    return f"working tree at {commit[:10] or 'no commit'}{dirty}", f"{commit}-{digest.hexdigest()}"
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    for where, folders, files in os.walk(folder):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and name not in ("__pycache__", "venv", "build")
-        ]
-        yield from (
-            path
-            for name in files
-            if name.endswith(SOURCES) and (path := Path(where, name)).is_file()
-        )
+            dirty = True
+    title = f"working tree at {commit[:10] or 'no commit'}"
+    if dirty:
+        title += ", with uncommitted changes"
+    return title, f"{commit}-{digest.hexdigest()}"
 
 
 # Environments
 
 
-def _project(folder: Path, top: Path) -> Path | None:
-    """The project that can be installed: `folder` or the nearest one above it, up to `top`; None if there is none."""
-    for candidate in (folder, *folder.parents):
-        if (candidate / "setup.py").is_file():
-            return candidate
-        with suppress(OSError):
-            text = (candidate / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
-            if re.search(r"^\[\s*(project|build-system)\s*\]", text, re.MULTILINE):
-                return candidate
-        if candidate == top:
-            break
-    return None
-
-
-def _environment(
-    project: Path | None, place: Path, who: str
-) -> tuple[str, Path | None, tuple[str, ...]]:
-    """An environment with a project in it: its interpreter, its folder, and the modules that it brings. This one for no project."""
-    if project is None:
-        return sys.executable, None, ()
-    folder = place / "environment"
-    place.mkdir(exist_ok=True)
-    _checked(
-        _run(
-            [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(folder)]
-        ),
-        f"{who}: no virtual environment",
+def _environment_of(python: str) -> Path:
+    """The environment of an interpreter that the caller names. Raises `RunError`: it is none."""
+    program = "import sys, pytest, pytest_gpumem; print(sys.prefix)"
+    try:
+        done = _run([python, "-c", program])
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        if done.returncode == 0:
+            return Path(done.stdout.strip())
+        why = _words(done)
+    raise RunError(
+        f"--base-python {python}: {why}; accepted is the interpreter of an environment with pytest "
+        "and pytest-gpumem, such as base-venv/bin/python"
     )
-    python = str(folder / "bin" / "python")
-    packages = Path(
-        _checked(
-            _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]),
-            f"{who}: no interpreter",
-        ).strip()
-    )
-    # "System" means the interpreter behind this environment, if this is a virtual one: its own packages are seen by this file. They come
-    # after the project's own, and their .pth files are read, by which other projects are installed for editing.
-    seen = (
-        [path for path in site.getsitepackages() if Path(path).is_dir()]
-        if sys.prefix != sys.base_prefix
-        else []
-    )
-    lines = [f"import site; site.addsitedir({path!r})" for path in seen]
-    (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if _run([python, "-c", "import pip"]).returncode:
-        _checked(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
-    before = set(packages.iterdir())
-    install = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--ignore-installed",
-        "--no-input",
-    ]
-    done = _run([*install, "--no-build-isolation", str(project)])
-    if done.returncode and project.suffix != ".whl":  # its build backend is not installed here
-        alone, done = done, _run([*install, str(project)])
-        if done.returncode:
-            raise RunError(
-                f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}"
-            )
-    _checked(done, f"{who} cannot be installed")
-    found = (
-        path
-        for path in set(packages.iterdir()) - before
-        if path.suffix not in (".dist-info", ".egg-info", ".pth")
-    )
-    names = (path.name.partition(".")[0] for path in found)
-    return python, folder, tuple(sorted(name for name in names if not name.startswith("__")))
 
 
 def spared() -> list[str]:
-    """Folders of this environment's packages, which both sides see, even if the environment lies inside a tree."""
-    return [
-        *site.getsitepackages(),
-        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
-    ]
+    """Folders of this environment's packages, which both sides see, also inside of a tree."""
+    folders = site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return folders
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # A caller's path is for its own code, and an outer environment is not the new one.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV")
-    }
+    # A caller's path is for its code, and an outer environment is not the new one.
+    environment = dict(os.environ)
+    for name in ("PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV"):
+        environment.pop(name, None)
     return subprocess.run(
         command,
         capture_output=True,
@@ -525,37 +327,38 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(output.split()) or f"exit status {done.returncode}"
 
 
-def _checked(done: subprocess.CompletedProcess[str], failure: str) -> str:
-    if done.returncode:
-        raise RunError(f"{failure}: {_words(done)}")
-    return done.stdout
+# Paths of the other side
 
 
 def moved_word(word: str, side: Side, tree: Side) -> str:
-    """A word of a command line for a side: an absolute path inside another tree becomes the same place of its own."""
-    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-    if side.root == tree.root or not side.path_from_cwd or not os.path.isabs(value):
+    """A word of a command line for a side: a path inside `tree` becomes the same place of the side."""
+    option, equals, value = "", "", word
+    if word.startswith("-"):
+        option, equals, value = word.partition("=")
+    if side.root == tree.root or not os.path.isabs(value):
         return word
     real = Path(os.path.realpath(value))
-    return (
-        f"{option}{equals}{side.root / real.relative_to(tree.root)}"
-        if real.is_relative_to(tree.root)
-        else word
-    )
+    if not real.is_relative_to(tree.root):
+        return word
+    return f"{option}{equals}{side.root / real.relative_to(tree.root)}"
 
 
-def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str | None:
-    """PYTHONPATH for a side: entries inside the other tree become the same places of its own."""
+def python_path(environment: Mapping[str, str], side: Side, others: Sequence[Side]) -> str | None:
+    """PYTHONPATH for a side beside others; None for no such variable.
+
+    Entries inside another tree become the same places of the side.
+    """
     written = environment.get("PYTHONPATH")
-    if not written or side.root == other:
+    roots = {other.root for other in others} - {side.root}
+    entries = [str(folder) for folder in side.imports]
+    if not entries and not (written and roots):
         return written
-    entries = []
-    for entry in written.split(os.pathsep):
-        absolute = Path(entry).resolve() if os.path.isabs(entry) else None
-        moved = absolute is not None and absolute.is_relative_to(other)
-        entries.append(
-            str(side.root / absolute.relative_to(other))
-            if moved and absolute is not None
-            else entry
-        )
+    for entry in (written or "").split(os.pathsep):
+        absolute = Path(entry).resolve()
+        moved = entry
+        for root in roots:
+            if os.path.isabs(entry) and absolute.is_relative_to(root):
+                moved = str(side.root / absolute.relative_to(root))
+        if moved:
+            entries.append(moved)
     return os.pathsep.join(entries)

@@ -1,4 +1,4 @@
-"""Accepted changes in sessions: what a file of `.gpumem/accepted` covers, and how a saved run takes it over."""
+"""Accepted changes in sessions: with its file, a test has a new reference, and without it the old one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from ci_project import make_three
+from click.testing import CliRunner
 from committing import git
-from sessions import Run, row_in, stored_in
+from sessions import Run, row_in, slower, stored_in
 
-from pytest_gpumem.baselines.accepted import FOLDER, Acceptance, AcceptedChange, Scope, write
+from pytest_gpumem.baselines.acceptances import FOLDER, Acceptance, AcceptedChange, Figure, write
+from pytest_gpumem.cli import main
 from pytest_gpumem.settings import BASELINE_OF
 
 TEST = "test_it.py::test_copy"
@@ -20,176 +22,156 @@ COPY = """
 import os
 import pytest
 
-@pytest.mark.gpumem(max_copied_bytes="base")
+@pytest.mark.gpumem(max_regression="2%", max_peak_regression="0 B", max_copies="base")
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
-    nbytes = int(os.environ.get("NBYTES", 64)) << 20
-    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
+    extra = device_buffer(int(os.environ.get("EXTRA", 64)) << 20)
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20))
 """
 Measure = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def measure(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """Runs the test with so many MiB; its row. The baseline has three runs of 64 MiB."""
+    """Runs the test, which takes a multiple of its time; its row. Three runs are saved."""
     pytester.makepyfile(test_it=COPY)
+    pytester.makeconftest(slower('float(os.environ.get("FACTOR", 1))'))
+    (pytester.path / ".gitignore").write_text(".benchmarks\nout.json\n__pycache__\n")
+    git(pytester.path, "init", "-q", "-b", "main")
+    git(pytester.path, "add", ".")
+    git(pytester.path, "commit", "-qm", "base")
     assert gpumem("--gpumem-save").ret == 0
     make_three(stored_in(pytester.path)[0])
+    monkeypatch.chdir(pytester.path)
 
-    def run(nbytes: int, *arguments: str) -> dict[str, Any]:
-        monkeypatch.setenv("NBYTES", str(nbytes))
+    def run(factor: float, *arguments: str) -> dict[str, Any]:
+        monkeypatch.setenv("FACTOR", str(factor))
         gpumem("--benchmark-json=out.json", *arguments)
         return row_in(pytester.path)
 
     return run
 
 
-def accept(folder: Path, *changes: AcceptedChange, reason: str = "checks bounds") -> Path:
-    return folder / write(folder, Acceptance(TEST, reason, "ada", changes))
+def accept(folder: Path, figure: Figure, up_to: str | None = None, base: str = "abc") -> Path:
+    changes = (AcceptedChange(TEST, figure, up_to),)
+    return folder / write(folder, Acceptance(TEST, "checks bounds", "ada", changes, base))
 
 
-def slow_down(folder: Path, size: str) -> Path:
-    return accept(folder, AcceptedChange(TEST, Scope.TIME, size))
+def outcome(row: dict[str, Any]) -> str:
+    assert row["failed"] is (row["verdict"]["outcome"] == "FAIL")
+    return str(row["verdict"]["outcome"])
 
 
-def outcomes(row: dict[str, Any]) -> tuple[str, bool]:
-    return row["verdict"]["outcome"], row["failed"]
+def limits(row: dict[str, Any]) -> dict[str, str]:
+    """By limit, the results that are no PASS."""
+    return {result["limit"]: result["outcome"] for result in row["verdict"]["limits"]}
 
 
-def test_a_saved_run_takes_a_slow_down_over_once(
-    pytester: pytest.Pytester, measure: Measure
-) -> None:
-    assert outcomes(measure(80)) == ("FAIL", True)
-    path = slow_down(pytester.path, "30%")
-    row = measure(80)
-    assert outcomes(row) == ("ACCEPTED", False)
-    assert row["verdict"]["accepted"] == ["max_regression"]
-    assert row["verdict"]["reason"].startswith("max_regression accepted (ada: checks bounds); +")
-    # Until a run is saved nothing changes.
-    assert outcomes(measure(80)) == ("ACCEPTED", False)
+def test_the_life_of_an_acceptance(pytester: pytest.Pytester, measure: Measure) -> None:
+    """Accepted, merged, saved, and reverted."""
+    assert outcome(measure(1.3)) == "FAIL"
+    command = ["accept", TEST, "--change", "time=31%", "--reason", "checks bounds"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (path,) = (pytester.path / FOLDER).iterdir()
+    row = measure(1.3)
+    assert outcome(row) == "NEW"
+    assert "a change of its time was accepted (" in row["verdict"]["reason"]
+    assert "max_peak_regression" not in limits(row)
+    git(pytester.path, "add", ".")
+    git(pytester.path, "commit", "-qm", "accepted")
     stored = len(stored_in(pytester.path))
-    assert outcomes(measure(80, "--gpumem-save")) == ("ACCEPTED", False)
+    # Nothing is saved until a run says so, and what is saved is the new reference.
+    assert outcome(measure(1.3)) == "NEW"
+    assert outcome(measure(1.3, "--gpumem-save")) == "NEW"
     assert len(stored_in(pytester.path)) == stored + 1
-    newest = json.loads(
-        max(stored_in(pytester.path), key=lambda one: one.stat().st_mtime_ns).read_text()
-    )["content"]
-    (reset,) = newest["epochs"]
-    assert (reset["key"], reset["reason"], reset["who"]) == (TEST, "checks bounds", "ada")
-    assert reset["accepted"] == [json.loads(path.read_text())["sha256"]]
-    # From now on the file is inert: neither a later run nor its removal undoes it, and the same slow-down once more is a FAIL.
-    for _ in range(2):
-        assert measure(80, "--gpumem-save")["verdict"]["outcome"] in ("PASS", "UNDECIDED")
-    assert outcomes(measure(100)) == ("FAIL", True)
+    assert outcome(measure(1.3)) in ("PASS", "UNDECIDED")
+    assert outcome(measure(1.7)) == "FAIL"
+    # Other words change nothing.
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({**plain, "reason": "checks all bounds"}))
+    assert outcome(measure(1.3)) in ("PASS", "UNDECIDED")
+    # A revert returns to the runs before.
     path.unlink()
-    assert measure(80, "--gpumem-save")["verdict"]["outcome"] in ("PASS", "UNDECIDED")
-    assert outcomes(measure(100)) == ("FAIL", True)
+    assert outcome(measure(1.3)) == "FAIL"
+    assert outcome(measure(1.0)) == "PASS"
 
 
-def test_a_larger_slow_down_fails_and_is_not_saved(
+def test_accepted_memory_leaves_the_limit_on_the_time(
+    pytester: pytest.Pytester, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTRA", "80")
+    assert limits(measure(1.3)) == {"max_regression": "FAIL", "max_peak_regression": "FAIL"}
+    accept(pytester.path, "memory", "208 MiB")
+    assert limits(measure(1.3)) == {"max_regression": "FAIL", "max_peak_regression": "NEW"}
+    assert limits(measure(1.0, "--gpumem-save")) == {"max_peak_regression": "NEW"}
+    assert outcome(measure(1.0)) == "PASS"
+    monkeypatch.setenv("EXTRA", "96")
+    assert limits(measure(1.0)) == {"max_peak_regression": "FAIL"}
+
+
+def test_an_accepted_count_holds_in_place_of_the_base(
     pytester: pytest.Pytester, measure: Measure
 ) -> None:
-    slow_down(pytester.path, "10%")
-    stored = len(stored_in(pytester.path))
-    assert outcomes(measure(80, "--gpumem-save")) == ("FAIL", True)
-    assert len(stored_in(pytester.path)) == stored
-    # It waits for a run within its size.
-    assert measure(69, "--gpumem-save")["verdict"]["outcome"] in ("ACCEPTED", "UNDECIDED")
-    assert len(stored_in(pytester.path)) == stored + 1
-
-
-def test_a_test_that_fails_by_itself_is_not_accepted(
-    pytester: pytest.Pytester, measure: Measure
-) -> None:
-    slow_down(pytester.path, "30%")
-    pytester.makepyfile(test_it=COPY + "    assert False\n")
-    stored = len(stored_in(pytester.path))
-    assert measure(80, "--gpumem-save")["failed"] is True
-    assert len(stored_in(pytester.path)) == stored
-
-
-def test_accepted_copies_leave_the_limit_on_the_time(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makepyfile(test_it=COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy"))
-    assert gpumem("--gpumem-save").ret == 0
-    make_three(stored_in(pytester.path)[0])
-    monkeypatch.setenv("NBYTES", "80")
-    gpumem("--benchmark-json=out.json")
-    row = row_in(pytester.path)
-    failing = {one["limit"] for one in row["verdict"]["limits"] if one["outcome"] == "FAIL"}
-    assert failing == {"max_regression", "max_copied_bytes"}
-    accept(pytester.path, AcceptedChange(TEST, Scope.KERNELS, "80 MiB", "max_copied_bytes"))
-    gpumem("--benchmark-json=out.json")
-    verdict = row_in(pytester.path)["verdict"]
-    assert (verdict["outcome"], verdict["code"], verdict["accepted"]) == (
-        "FAIL",
-        "slower",
-        ["max_copied_bytes"],
+    copied = COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy").replace("test_copy", "test_m")
+    pytester.makepyfile(test_it=copied)
+    accept(pytester.path, "limit", "max_copies=0")
+    row = measure(1.0)  # another test, which nobody accepted
+    assert row["limits"]["max_copies"] == "base"
+    (pytester.path / FOLDER).joinpath("mine.json").write_text(
+        json.dumps(
+            {
+                "test": "test_it.py::test_m",
+                "reason": "by hand",
+                "who": "ada",
+                "changes": [
+                    {"row": "test_it.py::test_m", "figure": "limit", "up_to": "max_copies=0"}
+                ],
+            }
+        )
     )
-    assert [one["limit"] for one in verdict["limits"]] == ["max_regression"]
+    row = measure(1.0)
+    assert row["limits"]["max_copies"] == "0"
+    assert limits(row)["max_copies"] == "FAIL"
 
 
-def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effect(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_removed_test_is_not_expected(
+    pytester: pytest.Pytester, measure: Measure, gpumem: Run
 ) -> None:
-    """Against a named history: its gate sends a row without one to the duet, and counts what the change adds itself."""
+    pytester.makepyfile(test_it=COPY.replace("test_copy", "test_other"))
+    lost = gpumem("--gpumem-strict")
+    lost.stdout.fnmatch_lines([f"lost: {TEST}: *"])
+    accept(pytester.path, "removed")
+    assert TEST not in gpumem("--gpumem-strict").stdout.str()
 
-    def commit(name: str) -> None:
-        git(pytester.path, "add", ".")
-        git(pytester.path, "commit", "-qm", name)
 
-    def against_main(*arguments: str) -> pytest.RunResult:
-        monkeypatch.setenv(BASELINE_OF, "main")
-        return gpumem(*arguments)
+def test_against_a_named_history_the_change_has_no_reference_and_a_removal_is_said(
+    pytester: pytest.Pytester, measure: Measure, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gate sends a row without one to the duet, and counts what the change adds itself."""
+    monkeypatch.setenv(BASELINE_OF, "main")
+    assert outcome(measure(1.3)) == "FAIL"
+    path = accept(pytester.path, "time", "31%")
+    monkeypatch.setenv(BASELINE_OF, "main")
+    assert outcome(measure(1.3)) == "NEW"
+    path.unlink()
+    pytester.makepyfile(test_it=COPY.replace("test_copy", "test_other"))
+    accept(pytester.path, "removed")
+    monkeypatch.setenv(BASELINE_OF, "main")
+    gpumem().stdout.fnmatch_lines([f"lost: {TEST}: *"])  # it does not count by itself
 
-    def verdict() -> tuple[str, str]:
-        against_main("--benchmark-json=out.json")
-        found = row_in(pytester.path)["verdict"]
-        return found["outcome"], found["reason"]
 
+def test_a_file_that_cannot_be_used_ends_the_session(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
     pytester.makepyfile(test_it=COPY)
-    pytester.makefile(".ini", pytest="[pytest]")
-    (pytester.path / ".gitignore").write_text(".benchmarks\nout.json\n__pycache__\n")
-    git(pytester.path, "init", "-q", "-b", "main")
-    commit("base")
-    assert gpumem("--gpumem-save").ret == 0
-    make_three(stored_in(pytester.path)[0])
-    git(pytester.path, "checkout", "-qb", "change")
-    monkeypatch.setenv("NBYTES", "80")
-    assert verdict()[0] == "FAIL"
-    path = slow_down(pytester.path, "30%")
-    assert verdict()[0] == "FAIL"
-    commit("accept")
-    assert verdict()[0] == "FAIL"
-    git(pytester.path, "branch", "-qf", "main", "change")
-    outcome, reason = verdict()
-    assert outcome == "NEW"
-    assert "a change of it was accepted (ada: checks bounds), and no run was saved since" in reason
-    # A saved run takes it over: compared as usual.
-    assert against_main("--gpumem-save").ret == 0
-    assert verdict()[0] in ("PASS", "UNDECIDED")
-    # Under another name an old one would count anew.
-    path.rename(path.with_name("renamed.json"))
-    refused = against_main()
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = filter(None, refused.stderr.lines)
-    assert line.startswith(
-        f"ERROR: gpumem: {FOLDER / 'renamed.json'}: its name does not fit its content; "
-    )
-
-
-def test_an_edited_file_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(test_it=COPY)
-    path = slow_down(pytester.path, "10%")
-    path.write_text(path.read_text().replace("10%", "900%"))
+    path = accept(pytester.path, "time", "10%")
+    path.write_text(path.read_text().replace("10%", "a lot"))
     result = gpumem()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, result.stderr.lines)
-    assert line.startswith(
-        f"ERROR: gpumem: {FOLDER / path.name}: $.sha256: does not fit the content, which was edited"
-    )
+    assert line.startswith(f"ERROR: gpumem: {FOLDER / path.name}: $.changes[0].up_to: 'a lot' ")
 
 
-def test_workers_accept_too(pytester: pytest.Pytester, measure: Measure) -> None:
-    slow_down(pytester.path, "30%")
-    assert outcomes(measure(80, "-n", "1", "--gpumem-save")) == ("ACCEPTED", False)
-    assert measure(80)["verdict"]["outcome"] in ("PASS", "UNDECIDED")
+def test_workers_have_the_new_reference_too(pytester: pytest.Pytester, measure: Measure) -> None:
+    accept(pytester.path, "time", "31%")
+    assert outcome(measure(1.3, "-n", "1", "--gpumem-save")) == "NEW"
+    assert outcome(measure(1.3)) in ("PASS", "UNDECIDED")

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from datetime import datetime, timedelta, tzinfo
 
 import pytest
 from ci_project import make_three
 from click.testing import CliRunner
 from committing import git
-from msgspec.structs import replace
-from sessions import Run, row_in, stored_in
+from sessions import Run, row_in, slower, stored_in
 
-from pytest_gpumem.baselines import store as store_module
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.cli import main
 from pytest_gpumem.measuring import target_kernel
-from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.settings import BASELINE_OF
 
 COPY = """
@@ -118,59 +112,24 @@ def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpume
 def test_accepting_a_change(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the refusal advises does it, word for word."""
+    """What a failure advises does it, word for word."""
     pytester.makepyfile(COPY)
+    pytester.makeconftest(slower('float(os.environ.get("FACTOR", 1))'))
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     make_three(stored_in(pytester.path)[0])
-    monkeypatch.setenv("NBYTES", str(80 << 20))
+    monkeypatch.setenv("FACTOR", "1.3")
+    monkeypatch.setenv("COLUMNS", "400")
     refused = gpumem("--gpumem-save")
     refused.assert_outcomes(failed=1)
     (advice,) = [line for line in refused.stdout.lines if "gpumem accept" in line]
     command = shlex.split(advice.partition("gpumem accept ")[2])
     monkeypatch.chdir(pytester.path)
-    accepted = CliRunner().invoke(main, ["accept", *command[:-1], "sixteen more MiB"])
+    accepted = CliRunner().invoke(main, ["accept", *command[:-1], "checks bounds"])
     assert accepted.exit_code == 0, accepted.output
-    without = gpumem()
+    without = gpumem("--benchmark-json=out.json")
     without.assert_outcomes(passed=1)
-    without.stdout.fnmatch_lines(
-        ["ACCEPTED *: sixteen more MiB); +*", "1 row (simulated): 1 ACCEPTED"]
-    )
+    assert row_in(pytester.path)["verdict"]["outcome"] == "NEW"
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    again = gpumem("--benchmark-json=out.json")
-    again.assert_outcomes(passed=1)
-    assert row_in(pytester.path)["verdict"]["comparison"]["processes"] == 1
-
-
-def test_a_wrong_clock_is_reported_and_the_next_acceptance_counts(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + timedelta(days=1825)
-
-    def accept(reason: str) -> None:
-        change = ["accept", path.name, "--scope", "time", "--size", "1%", "--reason", reason]
-        assert CliRunner().invoke(main, change).exit_code == 0
-
-    pytester.makepyfile(COPY)
-    (path,) = pytester.path.glob("test_*.py")
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    monkeypatch.chdir(pytester.path)
-    accept("by a wrong clock")
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module, "datetime", Ahead)
-        gpumem("--gpumem-save").assert_outcomes(passed=1)
-    accept("meant")
-    result = gpumem("-q", "--gpumem-save")
-    result.stdout.fnmatch_lines(
-        ["baseline: 1 of 2 files is dated ahead of this machine's clock: *"]
-    )
-    result.stdout.fnmatch_lines(
-        [
-            "--gpumem-save: a change of *::test_copy was accepted (*: meant): its baseline is reset, *"
-        ]
-    )
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
     assert row_in(pytester.path)["verdict"]["comparison"]["processes"] == 1
 
@@ -178,40 +137,77 @@ def test_a_wrong_clock_is_reported_and_the_next_acceptance_counts(
 # Histories that no run on the simulated device takes the time to make.
 
 
-def saved_with(pytester: pytest.Pytester, factors: list[float]) -> None:
-    """Add processes to the only one that is stored, with its latencies times a factor each."""
+def on_days(pytester: pytest.Pytester, factors: list[float]) -> None:
+    """Replace the only stored run by one a day, with its latencies times a factor each."""
     (path,) = stored_in(pytester.path)
-    from pytest_gpumem.baselines.storage import Storage
-    from pytest_gpumem.baselines.store import load_file
-
-    (one,) = load_file(path, Storage(path.parent)).rows
+    file = json.loads(path.read_text())
     path.unlink()
-    store = Store(path.parent.parent.parent, one.process.device)
-    for factor in factors:
-        placements = tuple(tuple(s * factor for s in p) for p in one.measurement.placements)
-        row = Row(
-            one.nodeid,
-            Limits(),
-            Verdict(Outcome.PASS, "", simulated=True),
-            replace(one.measurement, placements=placements),
-            test_source=one.test_source,
-        )
-        store.save([row], "abc")
+    for day, factor in enumerate(factors):
+        content = json.loads(json.dumps(file["content"]))
+        content["id"] += str(day)
+        content["utc"] = f"2026-01-{day + 1:02}T10:00:00+00:00"
+        for row in content["rows"]:
+            placements = row["measurement"]["placements"]
+            row["measurement"]["placements"] = [[s * factor for s in p] for p in placements]
+        text = json.dumps({**file, "content": content, "sha256": digest(content)})
+        path.with_name(f"day-{day:02}.json").write_text(text)
 
 
-def test_creep_fails_by_the_first_run(pytester: pytest.Pytester, gpumem: Run) -> None:
-    """Each step was within the limit."""
+def test_a_full_reference_takes_no_unchanged_run(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    saved_with(pytester, [0.8, 0.9, 0.98, 0.99, 1.0])
-    gpumem("-o", "gpumem_baseline_window=3", "--benchmark-json=out.json").assert_outcomes(failed=1)
-    verdict = row_in(pytester.path)["verdict"]
-    assert (verdict["outcome"], verdict["code"], verdict["comparison"]["runs"]) == (
-        "FAIL",
-        "crept",
-        3,
+    on_days(pytester, [1.0] * 12)
+    result = gpumem("--gpumem-save")
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: nothing is stored: the reference of 1 row is full, and nothing became "
+            "faster"
+        ]
     )
-    assert abs(verdict["comparison"]["change"]) < 0.02
+    assert len(stored_in(pytester.path)) == 12
+
+
+def test_a_gain_enters_and_three_days_of_it_are_the_new_reference(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    on_days(pytester, [1.2] * 12 + [1.0] * 2)
+    result = gpumem("--gpumem-save", "--benchmark-json=out.json")
+    result.stdout.fnmatch_lines(["--gpumem-save: 1 of 1 row stored in *"])
+    assert row_in(pytester.path)["verdict"]["comparison"]["processes"] == 12
+    gpumem("--benchmark-json=out.json")
+    comparison = row_in(pytester.path)["verdict"]["comparison"]
+    assert (comparison["processes"], comparison["days"]) == (3, 3)
+    assert abs(comparison["change"]) < 0.02
+
+
+def test_another_way_of_measuring_begins_a_new_reference(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--gpumem-save").assert_outcomes(passed=1)
+    gpumem("--gpumem-mode=hot", "--benchmark-json=out.json")
+    reason = row_in(pytester.path)["verdict"]["reason"]
+    assert "mode clean-cold -> hot, sampler blocked -> graph: a new reference begins" in reason
+
+
+# Revisions
+
+
+def test_a_shallow_clone_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    origin = pytester.path / "origin"
+    origin.mkdir()
+    (origin / "test_it.py").write_text(COPY)
+    git(origin, "init", "-q", "-b", "main")
+    git(origin, "add", ".")
+    for name in ("first", "second"):
+        git(origin, "commit", "-q", "--allow-empty", "-m", name)
+    git(pytester.path, "clone", "-q", "--depth", "1", origin.as_uri(), "clone")
+    result = gpumem("--gpumem-save", f"--rootdir={pytester.path / 'clone'}", "clone")
+    result.stdout.fnmatch_lines(
+        ["--gpumem-save: warning: this clone is shallow: *; git fetch --unshallow, *"]
+    )
 
 
 # Ancestry
@@ -227,6 +223,23 @@ def repository(pytester: pytest.Pytester) -> pytest.Pytester:
     git(pytester.path, "commit", "-q", "-m", "first")
     git(pytester.path, "checkout", "-q", "-b", "feature")
     return pytester
+
+
+def test_a_folder_that_git_does_not_trust_is_said(
+    repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user does not own the checkout."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("HOME", str(repository.path))  # no setting that trusts it
+    result = gpumem("--gpumem-save")
+    result.stdout.fnmatch_lines(
+        [
+            "--gpumem-save: warning: git does not trust * (dubious ownership): *; git config "
+            "--global --add safe.directory *"
+        ]
+    )
+    (path,) = stored_in(repository.path)
+    assert json.loads(path.read_text())["content"]["revision"] is None
 
 
 def test_only_the_history_that_is_shared_counts(

@@ -244,7 +244,7 @@ def test_early(gpu_benchmark):
         "-n1", "--gpumem-max-regression=5%", "-k", "triad", "--benchmark-json=out.json"
     ).assert_outcomes(passed=1)
     row = row_in(pytester.path)
-    assert row["verdict"]["comparison"]["runs"] == 1
+    assert row["verdict"]["comparison"]["processes"] == 1
 
 
 def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:

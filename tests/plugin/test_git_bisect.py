@@ -44,8 +44,8 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def search(project: Path, programs: Path, script: str, more: str = "") -> str:
-    """What the page's search prints with this script and further arguments of it."""
+def search(project: Path, programs: Path, script: str) -> str:
+    """What the page's search prints with this script."""
     page = {block.marker: block.code for block in blocks("sh")}
     project.joinpath("step.sh").write_text(script)
     environment = {
@@ -55,7 +55,7 @@ def search(project: Path, programs: Path, script: str, more: str = "") -> str:
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTEST_ADDOPTS": " ".join(f"'{word}'" for word in PROCESSES),
     }
-    command = f"set -e\n{page['bisect: search'].rstrip()} {more}"
+    command = f"set -e\n{page['bisect: search'].rstrip()}"
     done = subprocess.run(
         ["sh", "-c", command],
         cwd=project,
@@ -71,7 +71,7 @@ def search(project: Path, programs: Path, script: str, more: str = "") -> str:
 
 def test_the_script_finds_the_commit_that_made_a_test_slower(project: Path, programs: Path) -> None:
     page = {block.marker: block.code for block in blocks("sh")}
-    found = search(project, programs, page["bisect: step.sh"], "--rounds-max 11")
+    found = search(project, programs, page["bisect: step.sh"])
     assert f"{git(project, 'rev-parse', 'main~1')} is the first bad commit" in found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sessions import Run, results_in, rows_in
+from sessions import Run, results_in, rows_in, slower
 
 from pytest_gpumem.cli import main
 
@@ -33,17 +33,29 @@ BASE = {"memory": 80, "copied": 256, "kernel": "gpu_kernels.copy", "label": "cop
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [({}, 0), ({"memory": 87}, 1), ({"memory": 79}, 0), ({"copied": 512}, 1), ({"copied": 257}, 0)],
+    [
+        ({}, 0),
+        ({"memory": 87}, 1),
+        ({"memory": 79}, 0),
+        ({"factor": 1.3}, 1),
+        ({"factor": 1.04}, 0),
+    ],
     ids=["nothing", "more memory", "less memory", "slower", "within the limit"],
 )
 def test_files_get_what_the_session_gives(
-    pytester: pytest.Pytester, gpumem: Run, change: dict[str, Any], code: int
+    pytester: pytest.Pytester,
+    gpumem: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    code: int,
 ) -> None:
     pytester.makepyfile(test_it=SUITE.format(**BASE))
+    pytester.makeconftest(slower("float(os.environ.get('FACTOR', 1))"))
     for _ in range(3):
         assert gpumem("--gpumem-save").ret == 0
     assert gpumem("--benchmark-json=base.json").ret == 0
     pytester.makepyfile(test_it=SUITE.format(**BASE | change))
+    monkeypatch.setenv("FACTOR", str(change.get("factor", 1)))
     assert gpumem("--benchmark-json=head.json").ret == code
     (folder,) = pytester.path.glob(".benchmarks/*/gpumem")
     done = CliRunner().invoke(main, ["compare", str(folder), "head.json", "--json", "-"])

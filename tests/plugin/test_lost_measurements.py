@@ -172,19 +172,9 @@ def test_a_row_of_another_mode_of_the_session_is_not_lost(
     assert baseline("return", "--gpumem-mode=dirty-cold")[1] == {}
 
 
-def test_an_accepted_removal_is_no_loss_and_a_saved_run_takes_it_over(baseline: Any) -> None:
-    removed = ["accept", "test_a.py::test_removed", "--scope", "removed", "--reason", "gone"]
+def test_an_accepted_removal_is_no_loss(baseline: Any) -> None:
+    removed = ["accept", "test_a.py::test_removed", "--change", "removed", "--reason", "gone"]
     assert CliRunner().invoke(main, removed).exit_code == 0
-    result, found = baseline("remove", "--gpumem-save")
-    assert found == {"test_removed": "accepted"}
-    result.stdout.re_match_lines(
-        [r"removed: test_a.py::test_removed: its removal was accepted \(.*: gone\)"]
-    )
-    result.stdout.re_match_lines(
-        [
-            r"--gpumem-save: a change of test_a.py::test_removed was accepted \(.*: gone\): its baseline is reset, .*"
-        ]
-    )
     assert baseline("remove")[1] == {}
     # A test that is skipped is not removed by an acceptance of another.
     assert baseline("remove, return")[1] == {"test_two[y]": "lost"}

@@ -104,7 +104,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     result = gpumem(*FILES, "--gpumem-strict", "-v")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["test_free *[+-]0.0? [[]*measured (*", "4 rows (simulated): 2 PASS, 2 measured"]
+        ["test_free *[+-]0.0? %*measured (*", "4 rows (simulated): 2 PASS, 2 measured"]
     )
     assert not [line for line in result.outlines if line.startswith("::")]
     rows = {row["key"]: row["verdict"] for row in results_in(pytester.path)["rows"]}
@@ -114,7 +114,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
         "test_memory": "PASS",
         "test_memory[part]": "MEASURED",
     }
-    assert rows["test_it.py::test_free"]["comparison"]["runs"] == 1
+    assert rows["test_it.py::test_free"]["comparison"]["processes"] == 1
     markdown, html = ((pytester.path / name).read_text() for name in ("steps.md", "report.html"))
     assert "**4 rows (simulated): 2 PASS, 2 measured**" in markdown
     assert "| measured (simulated) |" in markdown

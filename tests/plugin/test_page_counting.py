@@ -26,30 +26,22 @@ def counts_of(pytester: pytest.Pytester) -> list[object]:
     return [row["measurement"]["migrations"] for row in rows]
 
 
-def test_a_count_is_asked_for_by_option_marker_or_call(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
+def test_a_count_is_made_for_a_call(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         ADD
         + """
-def test_plain(gpu_benchmark, gpu_kernels, managed_buffer):
-    assert (add(gpu_benchmark, gpu_kernels, managed_buffer).counts is None) is True
+def test_managed(gpu_benchmark, gpu_kernels, managed_buffer):
+    counts = add(gpu_benchmark, gpu_kernels, managed_buffer, label="a", count_pages=True).counts
+    assert counts.launch.gpu_faults > 0 and counts.launch.to_device == 8 * MiB
+    assert counts.before.to_host == 8 * MiB
+    assert add(gpu_benchmark, gpu_kernels, managed_buffer, label="b").counts is None
 
-@pytest.mark.gpumem(count_pages=True)
-def test_marked(gpu_benchmark, gpu_kernels, managed_buffer):
-    counts = add(gpu_benchmark, gpu_kernels, managed_buffer, label="a").counts
-    assert counts.launch.gpu_faults > 0 and counts.launch.to_device == 8 * MiB and counts.before.to_host == 8 * MiB
-    assert add(gpu_benchmark, gpu_kernels, managed_buffer, label="b", count_pages=False).counts is None
-
-def test_called(gpu_benchmark, gpu_kernels, prefetched_buffer):
+def test_prefetched(gpu_benchmark, gpu_kernels, prefetched_buffer):
     counts = add(gpu_benchmark, gpu_kernels, prefetched_buffer, count_pages=True).counts
     assert counts.launch.gpu_faults == counts.launch.migrated == 0
 """
     )
-    gpumem().assert_outcomes(passed=3)
-    (written,) = pytester.path.glob("test_*.py")
-    written.write_text(written.read_text().replace("is True", "is False"))
-    gpumem("--gpumem-count-pages").assert_outcomes(passed=3)
+    gpumem().assert_outcomes(passed=2)
 
 
 def test_a_limit_asks_for_the_count_and_is_judged(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -58,7 +58,7 @@ def test_each_row_is_of_several_fresh_processes(
     again.stdout.fnmatch_lines(["*baseline: 3 processes in*"])
     row = row_in(pytester.path)
     comparison = row["verdict"]["comparison"]
-    assert (comparison["processes"], comparison["measured"]) == (3, 2)
+    assert (comparison["processes"], comparison["days"]) == (3, 1)
 
 
 def test_a_process_that_cannot_measure_ends_the_run(

@@ -26,7 +26,7 @@ def test_save_and_compare(server: Server, pytester: pytest.Pytester, gpumem: Run
     result.stdout.fnmatch_lines(
         [f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"]
     )
-    gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
+    gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url}"])
 
 
 def test_workers_read_the_copy_of_the_controller(server: Server, gpumem: Run) -> None:

@@ -39,7 +39,7 @@ from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
 from pytest_gpumem.measuring.harness import Flush
-from pytest_gpumem.memory import l2
+from pytest_gpumem.memory import l2, window_request
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.units import MiB
 
@@ -362,12 +362,16 @@ def results_do_not_come_back(patch: Patch) -> None:
 
 def windows_begin_with_the_buffer(patch: Patch) -> None:
     """An offset is taken and forgotten."""
-    patch.setattr(l2, "_offset", lambda buffer, offset: 0)
+    patch.setattr(window_request, "_offset", lambda buffer, offset: 0)
 
 
 def windows_cover_whole_buffers(patch: Patch) -> None:
     """A window of a part of a buffer goes on to its end."""
-    patch.setattr(l2, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+    patch.setattr(
+        window_request,
+        "_window_bytes",
+        lambda facts, buffer, window, offset: buffer.nbytes - offset,
+    )
 
 
 def other_lines_are_normal(patch: Patch) -> None:
@@ -378,9 +382,13 @@ def other_lines_are_normal(patch: Patch) -> None:
 def fits_above_half_of_l2(patch: Patch) -> None:
     """A fitted window gets half of L2 however large it is, at hit ratio 1, and costs as much as thrashing does."""
     patch.setattr(l2, "fit_hit_ratio", lambda set_aside, nbytes: 1.0)
-    patch.setattr(l2.WindowRequest, "off", property(lambda self: self.set_aside == "off"))
     patch.setattr(
-        l2.WindowRequest, "persists", property(lambda self: self.hit is AccessProperty.PERSISTING)
+        window_request.WindowRequest, "off", property(lambda self: self.set_aside == "off")
+    )
+    patch.setattr(
+        window_request.WindowRequest,
+        "persists",
+        property(lambda self: self.hit is AccessProperty.PERSISTING),
     )
     windows_cost(patch)
 
@@ -399,7 +407,7 @@ def windows_cost(patch: Patch) -> None:
 
 def windows_get_no_granule_more(patch: Patch) -> None:
     """A fitted set-aside is the least that holds the window."""
-    patch.setattr(l2, "FREE_STEPS", 0)
+    patch.setattr(window_request, "FREE_STEPS", 0)
 
 
 def rounding_is_ignored(patch: Patch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import threading
@@ -15,14 +13,12 @@ from pathlib import Path
 import pytest
 from known_devices import H100
 from s3_server import BUCKET, Server
-from stored_rows import A100, meant, row
+from stored_rows import A100, row
 
 from pytest_gpumem.baselines import storage as module
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.baselines.transfer import Remote
 from pytest_gpumem.settings import resolve
 from pytest_gpumem.units import QuantityError
 
@@ -61,7 +57,7 @@ def test_what_is_saved_is_loaded_elsewhere(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     store = Store(place(), H100)
     baseline = store.load()
-    assert (baseline.processes, baseline.sequence, store.storage.devices()) == (1, 1, [H100.key])
+    assert (baseline.processes, store.storage.devices()) == (1, [H100.key])
     assert (
         store.storage.shown(store.folder / first.name)
         == f"{place()}/{H100.key}/gpumem/{first.name}"
@@ -103,53 +99,6 @@ def test_only_new_files_are_read_and_removed_ones_leave(local: Place, tmp_path: 
     assert not older.exists()
 
 
-def forged(path: Path) -> None:
-    """A file that passes for the digest inside, with a time three times as long."""
-    plain = json.loads(path.read_text())
-    for one in plain["content"]["rows"]:
-        one["measurement"]["placements"] = [
-            [3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]
-        ]
-    plain["sha256"] = digest(plain["content"])
-    path.write_text(json.dumps(plain))
-
-
-def test_a_forged_copy_of_a_store_is_fetched_again(local: Place) -> None:
-    for _ in range(4):
-        saved(local())
-    mirrored = Store(local(), H100)
-    before = mirrored.load()
-    newest = sorted(mirrored.folder.glob("*.json"))[-1]
-    forged(newest)
-    assert mirrored.load() == before
-    assert newest.stem.endswith(hashlib.sha256(newest.read_bytes()).hexdigest()[:16])
-
-
-def test_a_forged_copy_is_refused_offline(local: Place) -> None:
-    place = local()
-    saved(place)
-    mirrored = Store(place, H100)
-    mirrored.load()
-    forged(next(mirrored.folder.glob("*.json")))
-    place.offline = True
-    with pytest.raises(BaselineError, match="does not fit the digest in its name"):
-        mirrored.load()
-
-
-def test_an_accepted_change_is_taken_over_at_a_url(local: Place) -> None:
-    saved(local())
-    Store(local(), H100).save([row()], "def", accepted=meant(row().key, "checks bounds"))
-    loaded = Store(local(), H100).load()
-    (found,) = loaded.resets.values()
-    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == (
-        "checks bounds",
-        "ada",
-        "def",
-        1,
-    )
-    assert loaded.taken_over == {(found.accepted[0], row().key)}
-
-
 def test_two_failures_and_then_an_answer(place: Place, s3_store: Server) -> None:
     s3_store.fail("status", status=500, times=2, method="PUT")
     saved(place())
@@ -159,6 +108,9 @@ def test_two_failures_and_then_an_answer(place: Place, s3_store: Server) -> None
 
 def test_an_answer_that_is_cut_short(place: Place, s3_store: Server) -> None:
     folder = saved(place()).parent
+    s3_store.fail("cut", method="GET", times=2)
+    shutil.rmtree(folder)
+    assert Store(place(), H100).load().processes == 1
     shutil.rmtree(folder)
     s3_store.fail("cut", method="GET")
     with pytest.raises(BaselineError):
@@ -166,17 +118,6 @@ def test_an_answer_that_is_cut_short(place: Place, s3_store: Server) -> None:
     assert not list(folder.glob("*.json"))
     s3_store.heal()
     assert Store(place(), H100).load().processes == 1
-
-
-def test_a_body_that_is_cut_short_is_read_again(place: Place, s3_store: Server) -> None:
-    saved(place())
-    remote, under = Remote(str(place())), f"{H100.key}/gpumem"
-    ((name, size),) = remote.sizes(under).items()
-    s3_store.fail("cut", method="GET", times=2)
-    assert len(remote.read(under, name, size)) == size
-    s3_store.fail("cut", method="GET")
-    with pytest.raises(OSError, match=f"of {size} bytes"):
-        remote.read(under, name, size)
 
 
 def test_a_slow_store_answers_and_a_silent_one_is_given_up(
@@ -246,13 +187,9 @@ def test_credentials_of_a_url_are_in_no_message_and_no_file(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     secret = RemoteStorage("sftp://user:S3CRET@host/runs")
-    monkeypatch.setattr(
-        module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}]
-    )
-    with pytest.raises(
-        BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"
-    ):
-        secret.devices()
+    with pytest.raises(BaselineError, match=r"^sftp://\*\*\*@host/runs: ") as caught:
+        secret.devices()  # there is no such host, or no package for it
+    assert "S3CRET" not in str(caught.value)
     assert (
         storage(secret.location).location == "sftp://user:S3CRET@host/runs"
     )  # a worker reaches the same store

@@ -15,8 +15,8 @@ from document_blocks import PAGES, ROOT
 
 from pytest_gpumem import cli
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 from pytest_gpumem.outcomes import EXIT_CODES
-from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
 
 DOCS = ROOT / "docs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.accepted import (
-    FOLDER,
-    AcceptedChange,
-    Scope,
-    acceptances,
-    without_accepted,
-)
+from pytest_gpumem.baselines.acceptances import FOLDER, Acceptance, AcceptedChange, acceptances
 from pytest_gpumem.cli import main
-from pytest_gpumem.judging.verdict import known
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.row import ITS_TEST_FAILED, LOST, LimitResult, Omission, Row
+from pytest_gpumem.records.row import (
+    ITS_TEST_FAILED,
+    LOST,
+    LimitResult,
+    Omission,
+    PairedChange,
+    Row,
+)
 from pytest_gpumem.records.schema import document
 
 Accept = Callable[..., Result]
@@ -51,44 +52,33 @@ def accept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accept:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Write:
-    """Writes the results of a gate; `duet`: by row key, outcome and change."""
+    """Writes the results of a gate."""
 
-    def write(
-        *rows: Row,
-        missing: Sequence[Omission] = (),
-        duet: dict[str, tuple[str | None, float]] | None = None,
-    ) -> None:
+    def write(*rows: Row, missing: Sequence[Omission] = ()) -> None:
         folder = tmp_path / "gpumem-results"
         folder.mkdir(exist_ok=True)
-        (folder / "results.json").write_text(
-            json.dumps({"gpumem": document(H100, rows, {"baseline_of": "main"}, missing)})
-        )
-        if duet is not None:
-            verdicts = [
-                {"key": key, "outcome": outcome, "paired": {"change": change}}
-                for key, (outcome, change) in duet.items()
-            ]
-            (folder / "duet.json").write_text(json.dumps({"verdicts": verdicts}))
+        plain = {"gpumem": document(H100, rows, {"baseline_of": "main"}, missing)}
+        (folder / "results.json").write_text(json.dumps(plain))
 
     return write
 
 
-def test_what_the_last_gate_flagged(accept: Accept, results: Write, tmp_path: Path) -> None:
+def written(folder: Path) -> list[Acceptance]:
+    return list(acceptances(folder).files.values())
+
+
+def test_what_the_last_gate_found(accept: Accept, results: Write, tmp_path: Path) -> None:
     results(slower(), slower("test_other"), row(name="test_fine"))
     result = accept(TRIAD, "--reason", " checks bounds ")
     assert result.exit_code == 0, result.output
-    (made,) = acceptances(tmp_path)
-    assert (made.test, made.reason, made.who, made.base) == (TRIAD, "checks bounds", "ada", None)
-    assert made.changes == (AcceptedChange(TRIAD, Scope.TIME, "8.41%"),)
+    ((name, made),) = acceptances(tmp_path).files.items()
+    assert (made.test, made.reason, made.who) == (TRIAD, "checks bounds", "ada")
+    assert (made.base, made.gpu) == (None, H100.key)
+    assert datetime.fromisoformat(made.utc).tzinfo is not None
+    assert made.changes == (AcceptedChange(TRIAD, "time", "9.5%"),)
     first, last = result.stdout.splitlines()
-    assert first == f"{TRIAD}: accepted time up to 8.41%; wrote {FOLDER / made.file_name}"
+    assert first == f"{TRIAD}: accepted time up to 9.5%; wrote {FOLDER / name}"
     assert last.startswith("commit it with the change: ")
-    assert [
-        one.outcome
-        for one in without_accepted(
-            slower(), known(slower()), [made], comparison=slower().verdict.comparison
-        )
-    ] == [Outcome.ACCEPTED]
 
 
 def test_a_file_for_each_test_of_a_selection(
@@ -96,124 +86,83 @@ def test_a_file_for_each_test_of_a_selection(
 ) -> None:
     results(slower(), slower("test_triad", "warm"), slower("test_other"), row(name="test_fine"))
     assert accept("t.py", f"{TRIAD}[warm]", "--reason", "why").exit_code == 0
-    assert {
-        made.test: [change.row for change in made.changes] for made in acceptances(tmp_path)
-    } == {
+    rows = {made.test: [change.row for change in made.changes] for made in written(tmp_path)}
+    assert rows == {
         TRIAD: [TRIAD, f"{TRIAD}[warm]"],
         "t.py::test_other": ["t.py::test_other"],
     }
 
 
-def test_one_row_of_a_test(accept: Accept, results: Write, tmp_path: Path) -> None:
+def test_labelled_row_of_a_test(accept: Accept, results: Write, tmp_path: Path) -> None:
     results(slower(), slower("test_triad", "warm"))
     assert accept(f"{TRIAD}[warm]", "--reason", "why").exit_code == 0
-    assert [change.row for made in acceptances(tmp_path) for change in made.changes] == [
-        f"{TRIAD}[warm]"
-    ]
+    (made,) = written(tmp_path)
+    assert [change.row for change in made.changes] == [f"{TRIAD}[warm]"]
 
 
 def test_a_duet_says_how_much_slower(accept: Accept, results: Write, tmp_path: Path) -> None:
-    cleared = row(name="test_cleared")
-    results(
-        slower(),
-        slower("test_screen"),
-        cleared,
-        duet={TRIAD: ("FAIL", 0.0712), cleared.key: ("PASS", 0.001)},
-    )
+    paired = replace(slower().verdict, paired=PairedChange(0.0712, 0.07, 0.08, 5))
+    results(replace(slower(), verdict=paired), slower("test_screen"), row(name="test_fine"))
     assert accept("t.py", "--reason", "why").exit_code == 0
-    assert {made.test: made.changes[0].size for made in acceptances(tmp_path)} == {
-        TRIAD: "7.12%",
-        "t.py::test_screen": "8.41%",
+    assert {made.test: made.changes[0].up_to for made in written(tmp_path)} == {
+        TRIAD: "8.2%",
+        "t.py::test_screen": "9.5%",
     }
-    refused = accept(cleared.key, "--reason", "why")
-    assert (refused.exit_code, refused.stderr) == (
-        4,
-        f"gpumem: {cleared.key}: gpumem-results/results.json flags nothing of it\n",
-    )
 
 
 def test_a_lost_measurement_is_accepted_as_removed(
     accept: Accept, results: Write, tmp_path: Path
 ) -> None:
-    results(
-        slower(), missing=[Omission("t.py::test_old", "", LOST, "its test is no longer collected")]
-    )
+    gone = Omission("t.py::test_old", "", LOST, "its test is no longer collected")
+    results(slower(), missing=[gone])
     result = accept("t.py::test_old", "--reason", "test_triad has its place")
     assert result.exit_code == 0, result.output
-    (made,) = acceptances(tmp_path)
-    assert made.changes == (AcceptedChange("t.py::test_old", Scope.REMOVED),)
-    assert "accepted that t.py::test_old is removed" in result.stdout
+    (made,) = written(tmp_path)
+    assert made.changes == (AcceptedChange("t.py::test_old", "removed"),)
 
 
-def test_only_one_scope_of_what_was_flagged(accept: Accept, results: Write, tmp_path: Path) -> None:
-    copies = LimitResult("max_waits", Outcome.FAIL)
-    results(
-        slower("test_triad", "", copies, max_waits="base"),
-        missing=[Omission("t.py::test_triad", "cold", LOST, "gone")],
-    )
-    assert accept(TRIAD, "--scope", "time", "--reason", "why").exit_code == 0
-    assert [change.scope for made in acceptances(tmp_path) for change in made.changes] == [
-        Scope.TIME
-    ]
-    refused = accept(TRIAD, "--scope", "memory", "--reason", "why")
-    assert (refused.exit_code, refused.stderr) == (
-        4,
-        f"gpumem: {TRIAD}: gpumem-results/results.json flags nothing of it in this scope\n",
-    )
-
-
-def test_sizes_that_are_given_need_no_results(accept: Accept, tmp_path: Path) -> None:
-    scopes = [
-        "--scope",
-        "time",
-        "--size",
-        "10%",
-        "--scope",
-        "memory",
-        "--size",
-        "96 MiB",
-        "--scope",
-        "removed",
-    ]
-    scopes += [
-        "--scope",
-        "kernels",
-        "--size",
-        "max_copies=3",
-        "--scope",
-        "limit",
-        "--size",
-        "max_regression=none",
-    ]
-    result = accept(TRIAD, *scopes, "--reason", "why")
+def test_a_renamed_test(accept: Accept, tmp_path: Path) -> None:
+    result = accept(TRIAD, "--renamed-from", "t.py::test_old", "--reason", "a clearer name")
     assert result.exit_code == 0, result.output
-    (made,) = acceptances(tmp_path)
+    assert f"{TRIAD}: accepted renamed from t.py::test_old; wrote " in result.stdout
+    (made,) = written(tmp_path)
+    assert made.changes == (AcceptedChange(TRIAD, "renamed", "t.py::test_old"),)
+    assert acceptances(tmp_path).removal_of("t.py::test_old[warm]") == made
+
+
+def test_another_way_of_measuring(accept: Accept, results: Write, tmp_path: Path) -> None:
+    differently = row(Code.MEASURED_DIFFERENTLY, "test_triad", None)
+    result = LimitResult("max_regression", Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
+    verdict = replace(differently.verdict, limits=(result,))
+    results(replace(differently, verdict=verdict, measurement=measurement()))
+    assert accept(TRIAD, "--reason", "another window").exit_code == 0
+    (made,) = written(tmp_path)
+    assert made.changes == (AcceptedChange(TRIAD, "measured"),)
+
+
+def test_changes_that_are_given_need_no_results(accept: Accept, tmp_path: Path) -> None:
+    given = ("time=10%", "memory=96 MiB", "removed", "max_copies=3", "max_regression=none")
+    options = [word for change in given for word in ("--change", change)]
+    result = accept(TRIAD, *options, "--reason", "why")
+    assert result.exit_code == 0, result.output
+    (made,) = written(tmp_path)
+    assert made.gpu is None
     assert made.changes == (
-        AcceptedChange(TRIAD, Scope.TIME, "10%"),
-        AcceptedChange(TRIAD, Scope.MEMORY, "96 MiB"),
-        AcceptedChange(TRIAD, Scope.REMOVED),
-        AcceptedChange(TRIAD, Scope.KERNELS, "3", "max_copies"),
-        AcceptedChange(TRIAD, Scope.LIMIT, "none", "max_regression"),
+        AcceptedChange(TRIAD, "time", "10%"),
+        AcceptedChange(TRIAD, "memory", "96 MiB"),
+        AcceptedChange(TRIAD, "removed"),
+        AcceptedChange(TRIAD, "limit", "max_copies=3"),
+        AcceptedChange(TRIAD, "limit", "max_regression=none"),
     )
-
-
-def test_a_looser_limit_has_the_old_one_beside_it(
-    accept: Accept, results: Write, tmp_path: Path
-) -> None:
-    results(slower())
-    result = accept(TRIAD, "--scope", "limit", "--size", "max_regression=10%", "--reason", "why")
-    assert f"{TRIAD}: accepted max_regression 1% -> 10%; wrote " in result.stdout
-    (made,) = acceptances(tmp_path)
-    assert made.changes == (AcceptedChange(TRIAD, Scope.LIMIT, "10%", "max_regression", "1%"),)
 
 
 def test_who(accept: Accept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTOR", "octo")
-    assert accept(TRIAD, "--scope", "removed", "--reason", "why").exit_code == 0
-    assert [made.who for made in acceptances(tmp_path)] == ["octo"]
+    assert accept(TRIAD, "--change", "removed", "--reason", "why").exit_code == 0
+    assert [made.who for made in written(tmp_path)] == ["octo"]
 
 
-def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(
+def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
     accept: Accept, results: Write, tmp_path: Path
 ) -> None:
     def commit(name: str) -> None:
@@ -222,18 +171,18 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(
 
     git(tmp_path, "init", "-q", "-b", "main")
     (tmp_path / ".gitignore").write_text("gpumem-results\n")
-    assert accept(TRIAD, "--scope", "time", "--size", "5%", "--reason", "merged").exit_code == 0
+    assert accept(TRIAD, "--change", "time=5%", "--reason", "merged").exit_code == 0
     commit("base")
     git(tmp_path, "checkout", "-qb", "change")
     results(slower())
-    accept(TRIAD, "--scope", "time", "--size", "6%", "--reason", "first")
+    accept(TRIAD, "--change", "time=6%", "--reason", "first")
     commit("change")
     result = accept(TRIAD, "--reason", "second")
     assert result.exit_code == 0, result.output
-    assert {made.reason for made in acceptances(tmp_path)} == {"merged", "second"}
+    assert {made.reason for made in written(tmp_path)} == {"merged", "second"}
     (replaced,) = (line for line in result.stdout.splitlines() if line.startswith("  in place of "))
     assert "t-py-test-triad-" in replaced
-    assert len({made.base for made in acceptances(tmp_path)}) == 2
+    assert len({made.base for made in written(tmp_path)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +198,7 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(
         (["t", "--reason", "why"], "t: no row of gpumem-results/results.json belongs to it"),
         (
             ["t.py::test_fine", "--reason", "why"],
-            "t.py::test_fine: gpumem-results/results.json flags nothing of it",
+            "t.py::test_fine: gpumem-results/results.json finds no change of it",
         ),
         (
             ["t.py::test_late", "--reason", "why"],
@@ -272,37 +221,24 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(
             "nowhere.json: No such file or directory",
         ),
         (
-            [TRIAD, "--reason", "why", "--scope", "time", "--size", "1%", "--size", "2%"],
-            "--size: 2 for 1 scope with a size; give one for each --scope",
-        ),
-        (
-            [TRIAD, "--reason", "why", "--size", "10%"],
-            "--size: no --scope says of what '10%' is the size; give a --scope before it",
-        ),
-        (
-            ["t.py::test_trid", "--reason", "why", "--scope", "time", "--size", "1%"],
+            ["t.py::test_trid", "--reason", "why", "--change", "time=1%"],
             f"t.py::test_trid: no row of gpumem-results/results.json belongs to it (did you mean {TRIAD}?)",
         ),
         (
-            ["t.py::test_trid", "--reason", "why", "--scope", "removed"],
+            ["t.py::test_trid", "--reason", "why", "--renamed-from", TRIAD],
             "t.py::test_trid: no row of gpumem-results/results.json belongs to it",
         ),
-        ([TRIAD, "--reason", "why", "--scope", "time", "--size", "0.1"], "--size: '0.1' "),
         (
-            [TRIAD, "--reason", "why", "--scope", "kernels", "--size", "3"],
-            "--size: '3'; of the scope kernels it names a limit",
+            [TRIAD, "t.py::test_fine", "--reason", "why", "--renamed-from", "t.py::test_old"],
+            "--renamed-from: one TEST at a time has another name",
         ),
+        ([TRIAD, "--reason", "why", "--change", "time=0.1"], "--change: 'time=0.1': '0.1' "),
+        ([TRIAD, "--reason", "why", "--change", "time"], "'time': missing; time takes one"),
+        ([TRIAD, "--reason", "why", "--change", "removed=1%"], "removed takes none"),
+        ([TRIAD, "--reason", "why", "--change", "max_latency=3"], "'max_latency=3': '3' "),
         (
-            [TRIAD, "--reason", "why", "--scope", "kernels", "--size", "max_latency=3"],
-            "--size: 'max_latency'; the scope kernels takes one of",
-        ),
-        (
-            [TRIAD, "--reason", "why", "--scope", "limit"],
-            "--size: the scope limit takes the new value of the limit: max_regression=5%, ",
-        ),
-        (
-            [TRIAD, "--reason", "why", "--scope", "speed"],
-            "Invalid value for '--scope': 'speed' is not one of 'time', ",
+            [TRIAD, "--reason", "why", "--change", "speed=3"],
+            "--change: 'speed'; accepted are time, memory, removed, measured, min_bandwidth, ",
         ),
     ],
 )
@@ -333,7 +269,7 @@ def test_mistakes_write_nothing(
 
 def test_no_gate_was_run(accept: Accept) -> None:
     result = accept(TRIAD, "--reason", "why")
-    instead = "run gpumem gate, or give --results, or --scope and --size"
+    instead = "run gpumem gate, or give --results, --change or --renamed-from"
     assert (result.exit_code, result.stderr) == (
         4,
         f"gpumem: there is no gpumem-results/results.json, which says what changed; {instead}\n",
@@ -343,22 +279,6 @@ def test_no_gate_was_run(accept: Accept) -> None:
 def test_a_file_that_cannot_be_used_is_named(accept: Accept, tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / "bad.json").write_text("{")
-    result = accept(TRIAD, "--scope", "removed", "--reason", "why")
+    result = accept(TRIAD, "--change", "removed", "--reason", "why")
     assert result.exit_code == 4
     assert result.stderr.startswith(f"gpumem: {FOLDER / 'bad.json'}: not JSON")
-
-
-def test_a_measurement_of_another_way_is_accepted(
-    accept: Accept, results: Write, tmp_path: Path
-) -> None:
-    differently = row(Code.MEASURED_DIFFERENTLY, "test_triad", None)
-    results_of = (LimitResult("max_regression", Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY),)
-    results(
-        replace(
-            differently,
-            verdict=replace(differently.verdict, limits=results_of),
-            measurement=measurement(),
-        )
-    )
-    assert accept(TRIAD, "--reason", "another window").exit_code == 0
-    assert [change.size for made in acceptances(tmp_path) for change in made.changes] == ["0%"]

@@ -10,16 +10,10 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 from result_files import H100, Folder
-from verdicts_alone import judge as judging
 
-from pytest_gpumem.baselines import verdicts
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.judging.finding import Judgement
-from pytest_gpumem.judging.judge import judge as whole_judge
-from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits, Repeat
@@ -40,43 +34,30 @@ def one_line(result: Result) -> str:
 
 
 def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
-    base, head = folder.runs("base", 5), folder.runs("head", 3, 268e-6 * 1.02)
+    base, head = folder.runs("base", 5), folder.runs("head", 3, 268e-6 * 1.15)
     result = compare(base, head, "--max-regression", "1%")
     assert result.exit_code == 1
     assert f"base: base-*.json, 5 processes on {H100.key}, driver 580.95.05\n" in result.stdout
     assert "head: head-*.json, 3 processes on" in result.stdout
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("test_triad")]
+    (line,) = [
+        line
+        for line in result.stdout.splitlines()
+        if line.startswith("tests/test_a.py::test_triad ")
+    ]
     assert line.split()[-1] == "FAIL"
     assert "FAIL tests/test_a.py::test_triad: +" in result.stdout
-    assert "over 3 processes of this run" in " ".join(result.stdout.split())
-
-
-@pytest.mark.parametrize(("width", "between"), [(120, True), (80, False)])
-def test_rows_stay_apart_and_within_a_terminal(
-    width: int, between: bool, folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two files have a test of the same name; what the interval is of is said where it is shown."""
-    for of in ("base", "head"):
-        rows = [
-            folder.row(nodeid=f"tests/test_{file}.py::test_prefetch_pays_for_all[faulting]")
-            for file in ("first", "second")
-        ]
-        folder.write(f"{of}.json", rows, replace(SIMULATED, name="GPU"))
-    monkeypatch.setenv("COLUMNS", str(width))
-    lines = compare("base.json", "head.json", "--max-regression", "5%").stdout.splitlines()
-    table = lines[lines.index(next(line for line in lines if line.startswith("test  "))) :][:4]
-    assert max(map(len, lines)) <= width
-    assert ("between" in table[0]) == between == any(line.startswith("between: ") for line in lines)
-    assert len({row.split("  ")[0] for row in table[2:]}) == 2
+    smaller = compare(base, folder.runs("head", 3, 268e-6 * 1.03), "--max-regression", "1%")
+    assert smaller.exit_code == 0
+    assert "UNDECIDED: 1 row looks slower than allowed: " in " ".join(smaller.stdout.split())
 
 
 @pytest.mark.parametrize(
     ("base", "head", "limit", "last", "codes"),
     [
-        ((5, {}), (3, {}), "1%", "1 PASS", (0, 0)),
+        ((12, {}), (3, {}), "2%", "1 PASS", (0, 0)),
         ((3, {}), (1, {"latency": 300e-6}), None, "1 measured", (6, 6)),
         ((3, {"spread": 0.02}), (1, {"spread": 0.02}), "1%", "1 UNDECIDED", (0, 6)),
-        ((3, {"mode": "hot"}), (1, {}), "10%", "1 NEW", (0, 6)),
+        ((3, {"mode": "hot"}), (1, {}), "10%", "1 UNDECIDED", (6, 6)),
         ((3, {}), (1, {"nodeid": "tests/test_a.py::test_new"}), None, "1 lost, 1 NEW", (1, 1)),
         ((3, {"facts": SIMULATED}), (1, {"facts": SIMULATED}), "10%", "1 PASS", (0, 6)),
         (
@@ -125,20 +106,6 @@ def test_what_passes_and_what_passes_no_strict_gate(
     assert ("(simulated)" in plain.stdout.splitlines()[-1]) == ("facts" in base[1])
 
 
-def test_more_processes_of_head_see_more(folder: Folder, compare: Compare) -> None:
-    base, head = folder.runs("base", 5), folder.runs("head", 5)
-
-    def resolved(*arguments: str) -> float:
-        (line,) = [
-            line
-            for line in compare(*arguments, "--max-regression", "5%").stdout.splitlines()
-            if line.startswith("test_triad")
-        ]
-        return float(line.split()[-3])
-
-    assert resolved(base, head) < resolved(base, "head-0.json")
-
-
 def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Compare) -> None:
     """Of the mean over all processes of a side, and not of its newest one."""
     base = folder.runs("base", 3)
@@ -154,19 +121,19 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare, origin: str) -> None:
     folder.runs("base", 5)
     held = Limits(max_regression="1%", origin={"max_regression": origin})
-    folder.runs("head", 3, 275e-6, limits=held)
+    folder.runs("head", 3, 320e-6, limits=held)
     for arguments in ([], ["--max-regression", "10%"]):  # as in a gate
         result = compare("base-*.json", "head-*.json", *arguments)
         assert (f"max_regression 1% ({origin})" in result.stdout, result.exit_code) == (True, 1)
     lifted = Limits(origin={"max_regression": origin})
-    folder.runs("head", 3, 275e-6, limits=lifted)
+    folder.runs("head", 3, 320e-6, limits=lifted)
     assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith(
         "1 row: 1 measured\n"
     )
     of_the_session = Limits(
         max_regression="1%", origin={"max_regression": "--gpumem-max-regression"}
     )
-    folder.runs("head", 3, 275e-6, limits=of_the_session)
+    folder.runs("head", 3, 270e-6, limits=of_the_session)
     assert (
         compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
     )
@@ -289,14 +256,14 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
             "b.json",
             {"conditions": THROTTLED},
             "UNDECIDED",
-            "throttled after the samples (sw_power_cap): no limit was judged",
+            "mend the machine: throttled after the samples (sw_power_cap); no limit was judged",
             6,
         ),
         (
             "b.json",
             {"profiled": True},
             "UNDECIDED",
-            "a profiler was attached: no limit was judged",
+            "mend the machine: a profiler was attached; no limit was judged",
             6,
         ),
         ("b.json", {"failed": True}, "FAIL", "its test failed in b.json", 1),
@@ -328,7 +295,7 @@ def test_a_process_that_conditions_spoilt_is_left_to_the_others(
     base = folder.runs("base", 5)
     folder.runs("head", 3)
     folder.write("head-1.json", [folder.row(400e-6, conditions=THROTTLED)])
-    result = compare(base, "head-*.json", "--max-regression", "1%")
+    result = compare(base, "head-*.json", "--max-regression", "5%")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
@@ -405,16 +372,17 @@ def test_stock_files_one_a_side_decide_nothing(folder: Folder, compare: Compare)
     )
     assert "test 1.000 ms 1.000 ms +0.0100 %" in text
     folder.stock("slow.json", {"test_a.py::test": 3e-3})
-    for head, code in (("b.json", Code.TOO_FEW_RUNS), ("slow.json", Code.LOOKS_SLOWER)):
-        (row,) = compare_sides(side("a.json"), side(head), "50%", force=False).rows
-        assert (row.verdict.outcome, row.verdict.code) == (Outcome.UNDECIDED, code)
+    (row,) = compare_sides(side("a.json"), side("b.json"), "50%", force=False).rows
+    assert (row.verdict.outcome, row.verdict.code) == (Outcome.UNDECIDED, Code.TOO_FEW_RUNS)
+    (row,) = compare_sides(side("a.json"), side("slow.json"), "50%", force=False).rows
+    assert (row.verdict.outcome, row.verdict.code) == (Outcome.FAIL, Code.SLOWER)
 
 
 def test_several_stock_files_decide(folder: Folder, compare: Compare) -> None:
     for index, factor in enumerate([1, 1.002, 0.999, 1.001, 0.9985]):
         folder.stock(f"a{index}.json", {"test_a.py::test": 1e-3 * factor})
         folder.stock(f"same{index}.json", {"test_a.py::test": 1.0003e-3 * factor})
-        folder.stock(f"slow{index}.json", {"test_a.py::test": 1.2e-3 * factor})
+        folder.stock(f"slow{index}.json", {"test_a.py::test": 1.3e-3 * factor})
     assert compare("a*.json", "same*.json", "--max-regression", "10%", "--strict").exit_code == 0
     assert compare("a*.json", "slow*.json", "--max-regression", "10%").exit_code == 1
 
@@ -426,7 +394,7 @@ def test_stock_against_ours_is_refused(folder: Folder, compare: Compare) -> None
         f"a.json is of an unknown GPU, b.json of {H100.key}: "
     )
     forced = compare("a.json", "b.json", "--force", "--max-regression", "10%")
-    assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
+    assert (forced.exit_code, forced.stdout.splitlines()[-1]) == (6, "1 row: 1 UNDECIDED")
 
 
 # Baselines
@@ -436,7 +404,7 @@ def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
     store = Store(folder.path / "kept", H100)
     for _ in range(4):
         store.save([folder.row()], "abc")
-    head = folder.runs("head", 3, 268e-6 * 1.06)  # of another day than all of the baseline
+    head = folder.runs("head", 3, 268e-6 * 1.16)
     result = compare(str(store.folder), head, "--max-regression", "1%")
     assert result.exit_code == 1
     assert "4 processes on" in result.stdout
@@ -459,105 +427,6 @@ def test_the_processes_of_a_run_are_counted_and_not_its_files(
     result = compare("a.json", "b.json")
     assert "base: a.json, 3 processes on" in result.stdout
     assert "head: b.json, 1 process on" in result.stdout
-
-
-def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(
-    folder: Folder, compare: Compare
-) -> None:
-    store, key = Store(folder.path / "kept", H100), folder.row().key
-    for _ in range(4):
-        store.save([folder.row(200e-6)], "abc")
-    change = Acceptances([Acceptance(key, "why", "ada", (AcceptedChange(key, Scope.TIME, "34%"),))])
-    for accepted in (change, None, None):
-        store.save([folder.row(268e-6)], "abc", accepted=accepted)
-    folder.write("b.json", [folder.row()])
-    result = compare(str(store.folder), "b.json", "--max-regression", "5%", "--strict")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
-
-
-def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(
-    folder: Folder, compare: Compare
-) -> None:
-    """Runs of a revision that was found slower leave it; a removal that was accepted leaves no run to compare with."""
-    store, row = Store(folder.path / "kept", H100), folder.row(limits=Limits(max_regression="1%"))
-    for _ in range(3):
-        store.save([row], "good")
-    store.save([folder.row(320e-6, limits=row.limits)], "slow")
-    store.save(
-        [replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)],
-        "slow",
-    )
-    folder.write("b.json", [folder.row(320e-6)])
-    assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 1
-    removal = Acceptances(
-        [Acceptance(row.key, "as meant", "ada", (AcceptedChange(row.key, Scope.REMOVED),))]
-    )
-    store.save([], "gone", accepted=removal, removed=[row.key])
-    result = compare(str(store.folder), "b.json", "--max-regression", "1%")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
-    assert "a change of it was accepted (ada: as meant)" in " ".join(result.stdout.split())
-
-
-def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> None:
-    """By its newest 20 runs, and by the first ones since the last accepted change."""
-    store = Store(folder.path / "kept", H100)
-    for latency in (*[268e-6] * 5, *[290e-6] * 20):
-        store.save([folder.row(latency)], "abc")
-    row = folder.row(290e-6)
-    assert row.measurement is not None
-    now = replace(row.measurement, further=(row.measurement.repeat,) * 2)
-    folder.write("b.json", [replace(row, measurement=now)])
-    assert (
-        compare(
-            str(store.folder), "b.json", "--max-regression", "1%", "--json", "out.json"
-        ).exit_code
-        == 1
-    )
-    (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
-    history = store.load().history(row.key, lambda _: True)
-    session = judging(
-        now,
-        Limits(max_regression="1%"),
-        H100,
-        history.measurements,
-        strict=False,
-        first=history.first_measurements,
-    )
-    assert session.code is not None
-    assert session.comparison is not None
-    assert (found["code"], found["change"]) == (session.code.value, session.comparison.delta)
-    assert (session.code, found["change"]) == (Code.CREPT, pytest.approx(0.0, abs=1e-3))
-    assert found["base_s"] == pytest.approx(290e-6, rel=1e-3)
-
-
-# Many rows
-
-
-def test_all_rows_are_judged_as_one_family(
-    folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Holm's procedure, in the order of the rows: of those that both sides have, less what was rejected before."""
-    names = ["test_fine", "test_slow", "test_last"]
-    for index in range(5):
-        folder.write(
-            f"base-{index}.json", [folder.row(name=name) for name in [*names, "test_gone"]]
-        )
-    folder.write(
-        "head.json",
-        [
-            folder.row(600e-6 if name == "test_slow" else 268e-6, name)
-            for name in [*names, "test_new"]
-        ],
-    )
-    seen = []
-
-    def judge(*arguments: Any, family: Family, **keywords: Any) -> Judgement:
-        seen.append((family.size, family.rejected))
-        return whole_judge(*arguments, family=family, **keywords)
-
-    monkeypatch.setattr(verdicts, "judge", judge)
-    assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 1
-    assert seen == [(3, 0), (3, 0), (3, 1), (3, 1)]
 
 
 # Mistakes
@@ -584,7 +453,7 @@ def test_all_rows_are_judged_as_one_family(
         ),
         ('{"benchmarks": [{"fullname": "x", "stats": {}}]}', "median: None is no time"),
         ('{"benchmarks": []}', "nothing was measured"),
-        ('{"schema": 7}', "$.schema: 7; this version reads 2"),
+        ('{"schema": 7}', "$.schema: 7; this version reads 3"),
     ],
 )
 def test_a_file_that_cannot_be_used(
@@ -640,27 +509,28 @@ def test_what_fails_comes_first_and_programs_read_the_same(
     folder: Folder, compare: Compare
 ) -> None:
     for index in range(5):
-        folder.write(f"base-{index}.json", [folder.row(name=f"test_{name}") for name in "abc"])
+        folder.write(f"base-{index}.json", [folder.row(name=f"test_{name}") for name in "abcd"])
     for index in range(3):
         folder.write(
             f"head-{index}.json",
             [
                 folder.row(name="test_a"),
                 folder.row(name="test_b"),
-                folder.row(280e-6, name="test_c"),
+                folder.row(320e-6, name="test_c"),
+                folder.row(name="test_d"),
             ],
         )
-    result = compare("base-*.json", "head-*.json", "--max-regression", "1%")
-    rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("test_")]
-    assert rows == ["test_c", "test_a", "test_b"]
-    plain = compare("base-*.json", "head-*.json", "--max-regression", "1%", "--json", "-")
+    result = compare("base-*.json", "head-*.json", "--max-regression", "5%")
+    rows = []
+    for line in result.stdout.splitlines():
+        if line.startswith("tests/test_a.py::"):
+            rows.append(line.split()[0].partition("::")[2])
+    assert (rows[0], set(rows)) == ("test_c", {"test_a", "test_b", "test_c", "test_d"})
+    plain = compare("base-*.json", "head-*.json", "--max-regression", "5%", "--json", "-")
     document = json.loads(plain.stdout)
     assert (plain.exit_code, document["exit"]) == (1, 1)
-    assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [
-        ("test_c", "FAIL"),
-        ("test_a", "PASS"),
-        ("test_b", "PASS"),
-    ]
+    outcomes = [row["outcome"] for row in document["rows"]]
+    assert outcomes == ["FAIL", "PASS", "PASS", "PASS"]
     named = compare("base-*.json", "head-*.json", "--json", "c.json").stdout.splitlines()
     assert named[-1] == "wrote c.json"
 
@@ -819,10 +689,7 @@ def test_processes_of_head_are_one_run_of_memory_too(folder: Folder, compare: Co
         for index, nbytes in enumerate(peaks):
             folder.write(f"head-{index}.json", [with_peak(row, nbytes, max_peak_regression="0 B")])
         result = compare("base.json", "head-*.json")
-        assert (
-            result.exit_code,
-            "processes of this run vary between" in " ".join(result.stdout.split()),
-        ) == (code, bool(code))
+        assert result.exit_code == code
 
 
 def test_a_test_whose_memory_alone_was_watched_is_lost_too(

@@ -11,7 +11,7 @@ import click
 import pytest
 from document_blocks import PAGES, ROOT, blocks, command_lines
 
-from pytest_gpumem import cli, settings
+from pytest_gpumem import cli, options
 
 LINES = list(command_lines())
 TAKEN_AS_READ = (
@@ -62,9 +62,9 @@ def _files_need_not_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str | None]]:
+def gpumem_options(arguments: list[str]) -> Iterator[tuple[options.Option, str | None]]:
     """Options of the plugin among pytest's arguments, each with its value."""
-    known = {option.flag: option for option in settings.OPTIONS}
+    known = {option.flag: option for option in options.OPTIONS}
     for at, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name.startswith("--gpumem"):
@@ -166,7 +166,7 @@ def test_outputs_names_the_commands_that_write_json() -> None:
 
 
 def test_toml_blocks_hold_known_keys() -> None:
-    known = {option.key for option in settings.OPTIONS}
+    known = {option.key for option in options.OPTIONS}
     keys = [
         key
         for block in blocks("toml")
@@ -187,7 +187,7 @@ def test_pages_are_found() -> None:
 
 def test_options_and_variables_in_the_text_exist() -> None:
     """Also those that no command line shows."""
-    spelt = [option for option in settings.OPTIONS if not option.ini_only]
+    spelt = [option for option in options.OPTIONS if not option.ini_only]
     flags = {option.flag for option in spelt}
     variables = {option.variable for option in spelt} | {
         "GPUMEM_NSYS",

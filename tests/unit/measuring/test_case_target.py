@@ -18,8 +18,8 @@ from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import GiB, MiB
 
 

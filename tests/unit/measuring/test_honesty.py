@@ -17,8 +17,9 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
-from pytest_gpumem.memory.buffers import BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 

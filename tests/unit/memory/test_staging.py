@@ -29,7 +29,8 @@ from pytest_gpumem.measuring.work import (
     cut,
 )
 from pytest_gpumem.measuring.works import Works
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20

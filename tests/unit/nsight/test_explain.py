@@ -78,7 +78,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("quick_processes")
 def test_what_ran_differently_is_listed_by_row(project: Path) -> None:
-    with two_sides("HEAD", None, project) as (base, head):
+    with two_sides("HEAD", project) as (base, head):
         lines = ran_differently(
             {BASE: base, HEAD: head}, "test_a.py::test_copy", ["--gpumem-device", "sim"], os.environ
         )

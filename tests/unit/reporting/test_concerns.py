@@ -33,7 +33,7 @@ Make = Callable[..., Row]
 
 
 def slower(delta: float) -> Comparison:
-    return Comparison(delta, delta, delta, 0.01, 3)
+    return Comparison(delta, 0.01, processes=3)
 
 
 def test_failures_first_then_undecided_by_slow_down_and_no_new_row(make_row: Make) -> None:

@@ -71,7 +71,7 @@ FIGURES = {
 @pytest.fixture
 def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     """A row of everything, one of memory alone, one of a test that failed by itself, and one under a profiler."""
-    comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
+    comparison = Comparison(0.02, 0.01, processes=3)
     whole = replace(
         make_row(what_ran=RAN, label="warm", comparison=comparison),
         footprint=FOOTPRINT,
@@ -98,9 +98,8 @@ def test_csv_has_a_line_for_each_row_in_si_units(run: Run) -> None:
     assert {name: int(whole[name]) for name in FIGURES} == FIGURES
     assert float(whole["latency_s"]) == pytest.approx(268.3e-6, rel=1e-3)
     assert float(whole["bandwidth_bytes_per_s"]) == pytest.approx((768 << 20) / 268.3e-6, rel=1e-3)
-    assert [
-        float(whole[name]) for name in ("change", "change_low", "change_high", "elements/s")
-    ] == [0.02, 0.01, 0.03, 7.5]
+    shares = [float(whole[name]) for name in ("change", "reach", "elements/s")]
+    assert shares == [0.02, 0.01, 7.5]
     assert (memory["latency_s"], memory["kept_bytes"], memory["elements/s"]) == ("", "4096", "")
     assert (broken["failed"], broken["verdict"]) == ("True", "PASS")
     # Lines of many runs make one table: each says of which run it is.

@@ -30,7 +30,7 @@ from pytest_gpumem.units import format_time
 
 MakeRow = Callable[..., Row]
 UTC = "2026-11-21T12:00:00+00:00"
-COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
+COMPARISON = Comparison(delta=0.1234, reach=0.008, processes=5)
 
 
 class Read(HTMLParser):
@@ -312,7 +312,7 @@ def test_history_and_conditions_are_in_a_rows_section(
 
 def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None:
     """One sample, equal samples, a huge interval, no change at all, a change to nothing, thousands of samples, the same number twice."""
-    same = replace(COMPARISON, delta=0.0, low=0.0, high=0.0)
+    same = replace(COMPARISON, delta=0.0, reach=0.0)
     rows = [
         make_row("t.py::a", placements=((1e-4,),), half_width=None, comparison=same),
         make_row(
@@ -340,7 +340,7 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(
     facts: DeviceFacts, make_row: MakeRow
 ) -> None:
     rows = [
-        make_row(f"t.py::test_{index}", comparison=Comparison(0.25, 0.2, 0.3, 0.01, 3))
+        make_row(f"t.py::test_{index}", comparison=Comparison(0.25, 0.05, processes=3))
         for index in range(3)
     ]
     day = datetime(2026, 11, 1, tzinfo=timezone.utc)
@@ -396,7 +396,7 @@ def test_worst_first_is_by_verdict_and_by_how_far_a_figure_is_beyond_its_limit(
     def changed(name: str, delta: float, limit: str, outcome: Outcome = Outcome.PASS) -> Row:
         return replace(
             make_row(
-                f"t.py::test_{name}", outcome, comparison=Comparison(delta, -1e-3, delta, 0.01, 3)
+                f"t.py::test_{name}", outcome, comparison=Comparison(delta, delta, processes=3)
             ),
             limits=Limits(max_regression=limit),
         )

@@ -17,7 +17,7 @@ from pytest_gpumem.reporting.html import page as drawn
 from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
-COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
+COMPARISON = Comparison(delta=0.1234, reach=0.008, processes=5)
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 

@@ -16,8 +16,8 @@ from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.doctor.gpu import abilities
 from pytest_gpumem.doctor.machine import Machine
-from pytest_gpumem.memory.l2 import fit_set_aside
 from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.memory.window_request import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts, UnknownPeak, host_link, peak_bandwidth
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row

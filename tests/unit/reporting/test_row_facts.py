@@ -47,7 +47,7 @@ def test_conditions_in_words(conditions: Conditions, text: str) -> None:
 
 
 def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
-    comparison = Comparison(0.1, 0.09, 0.11, 0.012, 3)
+    comparison = Comparison(0.1, 0.01, processes=3)
     row = make_row(
         "t.py::test_a",
         Outcome.FAIL,

@@ -8,14 +8,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Limits, MovedBytes
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
-COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
+COMPARISON = Comparison(delta=0.1234, reach=0.008, processes=5)
 
 
 def draw(rows: list[Row], facts: DeviceFacts, width: int = 100, *, notes: bool = True) -> list[str]:
@@ -39,15 +38,11 @@ _USUAL = {
     [
         # 805 306 368 bytes in 268.3 us are 3001.5 GB/s, 89.5 % of 3352.3 GB/s.
         ({}, _USUAL),
-        ({"comparison": COMPARISON}, {**_USUAL, "change": "+12.34 [+12.01, +12.66] %"}),
-        # An interval narrower than its digits is left out, and a small change has no negative zero.
+        ({"comparison": COMPARISON}, {**_USUAL, "change": "+12.34 %"}),
+        # A small change has no negative zero.
         (
-            {"comparison": replace(COMPARISON, delta=0.736, low=0.736, high=0.736)},
-            {**_USUAL, "change": "+73.60 %"},
-        ),
-        (
-            {"comparison": replace(COMPARISON, delta=-1e-5, low=-0.001, high=0.001)},
-            {**_USUAL, "change": "+0.00 [-0.10, +0.10] %"},
+            {"comparison": replace(COMPARISON, delta=-1e-5)},
+            {**_USUAL, "change": "+0.00 %"},
         ),
         ({"moved_bytes": None, "half_width": None}, {"latency": "268.3 us"}),
         (
@@ -109,37 +104,6 @@ def test_every_simulated_verdict_says_so_on_its_own_line(
     assert [re.search(rf"\b{word}\b", line) is not None for line in body] == [True] * len(rows)
     assert ("sim: simulated, no GPU was measured" in lines) == (word == "sim")
     assert max(map(len, body)) <= width
-
-
-@pytest.mark.parametrize(
-    ("width", "columns"),
-    [
-        (110, ["latency", "bandwidth", "of peak", "noise", "change", "verdict"]),
-        (90, ["latency", "bandwidth", "noise", "change", "verdict"]),
-        (80, ["latency", "bandwidth", "change", "verdict"]),
-        (60, ["latency", "change", "verdict"]),
-        (50, ["latency", "change", "verdict"]),
-    ],
-)
-def test_columns_give_way_as_the_terminal_narrows(
-    width: int, columns: list[str], facts: DeviceFacts, make_row: MakeRow
-) -> None:
-    lines = draw([make_row("t.py::test_lookup_persisting", comparison=COMPARISON)], facts, width)
-    assert fields(lines[0])[1:] == columns
-    assert max(map(len, lines[:3])) <= width
-    taken = Footprint(
-        2**30, (MemoryUse("CuPy", "device", peak=2**30, kept=2**20),), watched=("CuPy",), ended=True
-    )
-    held = replace(
-        make_row("t.py::test_held", comparison=COMPARISON),
-        footprint=taken,
-        limits=Limits(max_peak="2 GiB"),
-    )
-    assert max(map(len, draw([held], facts, width)[:3])) <= width
-    assert ("#" in lines[2]) == (width == 110)
-    assert ("[+12.01, +12.66]" in lines[2]) == (width > 50)
-    # What is under the table speaks of no column that it does not have.
-    assert any("noise is half" in line for line in lines) == ("noise" in columns)
 
 
 @pytest.mark.parametrize("width", [100, 50])
@@ -327,16 +291,6 @@ def test_reasons_of_all_but_passes_are_given_in_full(facts: DeviceFacts, make_ro
     assert "FAIL t.py::test_also: too slow" in draw([also], facts)
 
 
-def test_the_span_of_caught_slow_downs_is_shown(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [
-        make_row("t.py::test_a", comparison=COMPARISON),
-        make_row("t.py::test_b", comparison=replace(COMPARISON, catches=0.032)),
-    ]
-    assert "catches slow-downs from 0.800 % to 3.20 %" in " ".join(
-        line.strip() for line in draw(rows, facts)
-    )
-
-
 def test_a_note_of_many_rows_is_shown_once(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [
         make_row(f"t.py::test_{noise}", notes=(f"noise 0.{noise} % after 8 placements",))
@@ -385,13 +339,6 @@ def test_a_label_that_repeats_its_parameters_is_shown_alone(
     assert [line.split("  268.3")[0].rstrip() for line in lines[2:8]] == [
         "test_a", "  near, 4 MiB", "  far, 4 MiB", "test_b", "  near", "  4, 4 MiB",
     ]  # fmt: skip
-
-
-def test_figures_are_never_cut_however_narrow_the_terminal(
-    facts: DeviceFacts, make_row: MakeRow
-) -> None:
-    line = draw([make_row(comparison=COMPARISON)], facts, width=20)[2]
-    assert fields(line)[1:] == ["268.3 us", "+12.34 %", "PASS"]
 
 
 def test_the_file_is_shown_where_names_need_it(facts: DeviceFacts, make_row: MakeRow) -> None:

@@ -15,13 +15,9 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from forked import COMMAND
 from sessions import PROCESSES, Repository, gate_result
 
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.runs.worktree import OWNER, PREFIX
-
-ROUNDS = ("--rounds-max", "12")
 
 TESTS = """
 from kern import NBYTES
@@ -90,10 +86,6 @@ def stopped_with_named_folders(process: subprocess.Popen[str], project: Project)
     return False
 
 
-def lines(journal: Path) -> int:
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
-
-
 def verdicts(path: Path) -> dict[str, Any]:
     return {
         verdict["key"]: verdict["outcome"] for verdict in json.loads(path.read_text())["verdicts"]
@@ -145,9 +137,9 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
     return json.dumps(document)
 
 
-def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
-    """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
-    ini do not interfere."""
+def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) -> None:
+    """Half as many bytes more, not committed. Limits that every row breaks and a strict ini do not
+    interfere."""
     document = run_of(project)
     project.write("run.json", flagged(document))
     nothing = project.duet("main", "--flagged", "run.json", "--json", "out.json")
@@ -164,127 +156,77 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     project.commit()
     project.write("kern.py", "NBYTES = 120 << 20\n")
     project.write("test_it.py", TESTS + NEW)
-    journal = project.temporary / "killed.jsonl"
-    asked = (
-        "main",
-        *ROUNDS,
-        "--flagged",
-        "run.json",
-        "--journal",
-        str(journal),
-        "--json",
-        "out.json",
-    )
-    stages: list[Callable[[], bool]] = [
-        lambda: project.worktrees == 2,
-        *(lambda count=count: lines(journal) >= count for count in (2, 6)),
-    ]
-    before, told = b"", ""
-    for reached in stages:
-        process = project.start_duet(*asked)
-        until(reached, process)
-        until(partial(stopped_with_named_folders, process, project), process)
-        process.kill()
-        told += process.communicate()[1]
-        for lock in project.temporary.glob("gpumem-duet-*/lock"):
-            with FileLock(lock).acquire(timeout=60):  # which a git that it started may still hold
-                pass
-        after = journal.read_bytes() if journal.exists() else b""
-        assert after.startswith(before.rpartition(b"\n")[0])
-        before = after
-    assert "round 1: 2 undecided, at most" in told
-    done = project.duet(*asked)
+    done = project.duet("main", "--flagged", "run.json", "--json", "out.json")
     assert done.returncode == 1, done.stderr
-    assert "FAIL (simulated) test_it.py::test_mine: +" in done.stdout.replace("\n  ", " ")
-    assert "PASS (simulated) test_it.py::test_same: " in done.stdout
-    assert "with uncommitted changes" in done.stdout
-    assert "its traffic has changed from 160 MiB to 240 MiB" in done.stdout.replace("\n  ", " ")
+    assert "1 pair: 2 open, at most" in done.stderr
+    assert done.stderr.count("base: revision main (") == 1
+    assert "with uncommitted changes" in done.stderr
+    text = done.stdout.replace("\n  ", " ")
+    assert "FAIL (simulated) test_it.py::test_mine: +" in text
+    assert "PASS (simulated) test_it.py::test_same: " in text
+    assert "its traffic has changed from 160 MiB to 240 MiB" in text
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
     assert verdicts(project.folder / "out.json") == {
         "test_it.py::test_mine": "FAIL",
         "test_it.py::test_same": "PASS",
     }
-    assert document["resumed"] >= 5
     processes = document["processes"]
-    assert len({process["pid"] for process in processes}) == 24
-    assert len({(process["round"], process["side"]) for process in processes}) == 24
+    assert len({process["pid"] for process in processes}) == len(processes) == 10
     starts = [process["utc"] for process in processes]
     assert starts == sorted(starts)
-    # A decided test is not measured again.
-    assert {
-        process["round"] for process in processes if "test_it.py::test_same" in process["rows"]
-    } == {*range(1, 13)}
-    assert {
-        process["round"] for process in processes if "test_it.py::test_mine" in process["rows"]
-    } < {*range(1, 8)}
-    assert project.worktrees == 1
-    assert not [name for name in project.left() if name.startswith("gpumem-duet-")]
+    assert (project.worktrees, project.left()) == (1, [])
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
 
-    # A journal that is complete gives its verdict again; that of other arguments is refused.
-    again = project.duet(*asked)
-    assert "24 of them from the journal" in again.stdout
-    other = project.duet(*asked[:-2], "--max-regression", "3%")
-    assert (
-        f'journal {journal} is of other arguments: max_regression was missing and is now "3%"'
-        in complaint(other)
-    )
-    project.write("kern.py", "NBYTES = 1 << 20\n")
-    assert "of other arguments: head was" in complaint(project.duet(*asked))
+
+def test_what_a_killed_duet_left_is_gone_after_the_next(project: Project) -> None:
+    process = project.start_duet("main")
+    until(lambda: project.worktrees == 2, process)
+    until(partial(stopped_with_named_folders, process, project), process)
+    process.kill()
+    process.communicate()
+    for lock in project.temporary.glob("gpumem-duet-*/lock"):
+        with FileLock(lock).acquire(timeout=60):  # which a git that it started may still hold
+            pass
+    done = project.duet("main", "--test", "test_it.py::test_same")
+    assert done.returncode == 0, done.stderr
+    assert (project.worktrees, project.left()) == (1, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_removes_everything_but_its_journal(
+def test_interrupted_it_prints_what_is_decided_and_removes_everything(
     project: Project, number: signal.Signals
 ) -> None:
-    process = project.start_duet("main", *ROUNDS)
-    until(lambda: any(lines(path) >= 3 for path in project.temporary.glob("*.jsonl")), process)
+    folder = project.folder.parent
+    measured = TESTS.replace(
+        "def measure(", f"PIDS = {str(folder / 'pids')!r}\n\ndef measure("
+    ).replace(
+        "    gpu_benchmark(", "    print(os.getpid(), file=open(PIDS, 'a'))\n    gpu_benchmark("
+    )
+    project.write("test_it.py", f"import os\n{measured}")
+    project.commit()
+    pids = folder / "pids"
+    process = project.start_duet("main")
+    until(lambda: pids.exists() and len(pids.read_text().split()) >= 5, process)
     assert project.worktrees == 2
     process.send_signal(number)
-    _, said = process.communicate()
+    out, said = process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    assert project.worktrees == 1
-    (journal,) = project.left()
-    assert journal.endswith(".jsonl")
-    held = lines(project.temporary / journal) - 1
-    processes = counted(held, "process")
-    stopped = f"gpumem duet: stopped; the journal {project.temporary / journal} holds {processes}, and the same command goes on from there"
+    assert "UNDECIDED (simulated) test_it.py::test_mine: " in out
+    stopped = "gpumem duet: stopped; 0 of 2 rows decided, the others are open"
     assert said.splitlines().count(stopped) == 1
+    assert (project.worktrees, project.left()) == (1, [])
     # No process is left that measures on.
-    for line in (project.temporary / journal).read_text().splitlines()[1:]:
+    for pid in set(pids.read_text().split()):
         with pytest.raises(ProcessLookupError):
-            os.kill(json.loads(line)["pid"], 0)
-
-
-def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
-    project.write("test_other.py", "def test_nothing():\n    pass\n")
-    project.commit()
-    command = [sys.executable, "-c", COMMAND, "duet", "main", "--", "test_other.py", *PROCESSES]
-
-    def times_named(stderr: int) -> list[int]:
-        done = subprocess.run(
-            command,
-            cwd=project.folder,
-            env=project.environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            check=False,
-        )
-        return [text.count("base: revision main (") for text in (done.stdout, done.stderr or "")]
-
-    assert times_named(subprocess.STDOUT) == [1, 0]
-    assert times_named(subprocess.PIPE) == [1, 1]
+            os.kill(int(pid), 0)
 
 
 def test_what_cannot_be_played_is_one_line(project: Project) -> None:
     refused = project.duet
     assert "BASE no-such is no revision" in complaint(refused("no-such"))
-    assert "'--rounds-max': 4 is not in the range" in complaint(
-        refused("main", "--rounds-max", "4")
-    )
+    assert "--base-python none: No such file" in complaint(refused("main", "--base-python", "none"))
     assert "--max-regression: '1' is not understood" in complaint(
         refused("main", "--max-regression", "1")
     )
@@ -301,7 +243,7 @@ def test_what_cannot_be_played_is_one_line(project: Project) -> None:
 
 def test_base_and_head_with_other_measuring_settings_are_refused(project: Project) -> None:
     project.write("pytest.ini", "[pytest]\ngpumem_precision = 5%\n")
-    said = complaint(project.duet("main", *ROUNDS))
+    said = complaint(project.duet("main"))
     assert "precision is 0.001 in base and 0.05 in head; give -o gpumem_precision" in said
     assert project.worktrees == 1
 
@@ -313,7 +255,7 @@ def test_a_base_whose_plugin_writes_other_results_is_one_line(project: Project) 
     project.write("conftest.py", f"import pytest\n\n@pytest.hookimpl(trylast=True)\n{hook}")
     project.commit()
     project.write("conftest.py", "")
-    said = complaint(project.duet("main", *ROUNDS))
+    said = complaint(project.duet("main"))
     assert "base (revision main (" in said
     assert ") wrote results of another version of this plugin: " in said
 
@@ -324,9 +266,9 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
     (source / "mine.py").write_text("")
     project.write("conftest.py", f"import sys\nsys.path.insert(0, {str(source)!r})\nimport mine\n")
     project.commit()
-    said = complaint(project.duet("main", *ROUNDS))
+    said = complaint(project.duet("main"))
     assert "base (revision main (" in said
-    assert f"did not run its own code: mine from {source / 'mine.py'}" in said
+    assert f"ran code of the other side: mine from {source / 'mine.py'}" in said
 
 
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
@@ -340,18 +282,12 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     # And it measures alone, whatever the project's other sessions do.
     project.write("pytest.ini", f"[pytest]\naddopts = {own} -n 2\n")
     project.commit()
-    journal = project.temporary / "journal.jsonl"
-    process = project.start_duet(
-        "main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized"
-    )
-    until(lambda: lines(journal) >= 3, process)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    for line in journal.read_text().splitlines()[1:]:
-        assert [row["nodeid"] for row in json.loads(line)["rows"]] == [
-            "test_it.py::test_sized[1]",
-            "test_it.py::test_sized[2]",
-        ]
+    done = project.duet("main", "--json", "out.json", "--test", "test_it.py::test_sized")
+    assert done.returncode == 0, done.stderr
+    assert verdicts(project.folder / "out.json") == {
+        "test_it.py::test_sized[1]": "PASS",
+        "test_it.py::test_sized[2]": "PASS",
+    }
     assert not {"mine.xml", "r.html"} & {path.name for path in project.folder.iterdir()}
     assert not list((project.folder / ".benchmarks").rglob("*.json"))
 
@@ -362,16 +298,16 @@ def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
         TESTS.replace("NBYTES)", "NBYTES)\n    assert NBYTES == 1").replace("64 <<", "128 <<")
         + NEW,
     )
-    done = project.duet("main", *ROUNDS, "--json", "out.json", "--max-regression", "5%")
+    done = project.duet("main", "--json", "out.json", "--max-regression", "5%")
     assert done.returncode == 1, done.stderr
     found = {
         one["key"].partition("::")[2]: one
         for one in json.loads((project.folder / "out.json").read_text())["verdicts"]
     }
-    assert {name: (one["outcome"], one["new_in_head"]) for name, one in found.items()} == {
-        "test_mine": ("FAIL", False),
-        "test_same": ("FAIL", False),
-        "test_new": (None, True),
+    assert {name: one["outcome"] for name, one in found.items()} == {
+        "test_mine": "FAIL",
+        "test_same": "FAIL",
+        "test_new": "NEW",
     }
     assert "assert 67108864 == 1" in found["test_mine"]["sentence"]
     assert found["test_same"]["paired"]["change"] > 0.9
@@ -401,16 +337,16 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
     ).replace("64 <<", "128 <<")
     project.write("test_it.py", "import pytest\n" + hidden + NEW)
     project.environment["GITHUB_ACTIONS"] = "true"
-    done = project.gate(*ROUNDS)
+    done = project.gate()
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "the screen flags 2 rows; the duet decides them" in done.stderr
+    assert "a duet decides 2 rows" in done.stderr
     assert verdicts(project.folder / "gpumem-results" / "duet.json") == {
         "test_it.py::test_mine": "FAIL",
         "test_it.py::test_same": "FAIL",
     }
     found = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())["verdicts"]
     (same,) = (one["sentence"] for one in found if one["key"] == "test_it.py::test_same")
-    assert same.endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
+    assert same.startswith("measured in another way, which may hide a slow-down: sampler was ")
     assert gate_result(done.stdout) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     source = (project.folder / "test_it.py").read_text().splitlines()
     lines_of = {
@@ -426,8 +362,6 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
         f"::error file=test_it.py,line={line}" for line in (lines_of["test_mine"], decorated)
     }
     assert "--gpumem-save" not in done.stdout  # it would store what the duet has yet to judge
-    # The duet has measured what differs: no further processes look for it.
-    assert "one more pair of processes" not in done.stderr
     whys = [
         line
         for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines()
@@ -436,25 +370,16 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
     assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
 
 
-def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Project) -> None:
-    """The limit of a test is its own, whatever the option says; a looser one than base's holds only once it is accepted."""
+def test_the_limit_of_a_test_is_its_own_whatever_the_option_says(project: Project) -> None:
     limited = TESTS.replace(
         "def test_same", "@pytest.mark.gpumem(max_regression='2%')\ndef test_same"
     )
     project.write("test_it.py", "import pytest  # another comment\n" + limited)
-    done = project.gate(*ROUNDS)
+    done = project.gate()
     assert done.returncode == 0, done.stdout + done.stderr
     played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
-    found = {one["key"].partition("::")[2]: one["paired"] for one in played["verdicts"]}
-    assert {name: (one["pairs"], one["same_code"]) for name, one in found.items()} == {
-        "test_mine": (5, True),
-        "test_same": (5, True),
-    }
-    assert {name: one["delta"] for name, one in found.items()} == {
-        "test_mine": 0.05,
-        "test_same": 0.02,
-    }
-    assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
+    limits = {one["key"].partition("::")[2]: one["paired"]["limit"] for one in played["verdicts"]}
+    assert limits == {"test_mine": pytest.approx(0.05), "test_same": pytest.approx(0.02)}
 
 
 def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(

@@ -1,0 +1,261 @@
+"""The accepted changes of a project: files of `.gpumem/accepted`, which `gpumem accept` writes.
+
+    {"test", "reason", "who", "base", "gpu", "utc", "changes": [{"row", "figure", "up_to"}]}
+
+`figure` says what is accepted, and `up_to` how far:
+
+- `time`: a slow-down, "8.41%";
+- `memory`: a peak, "96 MiB";
+- `limit`: another value of a limit, "max_regression=5%", or "max_copies=none" for no limit;
+- `removed`: the row is gone;
+- `renamed`: the row was the row "tests/test_a.py::test_old" before;
+- `measured`: the row is measured in another way, such as another mode.
+
+A file counts as long as it is there. For one row and figure, a later file replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import covers
+from pytest_gpumem.records.schema import SchemaError, from_plain
+from pytest_gpumem.result_files import FileError, content, parsed
+from pytest_gpumem.revisions import files_at
+from pytest_gpumem.units import QuantityError, parse_bytes, parse_share
+
+FOLDER = Path(".gpumem", "accepted")  # below pytest's root folder
+LARGEST = 2**20  # bytes of the largest file that is read
+LONGEST = 60  # characters of a test's id in the name of its file
+NONE = "none"  # value of a limit that a change removes
+
+Figure = Literal["time", "memory", "limit", "removed", "renamed", "measured"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
+
+
+class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One change of a row, as the module's docstring explains it."""
+
+    row: str  # the row's key, or a node id that selects its test
+    figure: Figure
+    up_to: str | None = None  # None of "removed" and "measured"
+
+    @property
+    def limit(self) -> str:
+        """Name of the limit; empty for other figures."""
+        return (self.up_to or "").partition("=")[0] if self.figure == "limit" else ""
+
+    @property
+    def value(self) -> str:
+        """Value of the limit."""
+        return (self.up_to or "").partition("=")[2].strip()
+
+    def __str__(self) -> str:
+        """For a message: "time up to 8.41%"."""
+        if self.figure == "limit":
+            return f"limit {self.up_to}"
+        if self.figure == "renamed":
+            return f"renamed from {self.up_to}"
+        return f"{self.figure} up to {self.up_to}" if self.up_to is not None else self.figure
+
+
+class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of one file."""
+
+    test: str  # node id of the test, or what selects it
+    reason: str
+    who: str
+    changes: tuple[AcceptedChange, ...]
+    base: str | None = None  # revision that the change was compared with; None without git
+    gpu: str | None = None  # device that measured the change; None if nothing was measured
+    utc: str = ""  # when it was accepted, ISO 8601
+
+    @property
+    def file_name(self) -> str:
+        """A name for its file: safe characters of the test's id, and a digest of the content."""
+        safe = re.sub(r"[^A-Za-z0-9]+", "-", self.test).strip("-")[-LONGEST:].strip("-") or "test"
+        return f"{safe}-{_digest(msgspec.to_builtins(self))}.json"
+
+
+@dataclass(frozen=True)
+class Acceptances:
+    """The acceptances of a project."""
+
+    files: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the file
+    root: Path = Path()  # folder of the project
+
+    def of(self, row_key: str, figure: Figure, limit: str = "") -> AcceptedChange | None:
+        """Return the newest accepted change of a row, or None.
+
+        `limit`: for the figure "limit", its name; empty: any.
+        """
+        for _, change in self._changes(row_key, figure, limit):
+            return change
+        return None
+
+    def file_of(self, row_key: str, figure: Figure, limit: str = "") -> Acceptance | None:
+        """Return the acceptance that holds the change of `of`, or None."""
+        for acceptance, _ in self._changes(row_key, figure, limit):
+            return acceptance
+        return None
+
+    def digest(self, row_key: str, figure: Figure) -> str:
+        """Return what tells this acceptance of a row's figure from others; empty without one."""
+        for acceptance, change in self._changes(row_key, figure, ""):
+            since = acceptance.base or acceptance.utc
+            return _digest([change.row, change.figure, change.up_to, since])
+        return ""
+
+    def removal_of(self, row_key: str) -> Acceptance | None:
+        """Return the acceptance by which a row may be missing: removed, or renamed."""
+        removal = self.file_of(row_key, "removed")
+        if removal is not None:
+            return removal
+        for acceptance in self._newest_first():
+            for change in acceptance.changes:
+                if change.figure == "renamed" and covers(change.up_to or "", row_key):
+                    return acceptance
+        return None
+
+    def allows(self, row_key: str, limit: str, value: str | None) -> bool:
+        """Return whether a row may have another value of a limit. `value`: None for no limit."""
+        change = self.of(row_key, "limit", limit)
+        if change is None:
+            return False
+        if change.value in (NONE, value):
+            return True
+        return value is not None and not LIMITS[limit].looser(value, change.value)
+
+    def added_since(self, revision: str) -> Acceptances:
+        """Return those whose files a revision does not have.
+
+        Raises `RevisionError`: git fails.
+        """
+        if not self.files:
+            return self
+        names = files_at(revision, FOLDER, self.root)
+        added = {}
+        for name, acceptance in self.files.items():
+            if name not in names:
+                added[name] = acceptance
+        return Acceptances(added, self.root)
+
+    def _newest_first(self) -> list[Acceptance]:
+        names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
+        return [self.files[name] for name in names]
+
+    def _changes(
+        self, row_key: str, figure: Figure, limit: str
+    ) -> Iterator[tuple[Acceptance, AcceptedChange]]:
+        """Yield the changes of a figure of a row, the newest first."""
+        for acceptance in self._newest_first():
+            for change in acceptance.changes:
+                named = change.figure == figure and limit in ("", change.limit)
+                if named and covers(change.row, row_key):
+                    yield acceptance, change
+
+
+def acceptances(folder: Path) -> Acceptances:
+    """Read the acceptances of a project. `folder`: pytest's root folder.
+
+    Raises `UserError`: a file cannot be used; one line with its name and the field.
+    """
+    try:
+        paths = sorted((folder / FOLDER).glob("*.json"))
+    except OSError as error:
+        raise UserError(f"{FOLDER}: {error.strerror or error}") from None
+    files = {}
+    for path in paths:
+        try:
+            files[path.name] = read(content(path, LARGEST))
+        except FileError as error:
+            reason = " ".join(printable(str(error)).split())
+            raise UserError(f"{FOLDER / path.name}: {reason}") from None
+    return Acceptances(files, folder)
+
+
+def read(written: bytes) -> Acceptance:
+    """Read a file. Raises `FileError`: it is something else, or has impossible values."""
+    try:
+        acceptance = from_plain(parsed(written), Acceptance)
+    except (SchemaError, RecursionError) as error:
+        raise FileError(str(error) or "$: nested too deeply") from None
+    for name in ("test", "reason", "who"):
+        if not getattr(acceptance, name).strip():
+            raise FileError(f"$.{name}: empty")
+    if not acceptance.changes:
+        raise FileError("$.changes: empty")
+    if acceptance.utc:
+        try:
+            datetime.fromisoformat(acceptance.utc)
+        except ValueError:
+            raise FileError(f"$.utc: {acceptance.utc!r} is no time") from None
+    for index, change in enumerate(acceptance.changes):
+        problem = refusal(change)
+        if problem is not None:
+            raise FileError(f"$.changes[{index}].{problem}")
+    return acceptance
+
+
+def refusal(change: AcceptedChange) -> str | None:
+    """Return what is wrong with a change, beginning with the field; None if nothing is."""
+    if not change.row.strip():
+        return "row: empty"
+    if change.figure in ("removed", "measured"):
+        return None if change.up_to is None else f"up_to: {change.figure} takes none"
+    if not (change.up_to or "").strip():
+        return f"up_to: missing; {change.figure} takes one"
+    assert change.up_to is not None
+    try:
+        if change.figure == "time":
+            parse_share(change.up_to)
+        elif change.figure == "memory":
+            parse_bytes(change.up_to)
+        elif change.figure == "limit":
+            if change.limit not in LIMITS:
+                return f"up_to: {change.limit!r} is no limit; accepted are {', '.join(LIMITS)}"
+            if change.value != NONE:
+                LIMITS[change.limit].parse(change.value)
+    except QuantityError as error:
+        return f"up_to: {error}"
+    return None
+
+
+def write(root: Path, acceptance: Acceptance) -> Path:
+    """Write a new file; its path below `root`. Raises `UserError`: it cannot be written."""
+    path = FOLDER / acceptance.file_name
+    text = json.dumps(msgspec.to_builtins(acceptance), indent=1) + "\n"
+    try:
+        (root / FOLDER).mkdir(parents=True, exist_ok=True)
+        write_whole(root / path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    return path
+
+
+def now() -> str:
+    """The time of an acceptance."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def share_text(slow_down: float) -> str:
+    """Return a size that holds a measured slow-down, in hundredths of a percent."""
+    return f"{math.ceil(max(slow_down, 0.0) * 1e4 - 1e-6) / 100:g}%"
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,170 @@
+"""The rules of `max_regression`: a measurement against the reference of its row. Pure.
+
+At the test's end a row fails only by a gross slow-down. The screen judges the others at the
+session's end, when the changes of all rows are known. A duet decides what is open then.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from pytest_gpumem.judging.finding import Finding, basis, change, counted, find, window_text
+from pytest_gpumem.judging.latencies import corrected_logs, readings
+from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
+from pytest_gpumem.judging.spread import FARTHEST
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records import what_ran
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Comparison
+from pytest_gpumem.units import format_share, parse_margin, short_bytes
+
+NAME = "max_regression"
+Runs = Sequence[tuple[date, Measurement]]
+"""Saved runs of a row, each with its UTC date, oldest first."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run against the reference of its row."""
+
+    measurement: Measurement
+    reference: Reference
+    latency: float  # seconds: mean of the run's processes, at the reference's launch overhead
+    same_code: bool  # the run ran the same machine code as every run of the reference
+
+    @property
+    def log_ratio(self) -> float:
+        """The logarithm of the latency over the reference's."""
+        return math.log(self.latency) - self.reference.mean
+
+    @property
+    def comparison(self) -> Comparison:
+        """The change for a record."""
+        reach = self.reference.reach(self.same_code)
+        return Comparison(
+            delta=math.expm1(self.log_ratio),
+            reach=math.expm1(min(reach, FARTHEST)) if math.isfinite(reach) else None,
+            days=self.reference.days,
+            processes=self.reference.processes,
+            same_code=self.same_code,
+        )
+
+    def limit(self, limits: Limits) -> float:
+        """Return log(1 + `max_regression`). Raises `QuantityError`: the limit cannot be read."""
+        assert limits.max_regression is not None
+        return math.log1p(parse_margin(limits.max_regression).over(self.reference.latency))
+
+    def limit_name(self, limits: Limits) -> str:
+        """Return "max_regression 1% (marker)", with the sum if the limit has an absolute part."""
+        written = limits.max_regression or ""
+        total = ""
+        if parse_margin(written).absolute:
+            total = f" = {format_share(math.expm1(self.limit(limits)))} here"
+        return f"{NAME} {written}{total} ({limits.origin.get(NAME, 'limit')})"
+
+    @property
+    def text(self) -> str:
+        """The change with what it is against, and its data."""
+        return f"{against(self.comparison)}, {basis(self.measurement)}"
+
+
+def against(comparison: Comparison) -> str:
+    """Return a change with the size of its reference, in words."""
+    processes = counted(comparison.processes, "saved process")
+    days = counted(comparison.days, "day")
+    return f"{change(comparison.delta)} against {processes} of {days}"
+
+
+def against_reference(
+    measurement: Measurement, runs: Runs, *, evidence: bool = True
+) -> ComparedRun:
+    """Compare a run with the saved runs of its reference, at least one.
+
+    `evidence`: let the same machine code narrow what noise may hide.
+    """
+    logs = corrected_logs([readings(measurement), *(readings(run) for _, run in runs)])
+    dated = []
+    for (day, _), of_run in zip(runs, logs[1:], strict=True):
+        dated.append((day, [math.exp(log) for log in of_run]))
+    latency = math.exp(statistics.fmean(logs[0]))
+    same_code = evidence and ran_the_same(measurement, *(run for _, run in runs))
+    return ComparedRun(measurement, Reference(dated), latency, same_code)
+
+
+def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
+    """Return whether a run ran the same machine code in the same way as each past run.
+
+    Never for rows by the host's clock: what the host does between its calls was not watched.
+    """
+    if any(run.sampler in ("host", "plain") for run in (measurement, *past)):
+        return False
+    if measurement.what_ran is None:
+        return False
+    ran_then = []
+    for run in past:
+        if run.what_ran is None:
+            return False
+        ran_then.append(run.what_ran)
+    return what_ran.ran_the_same(measurement.what_ran, ran_then)
+
+
+def at_the_tests_end(run: ComparedRun, limits: Limits) -> Finding | None:
+    """Return the FAIL of a gross slow-down; None if the row waits for the session's end."""
+    if not fails_in_plain_session(run.latency, run.limit(limits), run.reference):
+        return None
+    words = {"seen": run.text, "limit": run.limit_name(limits)}
+    return find(Outcome.FAIL, "slower", Code.SLOWER, **words)
+
+
+def at_the_sessions_end(
+    run: ComparedRun, limits: Limits, others: Sequence[float], nodeid: str
+) -> Finding:
+    """Return the screen's finding about `max_regression`.
+
+    `others`: changes of all other rows of the session, as log-ratios.
+    `nodeid`: of the row's test, for the duet that decides what is open.
+    """
+    limit = run.limit(limits)
+    outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
+    words = {"seen": run.text, "limit": run.limit_name(limits)}
+    if outcome is Outcome.PASS:
+        sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
+        return find(outcome, "within", None, sure=sure, **words)
+    words["duet"] = f"gpumem duet BASE --test {shlex.quote(nodeid)}"
+    # What a reader acts on comes first.
+    if run.log_ratio > limit:
+        return find(outcome, "looks slower", Code.LOOKS_SLOWER, **words)
+    if run.reference.processes < 2:
+        return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words)
+    if others and abs(statistics.median(others)) > SHIFT:
+        shift = format_share(math.expm1(statistics.median(others)), sign=True)
+        return find(outcome, "others changed", Code.NOISY, shift=shift, **words)
+    if run.log_ratio < -limit:
+        return find(outcome, "faster", Code.NOISY, **words)
+    reach = format_share(run.comparison.reach or 0.0)
+    return find(outcome, "noisy", Code.NOISY, reach=reach, **words)
+
+
+def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
+    """Return what changed of a launch's work: a name, its old and its new value in words."""
+    changed = []
+    then, now = _moved(past), _moved(measurement)
+    if then != now:
+        was, value = ("unknown" if total is None else short_bytes(total) for total in (then, now))
+        changed.append(("traffic", was, value))
+    if past.window != measurement.window:
+        changed.append(("window", _window(past), _window(measurement)))
+    return changed
+
+
+def _moved(measurement: Measurement) -> int | None:
+    return None if measurement.moved_bytes is None else measurement.moved_bytes.total
+
+
+def _window(measurement: Measurement) -> str:
+    return "none" if measurement.window is None else window_text(measurement.window)

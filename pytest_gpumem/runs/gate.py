@@ -1,0 +1,319 @@
+"""A gate, in the order of its four sentences.
+
+It collects the tests that BASE has, and holds each test to BASE's limits. It runs the tests of the
+change. Each row that is not plainly PASS against its reference, in time or bytes, is measured in a
+duet, which alone decides: with BASE, and for creep with the oldest revision of the reference.
+Red: a FAIL, a LOST test, a row measured differently or a looser limit that the change does not
+accept; no verdict: nothing measured, conditions, or a row that the duet leaves open; green: the
+rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from pytest_gpumem.baselines.acceptances import Acceptances
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.storage import storage
+from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.records.device import SIMULATED
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.records.schema import Document
+from pytest_gpumem.revisions import DIRTY, ancestry
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.base import selecting
+from pytest_gpumem.runs.conclusion import Conclusion, conclude, excused, may_be_excused
+from pytest_gpumem.runs.duet import DuetResult
+from pytest_gpumem.runs.open_rows import (
+    crept_in_memory,
+    crept_in_time,
+    limits_for_duet,
+    not_checked,
+    with_creep,
+    with_duets,
+)
+from pytest_gpumem.runs.pairs import DuetVerdict
+from pytest_gpumem.runs.rows import RowFilter
+from pytest_gpumem.runs.session import Files, SessionResult, run_session
+from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
+
+PlayDuet = Callable[[Side, RowFilter, "str | None"], DuetResult]
+"""Plays a duet of a side with the working tree, and prints its verdicts.
+
+The third argument is what the duet is about, for the name of its file; None: BASE.
+"""
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """What the user requests of a gate."""
+
+    base: str  # as written
+    merge_base: str  # commit that BASE and HEAD have in common
+    arguments: tuple[str, ...]  # pytest's
+    files: Files  # that the session writes
+    accepted: Acceptances  # of those that the change adds, the ones that count
+    all_accepted: Acceptances  # those of the project that count, of BASE too
+    base_python: str | None = None
+    screen_only: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The end of a gate, and what its reports need."""
+
+    conclusion: Conclusion
+    session: SessionResult
+    baseline: Baseline | None = None  # None where the session wrote no results
+
+
+class Gate:
+    """One gate."""
+
+    def __init__(self, request: GateRequest, play: PlayDuet, say: Callable[[str], object]) -> None:
+        """Nothing is run yet. `say`: prints a sentence about the progress."""
+        self._request = request
+        self._play = play
+        self._say = say
+        self._base_side: Side | None = None  # None: BASE has no folder such as this one
+        self._selection = Selection({})  # the tests that BASE selects
+        self._baseline = Baseline()
+        self._looser: list[LooserLimit] = []
+
+    def run(self) -> GateResult:
+        """Run it to its end.
+
+        Raises `RunError`: BASE cannot be prepared. Raises `NoAnswer`: its tests cannot be
+        collected. Raises `UserError`: results or the baseline cannot be read.
+        """
+        with ExitStack() as stack:
+            session = self._measure(stack)
+            document = session.document
+            if document is None or session.code not in (Exit.FINE, Exit.FAILED):
+                rows = () if document is None else document.rows
+                missing = () if document is None else document.missing
+                conclusion = conclude(session, rows, missing, (), (), strict=self._request.strict)
+                return GateResult(conclusion, session)
+            self._baseline = self._load_baseline(document)
+            real_devices = self._real_devices(document)
+            conclusion = self._conclude(session, document, real_devices)
+        return GateResult(conclusion, session, self._baseline)
+
+    # Sentences 1 and 2
+
+    def _measure(self, stack: ExitStack) -> SessionResult:
+        """Collect the tests of BASE while the session collects and measures those of the change."""
+        request = self._request
+        base, here = request.base, Path.cwd()
+        title = f"merge base with {base} {request.merge_base[:10]}"
+        self._say(f"collect the tests of the merge base with {base}, and measure the change")
+        try:
+            self._base_side = stack.enter_context(
+                revision_side(request.merge_base, here, title, python=request.base_python)
+            )
+        except NoFolder:
+            collecting: Future[Selection] = Future()
+            collecting.set_result(Selection({}))
+        else:
+            collecting = stack.enter_context(
+                selecting(self._base_side, working_tree(here), request.arguments, os.environ)
+            )
+        session = run_session(
+            request.files,
+            base,
+            request.arguments,
+            collecting,
+            accepts=bool(request.accepted.files),
+        )
+        if session.code != Exit.USAGE:  # the change's mistake comes first
+            self._selection = collecting.result()
+        if session.selection is not None:
+            self._add_looser(loosened(session.selection, self._selection), request.accepted)
+        return session
+
+    def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
+        for change in changes:
+            if not accepted.allows(change.key, change.limit, change.now):
+                self._looser.append(change)
+
+    # Sentence 3
+
+    def _conclude(
+        self, session: SessionResult, document: Document, real_devices: Sequence[str]
+    ) -> Conclusion:
+        request = self._request
+        rows: Sequence[Row] = document.rows
+        missing: Sequence[Omission] = document.missing
+        strict_session = bool(document.settings.get("strict"))
+        new = {row.key for row in rows if self._selection.lacks(row.nodeid)}
+        unknown = self._compare_limits_of_calls(rows, session.selection)
+        wanted = limits_for_duet(rows, self._selection, request.accepted, strict=strict_session)
+        skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
+        if request.screen_only:
+            wanted = {}
+        if real_devices:
+            wanted, unknown, skipped = {}, {}, set()
+        if wanted or unknown or skipped:
+            result = self._duet(rows, {**unknown, **wanted}, skipped)
+            verdicts = {verdict.key: verdict for verdict in result.verdicts}
+            new |= {key for key, verdict in verdicts.items() if verdict.outcome is Outcome.NEW}
+            for row in rows:
+                if row.key in unknown and row.key in result.base_limits:
+                    self._compare_limits(row, result.base_limits[row.key])
+            missing = excused(missing, result.skipped_in_base, request.base)
+            self._check_creep(rows, verdicts)
+            judged = {key: verdict for key, verdict in verdicts.items() if key in wanted}
+            rows = with_duets(rows, judged, request.accepted, strict=strict_session)
+        return conclude(
+            session,
+            rows,
+            missing,
+            self._looser,
+            new,
+            strict=request.strict,
+            strict_session=strict_session,
+            real_devices=real_devices,
+        )
+
+    def _duet(
+        self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]
+    ) -> DuetResult:
+        """The duet with BASE.
+
+        `limits`: by row key, those to judge. `skipped`: tests that skip, and may skip in BASE too.
+        """
+        tests = {row.nodeid for row in rows if row.key in limits} | skipped
+        if self._base_side is None:
+            why = "BASE has no folder such as this one"
+            verdicts = [DuetVerdict(key, Outcome.NEW, why) for key in limits]
+            return DuetResult(tuple(verdicts), (), False, {}, frozenset())
+        open_rows = sum(of_row != Limits() for of_row in limits.values())
+        if open_rows:
+            self._say(f"a duet decides {counted(open_rows, 'row')}")
+        else:
+            self._say("one pair of processes, for the limits and the skips of BASE")
+        return self._play(self._base_side, RowFilter(frozenset(tests), limits), None)
+
+    def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetVerdict]) -> None:
+        """Compare rows that are above the limit over their reference with its oldest revision."""
+        if any(verdict.outcome is Outcome.FAIL for verdict in verdicts.values()):
+            return
+        crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge
+        for row in rows:
+            verdict = verdicts.get(row.key)
+            if verdict is None:
+                continue
+            for revision, limits in self._crept(row, verdict):
+                of_revision = crept.setdefault(revision, {})
+                of_revision[row.key] = limits
+        for revision, of_rows in crept.items():
+            tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
+            words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
+            self._say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
+            try:
+                oldest = self._duet_with_oldest(revision, RowFilter(tests, of_rows))
+            except RunError as error:
+                for key in of_rows:
+                    verdicts[key] = not_checked(verdicts[key], str(error))
+                continue
+            for verdict in oldest.verdicts:
+                verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
+
+    def _crept(self, row: Row, verdict: DuetVerdict) -> list[tuple[str, Limits]]:
+        """The oldest revision of the reference of a row that is above a limit over it."""
+        accepted = self._request.accepted
+        found = []
+        if row.measurement is not None and accepted.of(row.key, "time") is None:
+            runs = self._baseline.reference_runs(row)
+            if crept_in_time(verdict, runs):
+                limits = Limits(max_regression=row.limits.max_regression, origin=row.limits.origin)
+                found.append((str(runs[0].process.revision), limits))
+        written = row.limits.max_peak_regression
+        if row.footprint is not None and written and accepted.of(row.key, "memory") is None:
+            saved = self._baseline.reference_footprints(row)
+            if crept_in_memory(verdict, written, saved):
+                limits = Limits(max_peak_regression=written, origin=row.limits.origin)
+                found.append((str(saved[0].process.revision), limits))
+        return found
+
+    def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> DuetResult:
+        """Raises `RunError`: the revision cannot be measured."""
+        if revision == "None" or revision.endswith(DIRTY):
+            raise RunError("no commit holds the code of its oldest run")
+        title = f"oldest revision of the reference {revision[:10]}"
+        with revision_side(revision, Path.cwd(), title, name=title) as side:
+            return self._play(side, wanted, revision)
+
+    # The limits of calls
+
+    def _compare_limits_of_calls(
+        self, rows: Sequence[Row], selection: Selection | None
+    ) -> dict[str, Limits]:
+        """Compare the limits of calls, in test files that the change edits, with saved rows.
+
+        Returns the rows without saved limits, of which a duet reads those of BASE.
+        """
+        unknown = {}
+        for row in rows:
+            if self._selection.lacks(row.nodeid):
+                continue
+            if not edited(row.nodeid, selection or Selection({}), self._selection):
+                continue
+            limits = self._saved_limits(row)
+            if limits is not None:
+                self._compare_limits(row, limits)
+            elif row.measured_something:
+                unknown[row.key] = Limits()
+        return unknown
+
+    def _saved_limits(self, row: Row) -> Limits | None:
+        """The limits of the newest saved run of a row; None without one."""
+        if row.measurement is not None:
+            runs = self._baseline.saved(row)
+            return runs[-1].limits if runs else None
+        footprints = self._baseline.saved_footprints(row)
+        return footprints[-1].limits if footprints else None
+
+    def _compare_limits(self, row: Row, base: Limits) -> None:
+        """Take the limits of calls that demand less than those of BASE."""
+        calls = {name: getattr(base, name) for name in base.origin if base.origin[name] == "call"}
+        of_base = Limits(**calls)
+        self._add_looser(looser(row.key, row.limits, of_base), self._request.all_accepted)
+
+    # The baseline
+
+    def _load_baseline(self, document: Document) -> Baseline:
+        """The saved runs of the history that the change shares with BASE."""
+        place = storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
+        history = partial(ancestry, self._request.base, folder=Path.cwd())
+        baseline = Store(place, document.device).load(history)
+        return replace(baseline, device=document.device, acceptances=self._request.all_accepted)
+
+    def _real_devices(self, document: Document) -> tuple[str, ...]:
+        """GPUs of the baseline, where the device is simulated and no word of the user chose that."""
+        if not document.device.simulated or _chooses_simulated(self._request.arguments):
+            return ()
+        place = storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
+        return tuple(key for key in place.devices() if not key.startswith(SIMULATED))
+
+
+def _chooses_simulated(arguments: Sequence[str]) -> bool:
+    """True if the last word of a command line that names a device names a simulated one."""
+    chosen = ""
+    for index, word in enumerate(arguments):
+        name, _, value = word.partition("=")
+        if name == "--gpumem-device":
+            following = arguments[index + 1 : index + 2]
+            chosen = value or "".join(following)
+    return chosen.startswith("sim")

@@ -1,0 +1,243 @@
+"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from msgspec import structs
+
+from pytest_gpumem.baselines.acceptances import NONE, Acceptances, Figure
+from pytest_gpumem.baselines.history import SavedFootprint, SavedRow
+from pytest_gpumem.judging.expectations import Selection
+from pytest_gpumem.judging.finding import worst
+from pytest_gpumem.judging.footprint import peaks_of
+from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
+from pytest_gpumem.judging.limits import EXACT
+from pytest_gpumem.judging.regression import against_reference
+from pytest_gpumem.judging.verdict import with_verdict
+from pytest_gpumem.limits import BASE, OF_MEASUREMENT
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import LimitResult, PairedChange, Row
+from pytest_gpumem.runs.pairs import PEAK, TIME, DuetVerdict
+from pytest_gpumem.units import parse_bytes, parse_growth
+
+ABSOLUTE_TIMES = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
+"""Limits on a time by a number, which no duet judges."""
+
+
+# What the duet judges
+
+
+def limits_for_duet(
+    rows: Sequence[Row], base: Selection, accepted: Acceptances, *, strict: bool
+) -> dict[str, Limits]:
+    """Return the limits that a duet decides, by row key.
+
+    These are limits on a slow-down, on the growth of a peak, and on counts by that of base, of rows
+    that are not plainly PASS, are NEW, or of which the change accepts something. A row that fails
+    whatever a duet says is none of them, nor one of a test that BASE does not have.
+
+    `base`: the tests that BASE selects.
+    `accepted`: what the change accepts, of what counts.
+    `strict`: the session failed every row in doubt.
+    """
+    failing = failing_in_themselves(rows, strict)
+    limits = {}
+    for row in rows:
+        if row.nodeid in failing or base.lacks(row.nodeid) or not row.measured_something:
+            continue
+        compared = compared_limits(row)
+        names, fails_anyway = set(), False
+        for result in row.verdict.limits:
+            if result.code is not Code.NOT_READ:
+                names.add(result.limit)
+            if result.outcome is Outcome.FAIL and result.limit not in compared:
+                fails_anyway = True
+        open_names = []
+        for name in compared:
+            # A doubt about the whole measurement is of no limit.
+            if name in names or "" in names or accepts(accepted, row.key, name):
+                open_names.append(name)
+        if open_names and not fails_anyway:
+            limits[row.key] = _to_judge(row, open_names, accepted)
+    return limits
+
+
+def compared_limits(row: Row) -> list[str]:
+    """Return the limits of a row that compare it with BASE."""
+    names = []
+    if row.measurement is not None and row.limits.max_regression is not None:
+        names.append(TIME)
+    if row.footprint is not None and row.limits.max_peak_regression is not None:
+        names.append(PEAK)
+    names += [name for name in EXACT if getattr(row.limits, name) == BASE]
+    return names
+
+
+def accepts(accepted: Acceptances, key: str, limit: str) -> bool:
+    """Return whether the change accepts that a row breaks a limit that compares it with BASE."""
+    return accepted.of(key, *_figure(limit)) is not None
+
+
+def _figure(limit: str) -> tuple[Figure, str]:
+    """The figure of an acceptance that is about a limit, and the name of the limit if it has one."""
+    if limit == TIME:
+        return "time", ""
+    if limit == PEAK:
+        return "memory", ""
+    return "limit", limit
+
+
+def _to_judge(row: Row, names: Iterable[str], accepted: Acceptances) -> Limits:
+    """These limits of a row, or up to what the change accepts of them."""
+    values, origin = {}, {}
+    for name in names:
+        values[name] = getattr(row.limits, name)
+        origin[name] = row.limits.origin.get(name, "limit")
+        change = accepted.of(row.key, *_figure(name))
+        # Memory is judged by its limit first, and a count without a limit needs none.
+        if change is not None and name != PEAK and change.value != NONE:
+            values[name] = change.up_to if name == TIME else change.value
+            origin[name] = "accepted"
+    return Limits(**values, origin=origin)
+
+
+# What its verdicts change
+
+
+def with_duets(
+    rows: Sequence[Row], verdicts: Mapping[str, DuetVerdict], accepted: Acceptances, *, strict: bool
+) -> tuple[Row, ...]:
+    """Return the rows with the verdicts of the duet, by row key. Other arguments as before."""
+    failing = failing_in_themselves(rows, strict)
+    judged = []
+    for row in rows:
+        verdict = verdicts.get(row.key)
+        if verdict is not None and row.nodeid not in failing:
+            judged.append(_with_duet(row, verdict, accepted))
+        else:
+            judged.append(row)
+    # All rows of a test fail with one of them, and no longer once none does.
+    failing.update(row.nodeid for row in judged if is_failure(row.verdict, strict))
+    return tuple(structs.replace(row, failed=row.nodeid in failing) for row in judged)
+
+
+def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
+    if verdict.outcome is Outcome.NEW:
+        return row
+    results = []
+    for result in verdict.results:
+        results.append(_up_to_accepted(row.key, result, verdict, accepted))
+    if not results:
+        results.append(LimitResult("", Outcome.UNDECIDED, None, verdict.sentence))
+    judged = {result.limit for result in results}
+    has_absolute = any(getattr(row.limits, name) is not None for name in ABSOLUTE_TIMES)
+    for result in row.verdict.limits:
+        if result.limit == "":
+            # The conditions of the session are not those of the duet.
+            if has_absolute:
+                results.append(result)
+        elif result.limit not in judged and ("" not in judged or not _is_compared(row, result)):
+            results.append(result)
+    judged_row = with_verdict(row, results)
+    pairs = verdict.pairs
+    if pairs is not None and len(pairs.log_ratios) > 1:
+        low, high = pairs.bounds
+        paired = PairedChange(pairs.change, low, high, len(pairs.log_ratios))
+        paired_verdict = structs.replace(judged_row.verdict, paired=paired)
+        judged_row = structs.replace(judged_row, verdict=paired_verdict)
+    return structs.replace(judged_row, differences=verdict.differences or row.differences)
+
+
+def _is_compared(row: Row, result: LimitResult) -> bool:
+    return result.limit in compared_limits(row)
+
+
+def _up_to_accepted(
+    key: str, result: LimitResult, verdict: DuetVerdict, accepted: Acceptances
+) -> LimitResult:
+    """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
+    limit = result.limit
+    figure, name = _figure(limit)
+    if result.code is Code.MEASURED_DIFFERENTLY:
+        limit, figure, name = TIME, "measured", ""
+    elif limit == "":
+        return result
+    change, file = accepted.of(key, figure, name), accepted.file_of(key, figure, name)
+    if change is None or file is None:
+        return result
+    if figure == "memory":
+        too_much = verdict.head_peak > parse_bytes(change.up_to or "")
+    else:
+        # The duet judged time and counts up to what is accepted.
+        too_much = figure != "measured" and change.value != NONE
+    if too_much and result.outcome is not Outcome.PASS:
+        return result
+    reason = f"{limit} accepted ({file.who}: {file.reason}); {result.reason}"
+    return LimitResult(limit, Outcome.ACCEPTED, result.code, reason)
+
+
+# Against the oldest revision of the reference
+
+
+def crept_in_time(verdict: DuetVerdict, reference: Sequence[SavedRow]) -> bool:
+    """Return whether head is slower than its reference by more than a limit that it passes.
+
+    Steps that each pass against BASE may add up to more than the limit.
+    `reference`: the saved runs of the row's reference.
+    """
+    if verdict.pairs is None or verdict.pairs.outcome is not Outcome.PASS or not reference:
+        return False
+    runs = []
+    for run in reference:
+        runs.append((run.process.utc.date(), run.measurement))
+    changes = []
+    for row in verdict.head:
+        if row.measurement is not None:
+            changes.append(against_reference(row.measurement, runs).log_ratio)
+    return fmean(changes) > verdict.pairs.limit
+
+
+def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[SavedFootprint]) -> bool:
+    """Return whether head takes more memory than its reference allows, and passes against BASE.
+
+    `limit`: the allowed growth, as written. `reference`: the saved runs of the row's reference.
+    """
+    passed = any(
+        result.limit == PEAK and result.outcome is Outcome.PASS for result in verdict.results
+    )
+    if not passed or not reference:
+        return False
+    greatest = max(max(peaks_of(run.footprint)) for run in reference)
+    return verdict.head_peak > parse_growth(limit).most(greatest)
+
+
+def with_creep(verdict: DuetVerdict, oldest: DuetVerdict) -> DuetVerdict:
+    """Return the verdict of a duet with BASE, after one with the oldest revision."""
+    results = []
+    for result in oldest.results:
+        reason = f"against the oldest revision of the reference: {result.reason}"
+        code = Code.CREPT if result.outcome is Outcome.FAIL else result.code
+        results.append(LimitResult(result.limit, result.outcome, code, reason))
+    if not results:
+        results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
+    judged = {result.limit for result in results}
+    results += [result for result in verdict.results if result.limit not in judged]
+    return replace(
+        verdict,
+        outcome=worst(results),
+        results=tuple(results),
+        pairs=oldest.pairs or verdict.pairs,
+        differences=oldest.differences,
+    )
+
+
+def not_checked(verdict: DuetVerdict, why: str) -> DuetVerdict:
+    """Return the verdict of a row that is slower than its reference, and could not be checked."""
+    reason = f"slower than its reference, and its oldest revision cannot be measured: {why}"
+    result = LimitResult(TIME, Outcome.UNDECIDED, Code.LOOKS_SLOWER, reason)
+    others = [other for other in verdict.results if other.limit != TIME]
+    return replace(verdict, outcome=Outcome.UNDECIDED, results=(result, *others))

@@ -1,0 +1,224 @@
+"""One row of a duet: its pairs of processes, and the verdict that they give. Pure.
+
+The time is decided by the looks of `judging.duet`, the peak of memory by three pairs, and counts
+by the first pair.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pytest_gpumem.judging.differences import differences, fails_by_memory, memory_differences
+from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
+from pytest_gpumem.judging.finding import Finding, change, counted, worst
+from pytest_gpumem.judging.footprint import comparable, judge_footprint
+from pytest_gpumem.judging.latencies import corrected_latencies, readings
+from pytest_gpumem.judging.limits import EXACT, absolute
+from pytest_gpumem.judging.verdict import with_verdict
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import LimitResult, Row
+from pytest_gpumem.runs.processes import BASE
+from pytest_gpumem.runs.rows import changes, measured_differently
+from pytest_gpumem.units import format_share, format_shares, parse_growth, parse_margin, sizes
+
+TIME, PEAK = "max_regression", "max_peak_regression"
+
+
+@dataclass(frozen=True)
+class DuetVerdict:
+    """The verdict on one row."""
+
+    key: str
+    outcome: Outcome | None  # None: there is nothing to compare
+    sentence: str
+    results: tuple[LimitResult, ...] = ()  # by limit, the worst first
+    pairs: Pairs | None = None  # of the time
+    base: tuple[Row, ...] = ()  # the row in each process of base
+    head: tuple[Row, ...] = ()
+    differences: tuple[Difference, ...] = ()  # of a FAIL: head's from base
+
+    @property
+    def latencies(self) -> tuple[float | None, float | None]:
+        """Seconds of base and head: the medians over their processes; None without any."""
+        return _median_latency(self.base), _median_latency(self.head)
+
+    @property
+    def head_peak(self) -> int:
+        """Bytes: the median over the processes of head."""
+        peaks = [row.footprint.peak for row in self.head if row.footprint is not None]
+        return int(statistics.median(peaks)) if peaks else 0
+
+
+@dataclass
+class RowPairs:
+    """The pairs of a row that both sides measure."""
+
+    key: str
+    limits: Limits  # those that the duet judges
+    facts: DeviceFacts
+    base: list[Row] = field(default_factory=list)
+    head: list[Row] = field(default_factory=list)
+    time: Pairs | None = None
+    results: dict[str, LimitResult] = field(default_factory=dict)  # what is decided, by limit
+    ended: LimitResult | None = None  # why further pairs would decide nothing
+    ended_outcome: Outcome | None = None  # of `ended`; None: nothing to compare
+
+    @property
+    def open(self) -> bool:
+        """True if a further pair may decide something."""
+        return self.ended is None and any(name not in self.results for name in self._names())
+
+    def _names(self) -> list[str]:
+        return [name for name in (TIME, PEAK, *EXACT) if getattr(self.limits, name) is not None]
+
+    def end(self, outcome: Outcome | None, reason: str, code: Code | None = None) -> None:
+        """Take no further pair."""
+        self.ended = LimitResult("", outcome or Outcome.UNDECIDED, code, reason)
+        self.ended_outcome = outcome
+
+    def add(self, base: Row, head: Row) -> None:
+        """Judge with one more pair."""
+        self.base.append(base)
+        self.head.append(head)
+        if base.measurement is not None and head.measurement is not None:
+            other = measured_differently(base.measurement, head.measurement)
+            if other is not None:
+                reason = f"measured in another way, which may hide a slow-down: {other}"
+                self.end(Outcome.FAIL, reason, Code.MEASURED_DIFFERENTLY)
+                return
+            if self.limits.max_regression is not None:
+                self._add_time(base.measurement, head.measurement)
+        if len(self.base) == 1:
+            self._judge_counts(base, head)
+        if len(self.base) == PEAKS and self.limits.max_peak_regression is not None:
+            self.results[PEAK] = self._peak(self.limits.max_peak_regression)
+
+    def _add_time(self, base: Measurement, head: Measurement) -> None:
+        assert self.limits.max_regression is not None
+        log_ratios = [log_ratio(base, head)]
+        if self.time is None:
+            limit = math.log1p(parse_margin(self.limits.max_regression).over(base.latency))
+        else:
+            limit = self.time.limit
+            log_ratios = [*self.time.log_ratios, *log_ratios]
+        self.time = judge_pairs(log_ratios, limit)
+        if self.time.outcome is not None:
+            self.results[TIME] = _of_time(self.time)
+
+    def _judge_counts(self, base: Row, head: Row) -> None:
+        names = [name for name in EXACT if getattr(self.limits, name) is not None]
+        findings: list[Finding] = []
+        if base.measurement is not None and head.measurement is not None:
+            past = (base.measurement,)
+            findings += absolute(
+                head.measurement, self.limits, self.facts, past=past, names=names, of=BASE
+            )
+        elif base.footprint is not None and head.footprint is not None:
+            saved = [base.footprint]
+            findings += judge_footprint(head.footprint, self.limits, saved, names, of=BASE)
+        for finding in findings:
+            self.results[finding.limit] = finding.result
+        for name in names:
+            reason = f"{name} cannot be judged: it was not counted on both sides"
+            missing = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
+            self.results.setdefault(name, missing)
+
+    def _peak(self, written: str) -> LimitResult:
+        was = [row.footprint for row in self.base if row.footprint is not None]
+        now = [row.footprint for row in self.head if row.footprint is not None]
+        alike = all(comparable(after, before) for after in now for before in was)
+        if len(was) < PEAKS or len(now) < PEAKS or not alike:
+            reason = f"{PEAK} cannot be judged: memory was not watched alike on both sides"
+            return LimitResult(PEAK, Outcome.UNDECIDED, Code.NOT_READ, reason)
+        before, after = [one.peak for one in was], [one.peak for one in now]
+        outcome = judge_peaks(after, before, parse_growth(written).most)
+        head, base = int(statistics.median(after)), max(before)
+        head_text, base_text = sizes(head, base)
+        share = f" ({change(head / base - 1)})" if base else ""
+        failed = outcome is Outcome.FAIL
+        reason = (
+            f"a peak of {head_text} against {base_text} of base{share}, "
+            f"{'above' if failed else 'not above'} {PEAK} {written}"
+        )
+        return LimitResult(PEAK, outcome, Code.TOO_MUCH_MEMORY if failed else None, reason)
+
+    def verdict(self) -> DuetVerdict:
+        """Return the verdict by the pairs so far."""
+        results = [self.ended] if self.ended is not None else self._results()
+        results.sort(key=lambda result: result.outcome.rank)
+        outcome = worst(results) if self.ended is None else self.ended_outcome
+        texts = [result.reason for result in results]
+        base = self.base[-1] if self.base else None
+        head = self.head[-1] if self.head else None
+        found: tuple[Difference, ...] = ()
+        if base is not None and head is not None:
+            if base.measurement is not None and head.measurement is not None:
+                texts += changes(base.measurement, head.measurement)
+            if outcome is Outcome.FAIL:
+                found = _differences(base, with_verdict(head, results))
+        return DuetVerdict(
+            self.key,
+            outcome,
+            "; ".join(texts),
+            tuple(results) if outcome is not None else (),
+            self.time,
+            tuple(self.base),
+            tuple(self.head),
+            found,
+        )
+
+    def _results(self) -> list[LimitResult]:
+        results = []
+        for name in self._names():
+            if name in self.results:
+                results.append(self.results[name])
+            elif name == TIME and self.time is not None:
+                results.append(_of_time(self.time))
+            else:
+                reason = f"{name} was not judged: the duet ended before"
+                results.append(LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason))
+        return results
+
+
+def log_ratio(base: Measurement, head: Measurement) -> float:
+    """Logarithm of head's latency over base's, both corrected to one launch overhead."""
+    was, now = corrected_latencies([*readings(base), *readings(head)])
+    return math.log(now / was)
+
+
+def _of_time(pairs: Pairs) -> LimitResult:
+    """The result about the time, with the change, its interval and the limit in words."""
+    text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
+    low, high = pairs.bounds
+    if math.isfinite(low) and low != high:
+        text += ", between {} and {}".format(*format_shares(low, high))
+    limit = f"{TIME} {format_share(math.expm1(pairs.limit))}"
+    if pairs.outcome is Outcome.PASS:
+        return LimitResult(TIME, Outcome.PASS, None, f"{text}: within {limit}")
+    if pairs.outcome is Outcome.FAIL:
+        return LimitResult(TIME, Outcome.FAIL, Code.SLOWER, f"{text}: slower than {limit} allows")
+    text += f": open at {limit}"
+    if math.isfinite(high):
+        text += f"; at {format_share(max(high, 0.0))} it would pass"
+    return LimitResult(TIME, Outcome.UNDECIDED, Code.NOISY, text)
+
+
+def _median_latency(rows: Sequence[Row]) -> float | None:
+    latencies = [row.measurement.latency for row in rows if row.measurement is not None]
+    return statistics.median(latencies) if latencies else None
+
+
+def _differences(base: Row, head: Row) -> tuple[Difference, ...]:
+    """What head did differently, the lines that allocate first if the row fails by its memory."""
+    found: tuple[Difference, ...] = ()
+    if fails_by_memory(head) and head.footprint is not None:
+        found = memory_differences(base.footprint, head.footprint)
+    if base.measurement is not None and head.measurement is not None:
+        found += differences(base.measurement, head.measurement)
+    return found

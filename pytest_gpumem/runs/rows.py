@@ -1,0 +1,195 @@
+"""What the processes of a duet say about their rows: which can be compared, and why others cannot.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pytest_gpumem.judging.finding import window_text
+from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.regression import changed_work
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Row, covers, selects
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.processes import ProcessRecord
+from pytest_gpumem.settings import flag_of
+
+MEASURING = (
+    "device",
+    "mode",
+    "sampler",
+    "placements",
+    "precision",
+    "budget",
+    "total_budget",
+)
+"""Settings that base and head share: latencies under different ones are not comparable."""
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """The rows that a duet compares; all rows without an argument."""
+
+    tests: frozenset[str] | None = None
+    """Node ids. Each selects as on pytest's command line, such as all parameters of a test."""
+    limits: Mapping[str, Limits] | None = None
+    """By row key, the limits that the duet judges. It then compares no other row."""
+
+    @staticmethod
+    def of_flagged(rows: Iterable[Row]) -> RowFilter | None:
+        """Return the rows whose slow-down a session left open or failed; None without any."""
+        limits, tests = {}, set()
+        for row in rows:
+            if row.limits.max_regression is not None and _flagged(row):
+                tests.add(row.nodeid)
+                limits[row.key] = Limits(max_regression=row.limits.max_regression)
+        return RowFilter(frozenset(tests), limits) if tests else None
+
+    def selects(self, nodeid: str, key: str) -> bool:
+        """Return whether a row is among them."""
+        if self.limits is not None:
+            return key in self.limits
+        return self.tests is None or any(selects(name, nodeid) for name in self.tests)
+
+    def missing(self, rows: Iterable[Row]) -> list[str]:
+        """Return the requested names that select none of these rows."""
+        every = list(rows)
+        if self.limits is not None:
+            keys = {row.key for row in every}
+            return sorted(key for key in self.limits if key not in keys)
+        missing = []
+        for name in sorted(self.tests or ()):
+            if not any(selects(name, row.nodeid) for row in every):
+                missing.append(name)
+        return missing
+
+    def rows_of(self, process: ProcessRecord) -> dict[str, Row]:
+        """Return the selected rows of a process by key.
+
+        A row of memory alone is among them only where its limits are: others compare times.
+        """
+        rows = {}
+        for row in process.rows:
+            of_time = row.measurement is not None or row.footprint is None
+            if (of_time or self.limits is not None) and self.selects(row.nodeid, row.key):
+                rows[row.key] = row
+        return rows
+
+
+def _flagged(row: Row) -> bool:
+    verdict = row.verdict
+    if verdict.outcome is Outcome.FAIL:
+        return any(
+            result.limit == "max_regression" and result.outcome is Outcome.FAIL
+            for result in verdict.limits
+        )
+    return verdict.outcome in (Outcome.UNDECIDED, Outcome.NEW) and verdict.code is not Code.NOT_READ
+
+
+def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
+    """Raise `RunError` where a setting of measuring differs: names it and both values."""
+    for name in MEASURING:
+        if name not in base.settings or name not in head.settings:
+            continue
+        was, now = base.settings[name], head.settings[name]
+        if was != now:
+            raise RunError(
+                f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
+                f"in head; give {flag_of(name)} among pytest's arguments"
+            )
+
+
+def not_measured(row: Row | None, process: ProcessRecord) -> str | None:
+    """Return why a row of a process cannot be compared whatever its conditions, or None.
+
+    A test that only broke limits was measured all the same.
+    """
+    if row is None or not row.measured_something:
+        if row is not None and row.verdict.reason:
+            return row.verdict.reason
+        return "it measured nothing"
+    if row.failed and not _broke_only_limits(row.nodeid, process):
+        return "its test failed"
+    return None
+
+
+def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
+    """True if verdicts fail a test, and no assertion or error does."""
+    rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
+    if any(row.test_error is True for row in rows):
+        return False
+    return any(is_failure(row.verdict, strict=False) for row in rows)
+
+
+def fails(key: str, row: Row | None, process: ProcessRecord) -> bool:
+    """Return whether a process crashed, or the test of a row failed by more than its limits."""
+    if process.error is not None:
+        return True
+    if row is not None:
+        return row.failed and not _broke_only_limits(row.nodeid, process)
+    nodeid = test_of(key, process)
+    if nodeid is None or process.outcomes[nodeid][0] != "failed":
+        return False
+    return not _broke_only_limits(nodeid, process)
+
+
+def test_of(key: str, process: ProcessRecord) -> str | None:
+    """Return the test or file of a key or a name, among those that did not pass in a process."""
+    for nodeid in process.outcomes:
+        # A file that cannot be imported fails all tests in it.
+        if covers(nodeid, key) or selects(key, nodeid):
+            return nodeid
+    return None
+
+
+def reason_of(process: ProcessRecord, key: str, otherwise: str) -> str:
+    """Return why a process lacks a row; `otherwise` if the process gives no reason."""
+    if process.error is not None:
+        return f"crashed: {process.error}"
+    nodeid = test_of(key, process)
+    if nodeid is None:
+        return otherwise
+    outcome, why = process.outcomes[nodeid]
+    if key.startswith(f"{nodeid}::") or not why:
+        return why or outcome
+    return f"{outcome}, {why}"
+
+
+def bad_conditions(row: Row) -> str | None:
+    """Return why the conditions of a row forbid a judgement, such as throttling, or None."""
+    return row.verdict.reason if row.verdict.code is Code.CONDITIONS else None
+
+
+def measured_differently(base: Measurement, head: Measurement) -> str | None:
+    """Return in words how head measures a row in another way, which may hide a slow-down, or None.
+
+    More declared bytes hide none.
+    """
+    for name in ("mode", "sampler"):
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            return f"{name} was {was} in base and is {now} in head"
+    if base.window != head.window:
+        windows = ["none" if m.window is None else window_text(m.window) for m in (base, head)]
+        return f"the window was {windows[0]} in base and is {windows[1]} in head"
+    if base.moved_bytes is not None and head.moved_bytes is None:
+        return "head no longer declares its bytes"
+    if base.moved_bytes is not None and head.moved_bytes is not None:
+        was_bytes, now_bytes = base.moved_bytes.total, head.moved_bytes.total
+        if now_bytes < was_bytes:
+            return f"head declares {now_bytes:,} bytes, and base {was_bytes:,}"
+    return None
+
+
+def changes(base: Measurement, head: Measurement) -> list[str]:
+    """Return what differs in the work of head, for the reader of a comparison."""
+    texts = []
+    if base.target != head.target:
+        texts.append(f"it now measures {head.target}, not {base.target}")
+    for name, then, now in changed_work(base, head):
+        texts.append(f"its {name} has changed from {then} to {now}")
+    return texts

@@ -1,0 +1,151 @@
+"""The session of a gate: pytest with the tests of the change, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.expectations import Selection
+from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.records.row import DID_NOT_RUN
+from pytest_gpumem.records.schema import Document, from_plain, to_plain
+from pytest_gpumem.reporting.concerns import place_of
+from pytest_gpumem.reporting.run import Place
+from pytest_gpumem.result_files import FileError, load
+from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
+
+_OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')
+"""What pytest adds to the message of a failure."""
+
+
+class Failure(NamedTuple):
+    """A test that failed or broke off, or a file that could not be collected."""
+
+    nodeid: str
+    message: str  # the first line
+
+    @property
+    def not_run(self) -> bool:
+        """True if another test kept it from running."""
+        return DID_NOT_RUN in self.message
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """What the session of a gate leaves behind."""
+
+    code: int  # pytest's exit code
+    failures: Sequence[Failure] = ()
+    document: Document | None = None  # its results; None if it wrote none
+    selection: Selection | None = None  # its tests; None if it did not come to its end
+    places: Mapping[str, Place] = field(default_factory=dict)  # of its tests, by node id
+
+
+class Files(NamedTuple):
+    """Where the session writes."""
+
+    results: Path
+    junit: Path
+    report: Path
+
+
+def run_session(
+    files: Files,
+    base: str,
+    arguments: Sequence[str],
+    selecting: Future[Selection],
+    *,
+    accepts: bool,
+) -> SessionResult:
+    """Run the tests of the change, held to the limits of BASE.
+
+    `base`: BASE as written; the history that HEAD shares with it is compared with.
+    `arguments`: pytest's.
+    `selecting`: finds the tests that BASE selects. No test runs before it is done.
+    `accepts`: what the change accepts counts.
+    Raises `UserError`: its results cannot be read.
+    """
+    # pytest looks for its root folder among all words that are paths: an option is one word.
+    # In this family, JUnit's file says where each test is defined.
+    options = [f"--junitxml={files.junit}", "--override-ini=junit_family=xunit1"]
+    # Tests after the first failure are judged too: the duet may clear that failure.
+    options += [f"--gpumem-report={files.report}", "--maxfail=0"]
+    command = pytest_command([*arguments, *options], options=["--no-header"], results=files.results)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
+        selecting.add_done_callback(partial(_write_selection, of_base))
+        variables = {BASELINE_OF: base, BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
+        if accepts:
+            variables[ACCEPTS] = "1"
+        code = run_here(command, for_a_run(os.environ) | variables)
+        selection = None
+        if of_head.exists():
+            selection = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection)
+    if not files.results.exists() or not files.junit.exists():
+        return SessionResult(code, selection=selection)
+    try:
+        document = load(files.results)
+        failures, places = _read_junit(files.junit, selection)
+    except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
+        folder = str(files.results.parent)
+        raise UserError(f"the session's results in {folder} cannot be read: {error}") from None
+    return SessionResult(code, failures, document, selection, places)
+
+
+def _write_selection(file: Path, selecting: Future[Selection]) -> None:
+    """Give the session what BASE selects: null if that is not known."""
+    selection = None
+    if not selecting.cancelled() and selecting.exception() is None:
+        selection = to_plain(selecting.result())
+    with suppress(OSError):  # the session has ended
+        write_whole(file, json.dumps(selection))
+
+
+def _name_in_junit(nodeid: str) -> tuple[str, str]:
+    """The class and the name by which pytest's JUnit file knows a test."""
+    path, bracket, parameters = nodeid.partition("[")
+    file, *names = path.split("::")
+    words = [file.replace("/", ".").removesuffix(".py"), *names]
+    return ".".join(words[:-1]), f"{words[-1]}{bracket}{parameters}"
+
+
+def _read_junit(junit: Path, selection: Selection | None) -> tuple[list[Failure], dict[str, Place]]:
+    """The failures of a JUnit file, in its order, and where its tests are defined, by node id."""
+    nodeids = {}
+    if selection is not None:
+        for nodeid in (*selection.tests, *selection.others):
+            nodeids[_name_in_junit(nodeid)] = nodeid
+    failures: list[Failure] = []
+    places: dict[str, Place] = {}
+    here = Path.cwd()
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        name = case.get("classname", ""), case.get("name", "")
+        nodeid = nodeids.get(name, "::".join(part for part in name if part))
+        file, line = case.get("file"), case.get("line")
+        if name in nodeids and file is not None and line is not None:
+            places[nodeid] = place_of(_root_of(file, here), file, int(line) + 1)
+        for failed in (*case.findall("failure"), *case.findall("error")):
+            lines = (failed.get("message") or failed.text or "").strip().splitlines()
+            message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
+            failures.append(Failure(nodeid, message))
+    return failures, places
+
+
+def _root_of(file: str, here: Path) -> Path:
+    """pytest's root folder, which paths are relative to: this folder or one above."""
+    for folder in (here, *here.parents):
+        if (folder / file).exists():
+            return folder
+    return here

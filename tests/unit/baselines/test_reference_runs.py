@@ -1,0 +1,299 @@
+"""Which saved runs make the reference of a row, and which rows are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known_devices import H100
+from msgspec import structs
+from stored_rows import row
+
+from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange, Figure
+from pytest_gpumem.baselines.history import (
+    Baseline,
+    RunFile,
+    SavedFootprint,
+    SavedProcess,
+    SavedRow,
+    assemble,
+    changes,
+)
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Window
+from pytest_gpumem.records.row import Row
+
+START = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
+FACTS = structs.replace(H100, driver="580.95.05", cuda="13.0")
+KEY = row().key
+ONE = Limits(max_regression="1%", max_peak_regression="1%")
+TODAY = date(2027, 1, 1)
+
+
+def run(
+    day: float,
+    us: float = 100.0,
+    *,
+    facts: DeviceFacts = FACTS,
+    limits: Limits = ONE,
+    accepted: str = "",
+    **measured: Any,
+) -> RunFile:
+    """A run `day` days after the first, which took so many microseconds."""
+    process = SavedProcess(f"p{day}", START + timedelta(days=day), None, facts)
+    saved = row(latency=us * 1e-6, **measured)
+    assert saved.measurement is not None
+    return RunFile(
+        facts.key,
+        process,
+        (SavedRow(saved.nodeid, saved.measurement, process, None, limits, accepted),),
+    )
+
+
+def memory(day: int, peak: int, accepted: str = "") -> RunFile:
+    process = SavedProcess(f"p{day}", START + timedelta(days=day), None, FACTS)
+    footprint = SavedFootprint(row().nodeid, "", of_peak(peak), process, ONE, accepted)
+    return RunFile(FACTS.key, process, (), (footprint,))
+
+
+def of_peak(peak: int) -> Footprint:
+    return Footprint(peak, driver_peak=peak, watched=("CUPTI",))
+
+
+def baseline(
+    runs: Sequence[RunFile], facts: DeviceFacts = FACTS, acceptances: Acceptances | None = None
+) -> Baseline:
+    return replace(assemble(runs), device=facts, acceptances=acceptances or Acceptances())
+
+
+def days(found: Sequence[SavedRow | SavedFootprint]) -> list[int]:
+    return [(saved.process.utc - START).days for saved in found]
+
+
+def reference(runs: Sequence[RunFile], head: Row | None = None) -> list[int]:
+    return days(baseline(runs).reference_runs(head or row()))
+
+
+def test_a_reference_is_of_the_first_twelve_dates() -> None:
+    assert reference([run(day) for day in range(20)]) == list(range(12))
+    # Runs of one date count as one, whatever their number.
+    twice = [run(day + hour / 24) for day in range(13) for hour in (0, 1)]
+    assert reference(twice) == [day for day in range(12) for _ in range(2)]
+    assert reference([]) == []
+
+
+@given(st.permutations(list(range(14))))
+def test_the_order_of_files_does_not_matter(order: list[int]) -> None:
+    assert reference([run(day) for day in order]) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("latencies", "expected"),
+    [
+        ([100, 98, 98, 98], [1, 2, 3]),  # three days faster by more than 1 %
+        ([100, 98, 98], [0, 1, 2]),  # two are not enough
+        ([100, 98, 100, 98, 98], [0, 1, 2, 3, 4]),  # not in succession
+        ([100, 99.5, 99.5, 99.5], [0, 1, 2, 3]),  # within the limit
+        ([100, 102, 102, 102], [0, 1, 2, 3]),  # it never follows a slow-down
+        ([100] * 12 + [100, 98, 98, 98], [13, 14, 15]),  # a full one too
+        ([100] * 12 + [98, 98, 98, 90, 90, 90], [15, 16, 17]),  # and again
+    ],
+)
+def test_gains_of_three_successive_days_begin_it_anew(
+    latencies: list[float], expected: list[int]
+) -> None:
+    assert reference([run(day, us) for day, us in enumerate(latencies)]) == expected
+
+
+def test_a_row_without_a_limit_begins_anew_from_five_percent_on() -> None:
+    none = Limits()
+    by_4 = [run(day, us, limits=none) for day, us in enumerate([100, 96, 96, 96])]
+    by_6 = [run(day, us, limits=none) for day, us in enumerate([100, 94, 94, 94])]
+    assert (reference(by_4), reference(by_6)) == ([0, 1, 2, 3], [1, 2, 3])
+
+
+# Identity
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "differently"),
+    [
+        ({"mode": "hot"}, "mode clean-cold -> hot", True),
+        ({"sampler": "blocked"}, "sampler graph -> blocked", True),
+        ({"window": Window(1, 0.5, 1)}, "window none -> ", True),
+        ({"moved_bytes": MovedBytes(1, 1)}, "declared bytes 3 B -> 2 B", True),
+        ({"moved_bytes": None}, "declared bytes 3 B -> unknown", True),
+        ({"moved_bytes": MovedBytes(9, 1)}, "declared bytes 3 B -> 10 B", False),
+    ],
+)
+def test_another_way_of_measuring_begins_a_new_reference(
+    changed: dict[str, Any], reason: str, differently: bool
+) -> None:
+    saved, head = baseline([run(0)]), row(**changed)
+    assert saved.reference_runs(head) == ()
+    assert saved.why_new(head).startswith(reason)
+    assert saved.why_new(head).endswith(": a new reference begins")
+    assert saved.measured_differently(head) is differently
+    # The runs before come back with the way before.
+    both = baseline([run(0), run(1, **changed)])
+    assert (days(both.reference_runs(row())), days(both.reference_runs(head))) == ([0], [1])
+    assert days(both.saved(head)) == [0, 1]
+
+
+def test_a_driver_begins_a_new_reference() -> None:
+    newer = structs.replace(FACTS, driver="590.10", cuda="13.1")
+    saved = baseline([run(0)], newer)
+    assert saved.reference_runs(row()) == ()
+    assert saved.why_new(row()) == (
+        "driver 580.95.05 -> 590.10, CUDA 13.0 -> 13.1: a new reference begins"
+    )
+    assert not saved.measured_differently(row())
+    assert days(baseline([run(0), run(1, facts=newer)], newer).reference_runs(row())) == [1]
+
+
+def test_files_that_are_compared_by_hand_are_of_the_newest_driver() -> None:
+    newer = structs.replace(FACTS, driver="590.10")
+    runs = [run(0), run(1, facts=newer), run(2, facts=newer)]
+    assert days(assemble(runs).reference_runs(row())) == [1, 2]
+
+
+def accepted(
+    up_to: str, base: str, utc: str = "2026-11-02", figure: Figure = "time", reason: str = "why"
+) -> Acceptance:
+    return Acceptance(KEY, reason, "ada", (AcceptedChange(KEY, figure, up_to),), base, utc=utc)
+
+
+def test_an_acceptance_begins_a_new_reference_and_its_revert_returns() -> None:
+    slower = Acceptances({"a.json": accepted("10%", "abc")})
+    digest = slower.digest(KEY, "time")
+    runs = [run(0), run(1)]
+    waiting = baseline(runs, acceptances=slower)
+    assert waiting.reference_runs(row()) == ()
+    assert waiting.why_new(row()) == (
+        "a change of its time was accepted (ada: why): a new reference begins"
+    )
+    runs.append(run(2, 110, accepted=digest))
+    assert days(baseline(runs, acceptances=slower).reference_runs(row())) == [2]
+    # Other words are the same acceptance.
+    reworded = Acceptances({"a.json": accepted("10%", "abc", reason="because")})
+    assert days(baseline(runs, acceptances=reworded).reference_runs(row())) == [2]
+    # A later one replaces it.
+    again = Acceptances({**slower.files, "b.json": accepted("3%", "def", "2026-11-03")})
+    assert baseline(runs, acceptances=again).reference_runs(row()) == ()
+    # Without its file the earlier runs count again.
+    assert days(baseline(runs).reference_runs(row())) == [0, 1]
+    gone = baseline([run(2, accepted=digest)])
+    assert gone.why_new(row()).startswith("an accepted change of its time was taken back")
+
+
+def test_accepted_bytes_forgive_no_time() -> None:
+    more = Acceptances({"a.json": accepted("96 MiB", "abc", figure="memory")})
+    saved = baseline([run(0), memory(0, 64)], acceptances=more)
+    head = row(footprint=of_peak(64))
+    assert days(saved.reference_runs(head)) == [0]
+    assert saved.reference_footprints(head) == ()
+    assert saved.why_memory_is_new(head).startswith("a change of its memory was accepted")
+
+
+# What is saved
+
+
+def enters(latencies: Sequence[float], now: float) -> bool:
+    """On the day after the last one."""
+    runs = [run(day, us) for day, us in enumerate(latencies)]
+    today = (START + timedelta(days=len(latencies))).date()
+    return baseline(runs).enters(row(latency=now * 1e-6, limits=ONE), today)
+
+
+def test_a_full_reference_takes_gains_and_the_day_after_each() -> None:
+    full = [100.0] * 12
+    assert enters(full[:11], 100)
+    assert not enters(full, 100)
+    assert not enters(full, 99.5)
+    assert enters(full, 98)
+    assert enters([*full, 98], 100)  # else nobody sees that the gain is over
+    assert not enters([*full, 98, 100], 100)
+    assert enters([*full, 98, 100], 98)
+
+
+def test_a_full_reference_takes_a_run_whose_test_has_another_limit() -> None:
+    """A gate compares the limits of calls with those of the newest run."""
+    saved = baseline([run(day) for day in range(12)])
+    for origin, other in (("call", True), ("marker", True), ("--gpumem-max-latency", False)):
+        limits = structs.replace(ONE, max_latency="1 ms", origin={"max_latency": origin})
+        assert saved.enters(row(limits=limits), TODAY) is other
+
+
+def test_a_full_reference_takes_all_runs_of_its_last_date() -> None:
+    saved = baseline([run(day) for day in range(12)])
+    assert saved.enters(row(limits=ONE), (START + timedelta(days=11)).date())
+
+
+def test_saved_memory_is_bounded_in_the_same_way() -> None:
+    peaks = baseline([memory(day, 100) for day in range(14)])
+    head = row(footprint=of_peak(100), limits=ONE)
+    assert days(peaks.reference_footprints(head)) == list(range(12))
+    assert not peaks.memory_enters(head, TODAY)
+    assert peaks.memory_enters(structs.replace(head, footprint=of_peak(98)), TODAY)
+    fewer = baseline([memory(day, peak) for day, peak in enumerate([100, 98, 98, 98])])
+    assert days(fewer.reference_footprints(head)) == [1, 2, 3]
+
+
+def test_what_a_session_measures() -> None:
+    cold = replace(run(0).process, mode="clean-cold")
+    (saved,) = run(0).rows
+    rows = assemble([RunFile(FACTS.key, cold, (replace(saved, process=cold),))])
+    assert list(rows.expected("clean-cold")) == [KEY]
+    assert list(rows.expected("hot")) == []
+    assert list(rows.expected(None)) == [KEY]
+
+
+# What has changed since the reference
+
+
+def clocked(
+    memory_hz: float | None = 2.619e9, sm: float | None = 1.98e9, **changed: Any
+) -> Measurement:
+    # Before the samples the device was idle.
+    conditions = (
+        Conditions(sm_clock_hz=345e6, memory_clock_hz=1.593e9),
+        Conditions(sm_clock_hz=sm, memory_clock_hz=memory_hz),
+    )
+    made = row(conditions=conditions, **{"kernel_source": "k" * 64, **changed}).measurement
+    assert made is not None
+    return made
+
+
+def saved_with(
+    facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any
+) -> SavedRow:
+    process = SavedProcess("p", START, None, facts)
+    return SavedRow("a.py::test", clocked(**changed), process, test_source)
+
+
+def said(*runs: SavedRow, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
+    return changes(clocked(**changed), FACTS, test_source, runs)
+
+
+def test_changes_since_the_reference() -> None:
+    assert said() == said(saved_with()) == ()
+    older = structs.replace(FACTS, driver="570.1")
+    assert said(saved_with(older), saved_with()) == ("driver 570.1 -> 580.95.05",)
+    assert said(saved_with(test_source="u" * 64)) == ("the test's source",)
+    assert said(saved_with(kernel_source="l" * 64)) == ("the kernel's source",)
+    assert said(saved_with(test_source=None, kernel_source=None)) == ()
+    assert said(saved_with(), test_source=None, kernel_source=None) == ()
+
+
+def test_clocks_under_load() -> None:
+    assert said(saved_with(), memory_hz=2.3e9) == ("memory clock 2619 -> 2300 MHz",)
+    assert said(saved_with(), memory_hz=2.61e9, sm=1.965e9) == ()  # one step of 15 MHz
+    assert said(saved_with(), sm=1.95e9) == ("SM clock 1980 -> 1950 MHz",)
+    assert said(saved_with(memory_hz=None, sm=None), memory_hz=1e9, sm=1e9) == ()
+    assert said(saved_with(), memory_hz=None, sm=None) == ()

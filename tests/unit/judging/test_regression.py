@@ -1,0 +1,238 @@
+"""A row against its reference: what fails at the test's end, and what the screen passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from verdicts_alone import judge, on_days
+
+from pytest_gpumem.judging.latencies import (
+    base_latency,
+    corrected_latencies,
+    mean_latency,
+    readings,
+)
+from pytest_gpumem.judging.regression import against_reference, changed_work, ran_the_same
+from pytest_gpumem.judging.spread import (
+    day_spread,
+    placement_spread,
+    process_spread,
+    repetition_margin,
+)
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
+from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
+from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.units import MiB
+
+ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
+RAN = what_ran([Step(StepKind.KERNEL, "triad", code="a", arguments=("device -", "7f12"))], {})
+OTHER = what_ran([Step(StepKind.KERNEL, "triad", code="b", arguments=("device -", "7f12"))], {})
+
+
+def against(
+    bench: Any, facts: DeviceFacts, change: float, processes: int, days: int = 1, **how: Any
+) -> Verdict:
+    """The verdict on a row that is slower by a share than processes that agree."""
+    changes = how.pop("changes", {})
+    runs = [bench.measurement(**changes) for _ in range(processes)]
+    now = bench.measurement(268e-6 * (1 + change), **changes)
+    return judge(now, how.pop("limits", ONE_PERCENT), facts, runs, days=days, **how)
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "code"),
+    [
+        (0.0, Outcome.UNDECIDED, Code.TOO_FEW_RUNS),
+        (0.05, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
+        (0.1, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
+        (0.12, Outcome.FAIL, Code.SLOWER),
+    ],
+)
+def test_one_saved_process_passes_nothing_and_fails_what_is_far_slower(
+    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code
+) -> None:
+    verdict = against(bench, endless, change, 1)
+    assert (verdict.outcome, verdict.code) == (outcome, code)
+    assert verdict.comparison is not None
+    assert verdict.comparison.reach is None
+    if outcome is Outcome.UNDECIDED:
+        assert verdict.reason.endswith("gpumem duet BASE --test test_a decides")
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "code"),
+    [
+        (0.0, Outcome.PASS, None),
+        (-0.009, Outcome.PASS, None),
+        (0.009, Outcome.UNDECIDED, Code.NOISY),
+        (0.011, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
+        (-0.011, Outcome.UNDECIDED, Code.NOISY),  # a gain would hide a later loss
+    ],
+)
+def test_what_the_screen_passes(
+    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code | None
+) -> None:
+    verdict = against(bench, endless, change, 12, 12)
+    assert (verdict.outcome, verdict.code) == (outcome, code)
+
+
+def test_the_same_code_needs_less_and_the_reason_has_the_rate(
+    bench: Any, endless: DeviceFacts
+) -> None:
+    one_day = against(bench, endless, 0.001, 3, changes={"what_ran": RAN})
+    assert one_day.outcome is Outcome.PASS
+    assert one_day.reason == (
+        "+0.100 % against 3 saved processes of 1 day, 8 samples on 8 placements: within "
+        "max_regression 1% (marker); we are 90 % sure that it is not slower by the limit"
+    )
+    assert one_day.comparison is not None
+    assert one_day.comparison.same_code
+    days = against(bench, endless, 0.001, 3, 3, changes={"what_ran": RAN})
+    assert "we are 95 % sure" in days.reason
+    full = against(bench, endless, 0.001, 12, 12)
+    assert "we are 99.5 % sure" in full.reason
+    switched_off = against(bench, endless, 0.001, 3, changes={"what_ran": RAN}, evidence=False)
+    for verdict in (switched_off, against(bench, endless, 0.001, 3)):
+        assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+        assert "needs a duet, as noise may hide 4." in verdict.reason
+
+
+def test_what_is_the_same_code(bench: Any) -> None:
+    now = bench.measurement(what_ran=RAN)
+    assert ran_the_same(now, now, now)
+    assert not ran_the_same(now, now, bench.measurement(what_ran=OTHER))
+    assert not ran_the_same(now, bench.measurement())
+    assert not ran_the_same(bench.measurement(), now)
+    for sampler in ("host", "plain"):
+        assert not ran_the_same(replace(now, sampler=sampler), now)
+
+
+def test_where_all_other_rows_changed_nothing_passes(bench: Any, endless: DeviceFacts) -> None:
+    passes = against(bench, endless, 0.0, 12, 12, others=[0.004, -0.003, 0.006])
+    assert passes.outcome is Outcome.PASS
+    for others in ([0.006], [-0.006, -0.007, 0.0]):
+        verdict = against(bench, endless, 0.0, 12, 12, others=others)
+        assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+        assert "the other rows changed by" in verdict.reason
+
+
+def test_a_fail_is_over_the_slowest_process_and_asks_no_other_row(
+    bench: Any, endless: DeviceFacts
+) -> None:
+    runs = [bench.measurement(), bench.measurement(268e-6 * 1.1)]
+    for change, outcome in ((0.2, Outcome.UNDECIDED), (0.23, Outcome.FAIL)):
+        now = bench.measurement(268e-6 * (1 + change))
+        assert judge(now, ONE_PERCENT, endless, runs, others=[0.2]).outcome is outcome
+
+
+def test_the_absolute_part_of_a_limit_is_added(bench: Any, endless: DeviceFacts) -> None:
+    limits = Limits(max_regression="1% + 2.68 us", origin={"max_regression": "marker"})
+    verdict = against(bench, endless, 0.012, 12, 12, limits=limits)
+    assert verdict.outcome is Outcome.PASS
+    assert "within max_regression 1% + 2.68 us = 2.00 % here (marker)" in verdict.reason
+
+
+def test_a_row_without_a_limit_is_compared_alone(bench: Any, endless: DeviceFacts) -> None:
+    verdict = against(bench, endless, 0.5, 3, limits=Limits())
+    assert verdict.outcome is Outcome.MEASURED
+    assert verdict.reason == "+50.0 % against 3 saved processes of 1 day, no limit set"
+    assert verdict.comparison is not None
+    assert verdict.comparison.looks_slower
+
+
+def test_why_there_is_no_reference(bench: Any, endless: DeviceFacts) -> None:
+    now = bench.measurement()
+    new = judge(now, ONE_PERCENT, endless, [], why_new="the folder is empty")
+    assert (new.outcome, new.code) == (Outcome.NEW, Code.NO_BASELINE)
+    assert new.reason.endswith("has nothing to compare with: the folder is empty")
+    why = "its rows are copy, graph; this one is copy, host"
+    other = judge(now, ONE_PERCENT, endless, [], why_new=why, measured_differently=True)
+    assert (other.outcome, other.code) == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
+    assert why in other.reason
+
+
+def test_work_that_changed_is_said(bench: Any) -> None:
+    now = bench.measurement()
+    window = Window(8 * MiB, 1.0, set_aside=8 * MiB)
+    fewer = replace(now, moved_bytes=MovedBytes(MiB, MiB), window=window)
+    assert changed_work(now, now) == []
+    traffic, placed = changed_work(now, fewer)
+    assert traffic == ("traffic", "768 MiB", "2 MiB")
+    assert placed[:2] == ("window", "none")
+
+
+# Latencies
+
+
+def test_processes_of_a_run_and_of_the_reference_count_each(bench: Any) -> None:
+    now = bench.run(100e-6, 1.02)
+    runs = on_days([bench.run(100e-6, 1.01), bench.run(100e-6)], days=1)
+    change = against_reference(now, runs)
+    assert (change.reference.processes, change.reference.days) == (3, 1)
+    assert change.log_ratio == pytest.approx(math.log(1.02) / 2 - math.log(1.01) / 3)
+
+
+@pytest.mark.parametrize(
+    ("overheads", "latencies"),
+    [
+        ((2e-6, 3e-6), (100.5e-6, 99.5e-6)),
+        ((2e-6, None), (100e-6, 100e-6)),
+        ((0.0, 150e-6), (100e-6, 100e-6)),  # a correction by most of a latency is none
+    ],
+)
+def test_latencies_are_corrected_to_the_mean_launch_overhead(
+    bench: Any, overheads: tuple[float | None, ...], latencies: tuple[float, ...]
+) -> None:
+    runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
+    every = [process for run in runs for process in readings(run)]
+    assert corrected_latencies(every) == pytest.approx(latencies)
+
+
+def test_the_latency_of_a_baseline(bench: Any, endless: DeviceFacts) -> None:
+    runs = [bench.run(100e-6, 1.21), bench.run(110e-6)]
+    assert mean_latency(runs) == pytest.approx(110e-6)
+    assert mean_latency(runs[1:]) == runs[1].latency
+    now = bench.measurement(220e-6)
+    comparison = judge(now, Limits(), endless, [bench.measurement(110e-6)]).comparison
+    assert comparison is not None
+    assert base_latency(now, comparison) == pytest.approx(110e-6)
+
+
+def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(
+    bench: Any, endless: DeviceFacts
+) -> None:
+    ends = [bench.of(((time,),)) for time in (LEAST_TIME, LONGEST_TIME)]
+    for now in ends:
+        comparison = judge(replace(now, floor=0.0), ONE_PERCENT, endless, ends).comparison
+        assert comparison is not None
+        assert math.isfinite(comparison.delta)
+        assert comparison.reach is not None
+        assert math.isfinite(comparison.reach)
+
+
+# The margin of absolute limits
+
+
+@pytest.mark.parametrize(
+    ("latency", "shares"),
+    [(5.4e-6, (0.0051, 0.0094, 0.0025)), (268e-6, (0.00041, 0.0017, 0.0004))],
+)
+def test_what_unchanged_code_differs_by(latency: float, shares: tuple[float, ...]) -> None:
+    spreads = process_spread(latency), placement_spread(latency), day_spread(latency)
+    assert spreads == pytest.approx(shares, rel=0.05)
+    assert process_spread(latency, overhead_corrected=False) > spreads[0]
+
+
+def test_a_repetition_differs_by_less_the_more_placements_agree(bench: Any) -> None:
+    alone, agreeing = bench.measurement(placements=1), bench.measurement(spread=0.0001)
+    apart = bench.measurement(spread=0.05)
+    margins = [repetition_margin(one) for one in (agreeing, alone, apart)]
+    assert margins == sorted(margins)
+    assert margins[0] == pytest.approx(0.0025, rel=0.2)
+    assert margins[-1] > 0.05

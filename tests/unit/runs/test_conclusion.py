@@ -1,0 +1,201 @@
+"""The end of a gate: rows, what was not judged and looser limits in; exit code and causes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from flagged_rows import row
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.expectations import LooserLimit
+from pytest_gpumem.outcomes import Code, Exit, Outcome
+from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.runs.conclusion import (
+    EXITS,
+    Conclusion,
+    State,
+    conclude,
+    excused,
+    looser_lines,
+    state_of,
+)
+from pytest_gpumem.runs.session import Failure, SessionResult
+
+ROW_A = "t.py::a"
+
+
+def concluded(
+    *rows: Row,
+    missing: Sequence[Omission] = (),
+    looser: Sequence[LooserLimit] = (),
+    new: Sequence[str] = (),
+    failures: Sequence[Failure] | None = None,
+    code: int | None = None,
+    **options: Any,
+) -> Conclusion:
+    if failures is None:
+        failed = dict.fromkeys(one.nodeid for one in rows if one.failed)
+        failures = [Failure(nodeid, "an error") for nodeid in failed]
+    if code is None:
+        code = 1 if failures else 0
+    session = SessionResult(code, failures)
+    return conclude(session, rows, missing, looser, new, **{"strict": False, **options})
+
+
+def not_shown() -> Row:
+    unread = row(Code.NOT_READ, max_kept="0 B", max_regression=None)
+    return replace(unread, verdict=replace(unread.verdict, simulated=True))
+
+
+STATES = [
+    (row(Code.SLOWER), State.FAILED),
+    (replace(row(), failed=True), State.ERROR),
+    (replace(row(Code.SLOWER), test_error=True), State.ERROR),
+    (row(Code.NO_BASELINE, delta=None), State.OPEN),
+    (row(Code.NO_BASELINE, "new", delta=None), State.NEW),
+    (row(Code.NOISY), State.OPEN),
+    (row(Code.CONDITIONS), State.OPEN),
+    (row(Code.NOT_READ), State.OPEN),
+    (not_shown(), State.NOT_SHOWN),
+    (row(Outcome.ACCEPTED), State.ACCEPTED),
+    (row(), State.PASSED),
+    (row(Outcome.MEASURED, max_regression=None), State.MEASURED),
+]
+
+
+@pytest.mark.parametrize(("one", "expected"), STATES)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_row_has_one_state_from_which_the_exit_code_follows(
+    one: Row, expected: State, strict: bool
+) -> None:
+    assert state_of(one, ["t.py::new"], strict=False) is expected
+    end = concluded(one, row(name="b"), new=["t.py::new"], strict=strict)
+    assert end.code == EXITS[expected][strict]
+    assert set(EXITS) == set(State)
+
+
+def test_every_row_that_passes_is_green() -> None:
+    end = concluded(row(), row(name="b"))
+    assert (end.colour, end.result(simulated=True)) == ("green", "green (simulated): 2 rows")
+    measured = row(Outcome.MEASURED, "b", max_regression=None)
+    assert concluded(row(), measured).result(simulated=False) == (
+        "green: 2 rows, 1 of them measured"
+    )
+    assert "no max_regression for 1 of 2 rows" in concluded(row(), measured).lines[-1]
+    assert concluded(measured).code == Exit.NO_VERDICT
+
+
+@pytest.mark.parametrize(
+    ("status", "by_words", "code"),
+    [
+        ("lost", False, Exit.FAILED),
+        ("not run", False, Exit.FAILED),
+        ("not run", True, Exit.FINE),
+        ("accepted", False, Exit.FINE),
+        ("undecided", False, Exit.NO_VERDICT),
+    ],
+)
+def test_what_was_not_judged(status: Any, by_words: bool, code: Exit) -> None:
+    missing = Omission("t.py::b", "", status, "because", by_words=by_words)
+    end = concluded(row(), missing=[missing])
+    assert end.code == code
+    if code == Exit.FAILED:
+        assert end.causes == ("1 measurement of the baseline lost",)
+    if status == "accepted":
+        assert end.result(simulated=False) == "green: ACCEPTED: t.py::b removed"
+
+
+def test_all_causes_of_a_failure_are_named() -> None:
+    lost = [Omission("t.py::x", "", "lost", "gone", "test") for _ in range(2)]
+    rows = [row(Code.SLOWER), replace(row(name="b"), failed=True, test_error=True)]
+    failures = [
+        Failure("t.py::a", "slow"),
+        Failure("t.py::b", "assert 0"),
+        Failure("t.py::cpu", "assert 1"),
+        Failure("t.py::c", "did not run: t.py::b lost the context"),
+    ]
+    looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
+    end = concluded(*rows, missing=lost, looser=looser, failures=failures)
+    assert end.result(simulated=False) == (
+        "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
+        "1 test failed by an assertion or an error of its own; "
+        "1 test failed without a measurement; 1 test did not run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "cause"),
+    [
+        (0, Exit.NO_VERDICT, "nothing was measured"),
+        (1, Exit.FAILED, "tests failed, and nothing was measured"),
+        (2, Exit.FAILED, "pytest ended with 2 before its tests did"),
+        (4, Exit.USAGE, "pytest did not accept its arguments, its settings or the device"),
+        (5, Exit.NO_VERDICT, "no tests were collected"),
+        (-9, Exit.FAILED, "pytest ended with -9 before its tests did"),
+    ],
+)
+def test_a_session_that_came_to_no_rows(code: int, exit_code: Exit, cause: str) -> None:
+    end = concluded(code=code, failures=[])
+    assert (end.code, end.causes) == (exit_code, (cause,))
+
+
+def test_a_session_that_fails_as_a_whole_is_red() -> None:
+    assert concluded(row(), code=1, failures=[]).causes == (
+        "pytest failed the session as a whole; its output says why",
+    )
+
+
+def test_a_simulated_device_in_place_of_a_gpu_is_no_verdict() -> None:
+    end = concluded(row(), real_devices=["NVIDIA-H100"])
+    assert end.code == Exit.NO_VERDICT
+    assert "the baseline is of NVIDIA-H100" in end.causes[0]
+
+
+def test_strict_takes_a_pass_of_every_row_on_a_real_gpu() -> None:
+    assert concluded(row(), strict=True).code == Exit.FINE
+    simulated = replace(row(), verdict=replace(row().verdict, simulated=True))
+    assert concluded(simulated, strict=True).causes == ("under --strict, the device is simulated",)
+    new = row(Code.NO_BASELINE, delta=None)
+    assert concluded(new, row(name="b"), new=[ROW_A], strict=True).causes == (
+        "under --strict, 1 of 2 rows is no PASS",
+    )
+
+
+def test_what_is_open_and_what_is_new_has_a_line() -> None:
+    end = concluded(row(Code.NOISY), row(Code.NO_BASELINE, "n", delta=None), new=["t.py::n"])
+    assert end.lines == (
+        "new, base does not have it: t.py::n",
+        "open: t.py::a: said by the screen of a",
+    )
+    assert end.causes == ("1 of 2 rows open",)
+
+
+def test_what_is_accepted_is_never_the_bare_green() -> None:
+    slower = replace(row(), verdict=replace(row().verdict, outcome=Outcome.ACCEPTED))
+    slower = replace(slower, verdict=replace(slower.verdict, accepted=("max_copies",)))
+    end = concluded(slower, row(name="b"))
+    assert end.result(simulated=True) == "green (simulated): ACCEPTED: t.py::a max_copies"
+
+
+def test_tests_with_the_same_looser_limit_share_a_line() -> None:
+    changes = [
+        LooserLimit("t.py::a", "max_latency", "1 us", None),
+        LooserLimit("t.py::b", "max_latency", "1 us", None),
+        LooserLimit("t.py::b", "max_peak", "1 MiB", "2 MiB"),
+    ]
+    assert looser_lines(changes) == [
+        "limit of 2 tests: max_latency 1 us -> none in this change (1 us holds)",
+        "limit of t.py::b: max_peak 1 MiB -> 2 MiB in this change (1 MiB holds)",
+    ]
+
+
+def test_a_test_that_skips_in_base_too_is_no_loss() -> None:
+    skipped = Omission("t.py::a", "", "lost", "its test skipped", "max_latency", skipped=True)
+    row_of_baseline = replace(skipped, what="row")
+    (after,) = excused([skipped], ["t.py::a"], "main")
+    assert (after.status, after.accounted) == ("not run", True)
+    assert after.reason == "main skips it too"
+    assert excused([skipped, row_of_baseline], ["t.py::b"], "main") == [skipped, row_of_baseline]
+    assert excused([row_of_baseline], ["t.py::a"], "main") == [row_of_baseline]
