@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from contextlib import nullcontext
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from pytest_gpumem.devices.protocol import HoldExpired, NotCounted
 from pytest_gpumem.judging.finding import counted
@@ -131,18 +131,12 @@ def measure(
         work_seen=UNSET if work_seen else False,
         launches_wait=launches_wait or UNSET,
         busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
-        host_time=_median(timing.host_times),
+        host_time=statistics.median(timing.host_times) if timing.host_times else UNSET,
         outside=UNSET if outside is None else outside,
         checked=target.check is not None and not_checked is None,
         notes=tuple(dict.fromkeys(notes)),
         took=stopwatch.seconds,
     )
-
-
-def _median(values: list[float]) -> float | UnsetType:
-    if not values:
-        return UNSET
-    return statistics.median(values)
 
 
 def _check(harness: Harness, target: Target, name: str) -> str | None:

@@ -266,10 +266,7 @@ class KernelLaunches:
         return None
 
     def _compare_pieces(self) -> None:
-        """Compare after a launch, a piece at a time.
-
-        The inputs are what they were, so far as the kernel wrote its outputs alone.
-        """
+        """Compare after a launch, a piece at a time."""
         kernel = self._bound.kernel
         if not kernel.elementwise:
             raise NotChecked("the result was not checked: memory is too short for its reference")

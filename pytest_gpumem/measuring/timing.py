@@ -202,10 +202,7 @@ class Timing:
             self.notes.append(f"timed on {site.name}, where it launches")
 
     def move(self, wanted: int, most: int, *, warm: bool) -> bool:
-        """Go to fresh addresses; return False, with a note, if memory is short.
-
-        `warm`: take samples that fill the page tables and instruction caches of the new addresses.
-        """
+        """Go to fresh addresses, and sample there if `warm`; return False if memory is short."""
         assert self.target.move is not None
         try:
             self.target = self.target.move(wanted, most, self._random)
@@ -226,7 +223,7 @@ class Timing:
         return True
 
     def counting(self, medians: list[float]) -> list[float]:
-        """Return medians that the latency is the mean of (`Measurement.counting`)."""
+        """Return the medians that count (`Measurement.counting`)."""
         if self.target.window is None:
             return medians
         return list(without_exceptions(medians))
