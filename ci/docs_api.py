@@ -15,7 +15,7 @@ from importlib import import_module
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Measuring": {
         "plugin.gpu_benchmark.GpuBenchmark": ("__call__", "case", "stream"),
-        "measuring.target_case.Case": (),
+        "measuring.case.Case": (),
         "plugin.result.Result": (),
     },
     "Buffers and memory": {

@@ -37,7 +37,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream

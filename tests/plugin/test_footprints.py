@@ -6,13 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from sessions import Run, rows_in, stored_in
-
-from pytest_gpumem.devices.footprints import SourceFootprints
-from pytest_gpumem.devices.protocol import MemoryWatch
 
 MIB = 2**20
 
@@ -145,32 +141,6 @@ def test_what_is_kept_is_judged_after_the_teardown(pytester: pytest.Pytester, gp
     assert "4 KiB kept (gpumem 4 KiB), above max_kept 0 B (marker)" in verdict["reason"]
     assert [row["footprint"]["kept"] for row in found.values()] == [4096, 4096, *[0] * 20]
     assert result.ret == 1
-
-
-def test_figures_of_other_programs_are_those_of_the_tests_end(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    """Buffers in use at the end of the body are not kept, and `max_kept` is judged after the teardown."""
-    measures = """
-@pytest.mark.gpumem(max_kept="4 KiB")
-def test_measures(gpu_benchmark, gpu_kernels, device_buffer, leaking):
-    leaking(4096)
-    gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
-"""
-    pytester.makepyfile(test_it=KEEPS + measures)
-    gpumem(
-        "--junitxml=junit.xml", "--benchmark-json=out.json", "-k", "test_keeps or measures"
-    ).assert_outcomes(passed=2, errors=1)
-    (benchmark,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
-    assert benchmark["extra_info"]["gpumem"]["kept_bytes"] == 4096
-    properties = ElementTree.parse(pytester.path / "junit.xml").iter("property")
-    found = [
-        json.loads(one.attrib["value"]) for one in properties if one.attrib["name"] == "gpumem"
-    ]
-    assert [(one["kept_bytes"], one["verdict"], one["failed"]) for one in found] == [
-        (4096, "FAIL", True),
-        (4096, "PASS", False),
-    ]
 
 
 def test_workers_of_xdist_report_what_was_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -784,28 +754,3 @@ def test_what_cannot_be_called_again_is_refused(
     result = gpumem()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{why}*"])
-
-
-def test_a_session_says_once_that_the_driver_is_not_watched(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SourceFootprints, "driver_is_watched", False)
-    watch, reason = SourceFootprints.watch, "another tool holds it"
-
-    def without_cupti(self: SourceFootprints) -> MemoryWatch:
-        self.reasons["CUPTI"] = reason
-        return watch(self)
-
-    monkeypatch.setattr(SourceFootprints, "watch", without_cupti)
-    result, found = results(
-        pytester, gpumem, BUFFERS, "--gpumem-footprint=on", "--gpumem-max-peak=64 MiB"
-    )
-    assert {row["verdict"]["outcome"] for row in found.values()} == {"UNDECIDED"}
-    said = [
-        line
-        for line in result.outlines
-        if "footprint: not all is watched from test_it.py::test_two on: " in line
-    ]
-    assert len(said) == 1
-    assert reason in said[0]
-    assert "not all is watched" not in gpumem().stdout.str()  # nobody asked

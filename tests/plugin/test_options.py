@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
-from msgspec import structs
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
@@ -263,29 +261,6 @@ def test_all_mistakes_in_markers_are_listed(
 MISTAKEN = "import pytest\n@pytest.mark.gpumem(max_latncy=1)\n"
 
 
-def test_a_mistake_in_the_marker_of_many_parameters_is_listed_once(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(MISTAKEN + "@pytest.mark.parametrize('n', range(12))\ndef test_n(n): pass")
-    assert "test_n[0] and 11 more of it: marker: there is no keyword max_latncy" in only_line(
-        gpumem()
-    )
-
-
-@pytest.mark.parametrize("mark", ["skip", "skipif(True, reason='later')", "xfail"])
-@pytest.mark.parametrize("measures", [True, False], ids=["a worker", "off"])
-def test_no_mark_hides_a_mistake_in_a_marker(
-    pytester: pytest.Pytester, session: Run, gpumem: Run, mark: str, measures: bool
-) -> None:
-    pytester.makepyfile(f"{MISTAKEN}@pytest.mark.{mark}\ndef test_it(): pass")
-    if measures:
-        pytest.importorskip("xdist")
-        assert "there is no keyword max_latncy" in only_line(gpumem())
-    result = gpumem("-n1") if measures else session()
-    result.assert_outcomes(errors=1)
-    assert "there is no keyword max_latncy" in result.stdout.str()
-
-
 def test_a_conftest_that_deselects_a_test_or_marks_one_hides_no_mistake(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:
@@ -333,13 +308,6 @@ def test_without_nvidia_ml_py_the_simulated_device_says_why(
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*SIMULATED*nvidia-ml-py cannot be imported*"])
     assert "nvidia-ml-py" in only_line(session("--gpumem", "--gpumem-device", "cuda"))
-
-
-@pytest.mark.parametrize("name", ["baseline", "report"])
-def test_a_home_folder_of_nobody(pytester: pytest.Pytester, gpumem: Run, name: str) -> None:
-    pytester.makepyfile("def test_it(): pass")
-    line = only_line(gpumem(f"--gpumem-{name}=~nosuchuser/x.svg"))
-    assert f"--gpumem-{name}: '~nosuchuser/x.svg'" in line
 
 
 @pytest.mark.parametrize(
@@ -395,28 +363,6 @@ def test_forked_tests_are_refused(pytester: pytest.Pytester, gpumem: Run) -> Non
     )
     pytester.makepyfile(TRIAD)
     assert "--forked runs each test in a copy of this process" in only_line(gpumem("--forked"))
-
-
-def test_a_lock_that_cannot_be_used_stops_the_session(
-    pytester: pytest.Pytester,
-    session: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    chosen = opening.choose("sim")
-    monkeypatch.setattr(
-        "pytest_gpumem.plugin.session.choose",
-        lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1")),
-    )
-    runtime = tmp_path_factory.mktemp("runtime")
-    monkeypatch.setattr(
-        "pytest_gpumem.plugin.exclusive.user_runtime_path", lambda name, appauthor: runtime / name
-    )
-    pytester.makepyfile("def test_it(gpu_device): pass")
-    session("--gpumem").assert_outcomes(passed=1)
-    (runtime / "gpumem" / "GPU-1.lock").unlink()
-    (runtime / "gpumem" / "GPU-1.lock").mkdir()
-    assert "GPU-1.lock, cannot be used: Is a directory" in only_line(session("--gpumem"))
 
 
 @pytest.mark.skipif(

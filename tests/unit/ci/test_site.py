@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import docs_hooks
-import docs_reference
 import pytest
 import yaml
 from document_blocks import PAGES, ROOT
@@ -92,10 +90,6 @@ def test_the_reference_is_complete(page: str, wanted: list[str]) -> None:
     assert [name for name in wanted if name not in text] == []
 
 
-def test_private_fixtures_are_not_shown() -> None:
-    assert "_gpumem" not in docs_reference.fixtures()
-
-
 @pytest.mark.parametrize(
     ("text", "repository", "expected"),
     [
@@ -120,16 +114,6 @@ def test_private_fixtures_are_not_shown() -> None:
 )
 def test_links_into_the_repository(text: str, repository: str | None, expected: str) -> None:
     assert docs_hooks.inside(text, DOCS, DOCS, repository) == expected
-
-
-def test_a_page_above_is_a_page() -> None:
-    assert docs_hooks.inside("[x](../gate.md)", DOCS / "how-to", DOCS, None) == "[x](../gate.md)"
-
-
-def test_a_link_to_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "mkdocs.hooks.gpumem"):
-        docs_hooks.inside("[x](../no_such_file.py)", DOCS, DOCS, None)
-    assert "no_such_file.py" in caplog.text
 
 
 def test_links_lead_somewhere() -> None:

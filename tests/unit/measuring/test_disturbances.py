@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from verdicts_alone import judge
 
 from pytest_gpumem.devices.simulated.streams import SimulatedHold
-from pytest_gpumem.measuring.sampling import WAIT_SHARE
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.measure import WAIT_SHARE
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.units import MiB

@@ -10,7 +10,7 @@ from bench import Bench, check, moved
 
 from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory

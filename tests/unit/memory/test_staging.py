@@ -123,7 +123,8 @@ def test_a_chunk_that_is_left_out_is_seen(
     device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
     stream = device.streams.create()
     work.poison(stream)
-    there, source, launch, target = work._steps[left_out]
+    chunk = work._chunks[left_out]
+    there, source, launch, target = chunk.there, chunk.source, chunk.launch, chunk.target
     copy, run = device.content.copy, device.kernels.launch
     dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
     monkeypatch.setattr(
