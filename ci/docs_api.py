@@ -15,7 +15,7 @@ from importlib import import_module
 SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Measuring": {
         "plugin.gpu_benchmark.GpuBenchmark": ("__call__", "case", "stream"),
-        "measuring.target_case.Case": (),
+        "measuring.case.Case": (),
         "plugin.result.Result": (),
     },
     "Buffers and memory": {
@@ -115,8 +115,8 @@ def described(kind: type, members: tuple[str, ...]) -> Iterator[str]:
         raise LookupError(f"{kind.__name__} has no {', '.join(unknown)}")
     yield f"### {kind.__name__}"
     yield prose(inspect.getdoc(kind) or "")
-    rows = [f"| `{name}` | {cell(attributes[name])} |" for name in shown if name in attributes]
-    yield "\n".join(["| attribute | |", "|---|---|", *rows]) if rows else ""
+    rows = [f"- `{name}`: {phrase(attributes[name])}" for name in shown if name in attributes]
+    yield "\n".join(rows)
     for name in shown:
         if name in methods:
             method = methods[name]
@@ -127,44 +127,44 @@ def described(kind: type, members: tuple[str, ...]) -> Iterator[str]:
 
 
 def signature(function: Function) -> str:
-    """The name with the parameters, one a line where they do not fit on one."""
-    parameters = parts_of(ast.unparse(function.args))[1:]
-    if parameters[:1] == ["/"]:
-        del parameters[0]  # between the object itself and the rest
-    result = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    line = f"{function.name}({', '.join(parameters)}){result}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{function.name}(", *(f"    {one}," for one in parameters), f"){result}"])
-
-
-def parts_of(parameters: str) -> list[str]:
-    """The parameters of a signature: what commas outside of brackets separate."""
-    parts, depth = [""], 0
-    for character in parameters:
-        depth += (character in "[(") - (character in "])")
-        if character == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [re.sub(r"(: .*[^ ])=(?! )", r"\1 = ", part.strip()) for part in parts if part.strip()]
+    """The name with the parameters and their defaults; their text says what they take."""
+    arguments = ast.parse(f"def f({ast.unparse(function.args)}): ...").body[0]
+    assert isinstance(arguments, ast.FunctionDef)
+    for parameter in ast.walk(arguments.args):
+        if isinstance(parameter, ast.arg):
+            parameter.annotation = None
+    text = re.sub(r"^self(, /)?(, )?", "", ast.unparse(arguments.args)).replace("'", '"')
+    return textwrap.fill(f"{function.name}({text})", WIDTH, subsequent_indent="    ")
 
 
 def prose(docstring: str) -> str:
-    """A docstring of Google's style as Markdown: its sections become lists."""
+    """A docstring of Google's style as Markdown: its lists have a phrase for each entry.
+
+    Errors are left out: each names the value and what is accepted.
+    """
     paragraphs = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
         head, _, rest = part.partition("\n")
-        if head in ("Args:", "Raises:", "Returns:", "Yields:"):
-            entries = re.sub(
-                r"\n\s{5,}", " ", textwrap.indent(textwrap.dedent(rest), "    ")
-            ).splitlines()
-            items = [re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, entry.strip()) for entry in entries]
+        if head == "Raises:" or head.startswith("Source: "):
+            continue
+        if head in ("Args:", "Returns:", "Yields:"):
+            text = textwrap.indent(textwrap.dedent(rest), "    ")
+            items = []
+            for entry in re.sub(r"\n\s{5,}", " ", text).splitlines():
+                if ": as for " not in entry:
+                    items.append("- " + re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, first(entry)))
+            if not items:
+                continue
             title = {"Args:": "Parameters"}.get(head, head.rstrip(":"))
-            paragraphs.append(f"{title}:\n\n" + "\n".join(f"- {item}" for item in items))
+            paragraphs.append(f"{title}:\n\n" + "\n".join(items))
         else:
             paragraphs.append(" ".join(part.split()))
     return "\n\n".join(paragraphs).replace("<", "&lt;")
+
+
+def first(text: str) -> str:
+    """The first sentence, or what stands before its semicolon."""
+    return re.split(r"(?<=[.]) (?=[A-Z])|; ", " ".join(text.split()))[0].rstrip(".")
 
 
 def named(names: re.Match[str]) -> str:
@@ -172,7 +172,6 @@ def named(names: re.Match[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[1].split(", ")) + ": "
 
 
-def cell(docstring: str) -> str:
-    """A docstring in one cell of a table."""
-    text = re.sub(r"\n\s*(Raises|Returns|Args):\s*\n", r" \1: ", inspect.cleandoc(docstring))
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+def phrase(docstring: str) -> str:
+    """The first sentence of a docstring."""
+    return first(inspect.cleandoc(docstring).partition("\n\n")[0]).replace("<", "&lt;")

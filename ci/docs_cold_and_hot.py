@@ -1,4 +1,4 @@
-"""Print the table of docs/explanation/cold-and-hot.md: one kernel in each state of the cache, from the record of peers.py."""
+"""Print the table of docs/measuring.md: one kernel in each state of the cache, from the record of peers.py."""
 
 from __future__ import annotations
 

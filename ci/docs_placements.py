@@ -1,4 +1,4 @@
-"""Print the table of docs/explanation/placement.md: what placements of buffers and processes differ by, from the record of peers.py."""
+"""Print the table of docs/measuring.md: what placements of buffers and processes differ by, from the record of peers.py."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from docs_api import api
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
-    from pytest_gpumem.settings import Option
+    from pytest_gpumem.options import Option
 
 
 def _cell(text: str) -> str:
@@ -28,37 +28,42 @@ def _cell(text: str) -> str:
 
 
 def options() -> str:
-    """Every option of the command line with its environment variable and ini key, which all derive from one table."""
-    from pytest_gpumem.settings import OPTIONS
+    """Every option of the command line; its environment variable and ini key follow from it."""
+    from pytest_gpumem.options import OPTIONS
 
-    lines = ["| option | environment, ini | marker | |", "|---|---|---|---|"]
-    for option in (one for one in OPTIONS if not one.ini_only):
+    lines = []
+    for option in OPTIONS:
+        if option.ini_only:
+            continue
         flag = option.flag if option.is_flag else f"{option.flag} {option.metavar}"
-        lines.append(
-            f"| `{flag}` | `{option.variable}`, `{option.key}` | {_keyword(option)} | {_cell(option.help)} |"
-        )
+        lines.append(f"- `{flag}`{_keyword(option)}: {_text(option.help)}")
     return "\n".join(lines)
 
 
 def ini_keys() -> str:
     """Every option that is an ini key alone."""
-    from pytest_gpumem.settings import OPTIONS
+    from pytest_gpumem.options import OPTIONS
 
-    rare = [one for one in OPTIONS if one.ini_only]
-    rows = [
-        f"| `{one.key} = {one.metavar or 'BOOL'}` | {_keyword(one)} | {_cell(one.help)} |"
-        for one in rare
-    ]
-    return "\n".join(["| ini | marker | |", "|---|---|---|", *rows])
+    lines = []
+    for option in OPTIONS:
+        if option.ini_only:
+            key = f"{option.key} = {option.metavar or 'BOOL'}"
+            lines.append(f"- `{key}`{_keyword(option)}: {_text(option.help)}")
+    return "\n".join(lines)
 
 
 def _keyword(option: Option) -> str:
-    return f"`{option.name}=`" if option.on_marker else ""
+    return f", `{option.name}=`" if option.on_marker else ""
+
+
+def _text(text: str) -> str:
+    """The help of an option without a default that says nothing."""
+    return " ".join(text.split()).replace("<", "&lt;").removesuffix(" Default: none.")
 
 
 def marker() -> str:
     """The keywords of the marker that are no options."""
-    from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
+    from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 
     names = {option.name for option in OPTIONS}
     return "\n".join(f"- `{name}`" for name in MARKER_KEYWORDS if name not in names)
@@ -96,26 +101,18 @@ SENTENCES = {
 
 
 def kernels() -> str:
-    """The catalogue: each kernel with what it does, its parameters, traffic, element types and where it comes from."""
+    """The catalogue: each kernel with its parameters, what it does, its traffic and types."""
     from pytest_gpumem.kernels.catalogue import CATALOGUE
 
-    lines = [
-        "| kernel | what it does | parameters | traffic | types | source |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for kernel in CATALOGUE.values():
-        parameters = ", ".join(
-            parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
-            for parameter in kernel.parameters
-        )
-        cells = [
-            SENTENCES[kernel.name],
-            f"`{parameters}`",
-            traffic(kernel),
-            ", ".join(kernel.dtypes),
-            _cell(kernel.section),
-        ]
-        lines.append(f"| `{kernel.name}` | {' | '.join(cells)} |")
+        parameters = []
+        for parameter in kernel.parameters:
+            default = "" if parameter.default is None else f"={parameter.default}"
+            parameters.append(parameter.name + default)
+        call = f"{kernel.name}({', '.join(parameters)})"
+        types = ", ".join(kernel.dtypes)
+        lines.append(f"- `{call}`: {SENTENCES[kernel.name]} {traffic(kernel)} ({types}).")
     return "\n".join(lines)
 
 
@@ -145,15 +142,16 @@ def traffic(kernel: Kernel) -> str:
         if parameter.role is Role.SCALAR
     }
     accesses = kernel.accesses(Call(sizes, scalars))
-    found = {
-        way: list(dict.fromkeys(one.argument for one in accesses if one.direction == way))
-        for way in ("read", "write")
-    }
-    return "; ".join(
-        f"{way}s {', '.join(f'`{name}`' for name in names)}"
-        for way, names in found.items()
-        if names
-    )
+    parts = []
+    for way in ("read", "write"):
+        names = []
+        for access in accesses:
+            if access.direction == way and f"`{access.argument}`" not in names:
+                names.append(f"`{access.argument}`")
+        if names:
+            parts.append(f"{way}s {', '.join(names)}")
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]
 
 
 def fixtures() -> str:
@@ -163,12 +161,11 @@ def fixtures() -> str:
     names = re.findall(
         r"^@pytest\.fixture[^\n]*\ndef ([a-z]\w*)\(", inspect.getsource(module), re.MULTILINE
     )
-    lines = ["| fixture | |", "|---|---|"]
+    lines = []
     for name in names:
         fixture = getattr(module, name)
-        lines.append(
-            f"| `{name}` | {_cell(inspect.getdoc(getattr(fixture, '__wrapped__', fixture)) or '')} |"
-        )
+        text = inspect.getdoc(getattr(fixture, "__wrapped__", fixture)) or ""
+        lines.append(f"- `{name}`: {_text(text)}")
     return "\n".join(lines)
 
 
@@ -178,6 +175,8 @@ def commands() -> str:
 
     parts = []
     for path, command in _walk(main, "gpumem"):
+        if command is main:
+            continue  # its list of commands stands in the README
         # click keeps it, with the names of the context that first needed it
         command._help_option = None
         with click.Context(
@@ -187,8 +186,15 @@ def commands() -> str:
             max_content_width=100,
             **main.context_settings,
         ) as context:
-            parts.append(f"## `{path}`\n\n```text\n{command.get_help(context)}\n```")
+            parts.append(f"## `{path}`\n\n```text\n{_help(command, context)}\n```")
     return "\n\n".join(parts)
+
+
+def _help(command: click.Command, context: click.Context) -> str:
+    """The help of a command; examples and exit codes stand on other pages."""
+    text = command.get_help(context).partition("\n  Examples:\n")[0]
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("-h, --help")]
+    return "\n".join(lines).rstrip().removesuffix("\nOptions:").rstrip()
 
 
 def _walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -203,49 +209,87 @@ ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "docs" / "reference" / "results.schema.json"
 
 
+READ_BY_USERS = (
+    "Row",
+    "Verdict",
+    "Comparison",
+    "PairedChange",
+    "Omission",
+    "Difference",
+    "Measurement",
+    "MovedBytes",
+    "Window",
+    "Footprint",
+    "MemoryUse",
+)
+"""Records whose fields have a phrase each, the widest first."""
+NAMES_ALONE = ("Code", "DeviceFacts", "Limits", "Outcome")
+"""Records with the names of their fields alone; the JSON Schema has these, and all others."""
+
+
 def schema() -> str:
     """Every record of the results with its fields, from their JSON Schema (`ci/results_schema.py`)."""
     whole = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record("The value of `gpumem`", whole)]
-    # In the order in which a reader meets them: the widest first.
-    order = (
-        "Row",
-        "Verdict",
-        "Comparison",
-        "Measurement",
-        "MovedBytes",
-        "Window",
-        "Conditions",
-        "DeviceFacts",
-        "Limits",
-    )
-    names = [*order, *sorted(whole["$defs"].keys() - {*order})]
-    return "\n\n".join([*parts, *(_record(name, whole["$defs"][name]) for name in names)])
+    for name in READ_BY_USERS:
+        parts.append(_record(name, whole["$defs"][name]))
+    for name in NAMES_ALONE:
+        parts.append(_short_record(name, whole["$defs"][name]))
+    return "\n\n".join(parts)
 
 
 def _record(name: str, record: Mapping[str, Any]) -> str:
-    """One record: what it is, and a table of its fields; of an enumeration its values."""
-    head = f"## {name}\n\n{_cell(record.get('description', ''))}"
-    if "enum" in record:
-        return f"{head}\n\nOne of {', '.join(f'`{value}`' for value in record['enum'])}."
-    lines = ["| field | type | |", "|---|---|---|"]
+    """One record: what it is, and its fields with type and phrase."""
+    lines = []
     for field, described in record["properties"].items():
-        text = re.sub(
-            r"\bNone\b", "null", _cell(described.get("description", ""))
-        )  # of Python's fields, as JSON has them
-        lines.append(f"| `{field}` | {_type(described)} | {text} |")
-    return f"{head}\n\n" + "\n".join(lines)
+        entry = f"- `{field}`: {_type(described)}"
+        if not _says_itself(described, field):
+            entry += f". {_phrase(described)}"
+        lines.append(entry)
+    return f"## {name}\n\n{_phrase(record)}\n\n" + "\n".join(lines)
+
+
+def _short_record(name: str, record: Mapping[str, Any]) -> str:
+    """One record: what it is, and the names of its fields; of an enumeration its values."""
+    if "enum" in record:
+        names = [f"`{value}`" for value in record["enum"]]
+    else:
+        names = []
+        for field, described in record["properties"].items():
+            kind = _type(described)
+            names.append(f"`{field}`: {kind}" if "](#" in kind else f"`{field}`")
+    return f"## {name}\n\n{_phrase(record)}: {', '.join(names)}."
+
+
+def _phrase(described: Mapping[str, Any]) -> str:
+    """The first sentence of a description, or a clause; the JSON Schema has all of it."""
+    text = _text(described.get("description", ""))
+    text = re.sub(r"\bNone\b", "null", text)  # of Python's fields, as JSON has them
+    phrase = re.split(r"(?<=[a-z)`])[.;:] ", text)[0]
+    if len(phrase.split()) > 9:
+        phrase = re.split(r", | \(", phrase)[0]
+    return phrase.rstrip(".;:,")
+
+
+def _says_itself(described: Mapping[str, Any], field: str) -> bool:
+    """True for a field whose phrase repeats its name, or that is a record of that name."""
+    words = {word.lower().strip(",.`") for word in _phrase(described).split()}
+    return words <= {*field.split("_"), "the", "a", "an", "of", "its", "in", "by", "and", ""}
 
 
 def _type(described: Mapping[str, Any]) -> str:
     """A JSON type in words, with links to other records."""
     if "$ref" in described:
-        name = described["$ref"].rpartition("/")[2]
+        name = str(described["$ref"]).rpartition("/")[2]
+        if name not in READ_BY_USERS and name not in NAMES_ALONE:
+            return name
         return f"[{name}](#{name.lower()})"
     if "anyOf" in described:
-        return " or ".join(_type(one) for one in described["anyOf"])
+        return " or ".join(_type(choice) for choice in described["anyOf"])
     if "const" in described:
         return f"`{described['const']}`"
+    if "enum" in described:
+        return " or ".join(f"`{value}`" for value in described["enum"])
     if described.get("type") == "array" and "prefixItems" not in described:
         items = described.get("items")
         return f"array of {_type(items)}" if isinstance(items, dict) and items else "array"
@@ -266,37 +310,34 @@ def exit_codes() -> str:
 
 
 def rooms() -> str:
-    """The rooms of the package from the highest floor to the lowest, as the law of imports orders them."""
-    layers = re.search(
-        r"^layers = \[\n(.*?)^\]",
-        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
-        re.DOTALL | re.MULTILINE,
-    )
+    """The rooms of the package, floor by floor from the highest, as the law of imports orders them."""
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.search(r"^layers = \[\n(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
     assert layers is not None
-    lines = ["| floor | room | |", "|---|---|---|"]
+    lines = []
     floors = re.findall(r'"(.+)"', layers[1])
-    for floor, names in zip(range(len(floors) - 1, -1, -1), floors, strict=True):
+    for number, names in enumerate(floors, 1):
         for name in names.split(" | "):
             path = ROOT / "pytest_gpumem" / name
             file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
             text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            lines.append(
-                f"| {floor} | `{name}` | {_cell(re.split(r'(?<=[.]) ', ' '.join(text.split()))[0])} |"
-            )
+            sentence = re.split(r"(?<=[.:]) ", _text(text))[0].rstrip(":.")
+            lines.append(f"- {len(floors) - number} `{name}`: {sentence}.")
     return "\n".join(lines)
 
 
 def features() -> str:
     """What a session does around a test beside running it: the classes that inherit from `Feature`."""
-    lines = ["| feature | in | |", "|---|---|---|"]
+    lines = []
     for path in sorted((ROOT / "pytest_gpumem" / "plugin").glob("*.py")):
-        for one in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(one, ast.ClassDef) and any(
-                isinstance(base, ast.Name) and base.id == "Feature" for base in one.bases
-            ):
-                lines.append(
-                    f"| `{one.name}` | `plugin.{path.stem}` | {_cell(ast.get_docstring(one) or '')} |"
-                )
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            if "Feature" in bases:
+                text = _text(ast.get_docstring(node) or "")
+                sentence = re.split(r"(?<=[.]) ", text)[0]
+                lines.append(f"- `{node.name}` (`plugin.{path.stem}`): {sentence}")
     return "\n".join(lines)
 
 

@@ -1,10 +1,11 @@
 """Plant fail-opens in copies of the core: the property tests find each of them.
 
-    python ci/fail_opens.py                      # all of them; -n 4: in four processes of pytest each
+    python ci/fail_opens.py                      # all of them; -n 4: four copies at a time
     python ci/fail_opens.py 3 7                  # some, by number
 
-Each is one edit after which something that was to be judged ends green without a word: a discharge, a status, an exit code or an origin of
-expectations is dropped. A copy of the package with it runs the draws on the pure core, and if these pass the whole sessions and gates.
+Each is one edit after which something that was to be judged ends green without a word: a discharge,
+a status, an exit code or an origin of expectations is dropped. A copy of the package with it runs
+the draws on the pure core and the sessions and gates of `QUICK`, and all draws only if these pass.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("pytest_gpumem", "pytest_gpumem_entry.py", "kernels", "tests", "pyproject.toml")
-PROPERTIES = ("tests/unit/judging/test_discharge.py", "tests/plugin/test_planted_faults.py")
-DRAWS = "200"  # of whole sessions
+CORE_DRAWS = "tests/unit/judging/test_discharge.py"
+DRAWS = "tests/plugin/test_planted_faults.py"
+SESSIONS = f"{DRAWS}::test_a_planted_fault_is_never_green_in_silence"
+GATES = f"{DRAWS}::test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone"
+QUICK = [f"{SESSIONS}[{seed}]" for seed in (1, 4, 71)] + [f"{GATES}[{seed}]" for seed in (0, 2, 27)]
+"""The draws that find today's fail-opens. Where they find none, all draws run."""
 
 CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "plugin/outputs.py"
 REPORTED, GATE = "plugin/reported.py", "runs/conclusion.py"
@@ -113,78 +119,68 @@ FAIL_OPENS = [
 """File, old text, new text."""
 
 
-def planted(number: int, workers: str) -> str | None:
-    """The property test that finds a fail-open; None if none does. Raises `ValueError`: the file has not the old text once."""
+def copy_with(number: int, folder: str) -> None:
+    """Copy the project, with a fail-open. Raises `ValueError` unless the file has the text once."""
     name, old, new = FAIL_OPENS[number - 1]
-    with tempfile.TemporaryDirectory() as folder:
-        for one in COPIED:
-            source, target = ROOT / one, Path(folder, one)
-            shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
-        file = Path(folder, "pytest_gpumem", name)
-        text = file.read_text()
-        if text.count(old) != 1:
-            raise ValueError(f"{name} has {text.count(old)} times: {old}")
-        file.write_text(text.replace(old, new))
-        variables = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("PYTEST_", "GPUMEM_"))
-        }
-        for tests in PROPERTIES:
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-qx",
-                "-p",
-                "no:cacheprovider",
-                *([f"-n{workers}"] if workers else []),
-                tests,
-            ]
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=variables | {"DRAWS": DRAWS},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            # 2: pytest-xdist stopped after the first failure. The sessions inside of tests print such lines, too.
-            if done.returncode in (1, 2) and (
-                found := re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-            ):
-                return str(found[-1]).partition("::")[2]
-            if done.returncode != 0:
-                raise ValueError(
-                    f"{tests} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
-                )
+    for copied in COPIED:
+        source, target = ROOT / copied, Path(folder, copied)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+    file = Path(folder, "pytest_gpumem", name)
+    text = file.read_text()
+    if text.count(old) != 1:
+        raise ValueError(f"{name} has {text.count(old)} times: {old}")
+    file.write_text(text.replace(old, new))
+
+
+def first_failure(folder: str, *tests: str) -> str | None:
+    """The first test that fails in a copy; None if all pass."""
+    variables = {"PYTHONPATH": folder, "DRAWS": "200"}
+    for name, value in os.environ.items():
+        if not name.startswith(("PYTEST_", "GPUMEM_", "PYTHONPATH")):
+            variables[name] = value
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    # The sessions inside of tests print such lines, too.
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode == 1 and failed:
+        return str(failed[-1]).partition("::")[2]
+    if done.returncode != 0:
+        output = done.stdout[-3000:] + done.stderr[-1000:]
+        raise ValueError(f"{' '.join(tests)} ended with {done.returncode}:\n{output}")
     return None
+
+
+def planted(number: int) -> str | None:
+    """The property test that finds a fail-open; None if none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_with(number, folder)
+        quick = list(QUICK)
+        if FAIL_OPENS[number - 1][0] == CORE:
+            quick.insert(0, CORE_DRAWS)  # it sees no other file
+        return first_failure(folder, *quick) or first_failure(folder, CORE_DRAWS, DRAWS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "numbers",
-        nargs="*",
-        type=int,
-        default=[*range(1, len(FAIL_OPENS) + 1)],
-        help="default: all",
-    )
-    parser.add_argument(
-        "-n", dest="workers", default="", help="as that of pytest-xdist; default: one process"
-    )
+    parser.add_argument("numbers", nargs="*", type=int, help="default: all")
+    parser.add_argument("-n", type=int, default=1, dest="copies", help="at a time; default: 1")
     given = parser.parse_args()
+    numbers = given.numbers or range(1, len(FAIL_OPENS) + 1)
     survivors = 0
-    for number in given.numbers:
-        name, old, _ = FAIL_OPENS[number - 1]
-        found = planted(number, given.workers)
-        survivors += found is None
-        print(
-            f"{number:>2} {name}: {' '.join(old.split())[:60]}: {found or 'NOT FOUND'}", flush=True
-        )
-    print(f"{len(given.numbers) - survivors} of {len(given.numbers)} fail-opens are found")
+    with ThreadPoolExecutor(given.copies) as pool:
+        for number, found in zip(numbers, pool.map(planted, numbers), strict=True):
+            name, old, _ = FAIL_OPENS[number - 1]
+            survivors += found is None
+            text = " ".join(old.split())[:60]
+            print(f"{number:>2} {name}: {text}: {found or 'NOT FOUND'}", flush=True)
+    print(f"{len(numbers) - survivors} of {len(numbers)} fail-opens are found")
     return 1 if survivors else 0
 
 

@@ -1,9 +1,10 @@
-"""Damages baselines, acceptances, results and profiles in many ways, and feeds them to whatever reads them.
+"""Damage baselines, acceptances, results and profiles, and feed them to whatever reads them.
 
     python ci/hostile_files.py [--seed N] [--cases N]
 
-Each reader must accept a file or refuse it in one line with the exit code of a usage error, within 5 s, and print nothing that commands a
-terminal or a CI. Needs no GPU. The last line says how many cases passed and failed; the exit status is 1 if one failed.
+Each reader accepts a file or refuses it in one line with the exit code of a usage error, within
+5 s, and prints nothing that commands a terminal or a CI. Needs no GPU. The last line says how many
+cases passed and failed; the exit status is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import math
 import os
 import random
 import shutil
@@ -20,7 +22,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,46 +49,16 @@ def test_two(gpu_benchmark, device_buffer, managed_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0, label="small")
     gpu_benchmark(gpu_kernels.init, managed_buffer(1 << 20), 1.0, label="managed", count_pages=True)
 """
-NUMBERS = (
-    0,
-    -1,
-    1,
-    0.0,
-    -0.0,
-    5e-324,
-    -1e-6,
-    1e-300,
-    1e300,
-    1.7e308,
-    1 << 62,
-    1 << 64,
-    10**400,
-    -(10**400),
-)
+NUMBERS = (0, -1, 1, 0.0, -0.0, 5e-324, -1e-6, 1e300, 1.7e308, 1 << 62, 1 << 64, -(10**400))
 TEXTS = (
     "",
     "::add-mask::x\n::add-mask::x",
     "\x1b[2J\u202e\u2028\0",
     "\udcff",
-    "<script>",
     "x" * 5000,
-    "1e999",
     "../../x",
-    "a[b]::c",
 )
-OTHERS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    [],
-    {},
-    [[]],
-    [0],
-    {"": 0},
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-)
+OTHERS: tuple[Any, ...] = (None, True, [], {}, [[]], [0], {"": 0}, math.inf, -math.inf, math.nan)
 
 
 class TooSlow(BaseException):
@@ -188,12 +159,10 @@ def baseline_changed(text: bytes, rng: random.Random) -> bytes:
     """With a digest that fits, as somebody forges it who means to deceive."""
     whole = json.loads(text)
     whole["content"] = value_changed(whole["content"], rng)
-    with_digest = (
-        whole | {"sha256": digest(json.loads(json.dumps(whole["content"]), parse_constant=float))}
-        if _finite(whole)
-        else whole
-    )
-    return json.dumps(with_digest).encode()
+    if _finite(whole):
+        content = json.loads(json.dumps(whole["content"]), parse_constant=float)
+        whole["sha256"] = digest(content)
+    return json.dumps(whole).encode()
 
 
 def _finite(value: Any) -> bool:
@@ -263,11 +232,9 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     folder.mkdir(parents=True)
     shutil.copy(seeds / "baseline.json", folder / "20200101T000000Z-a-b.json")
     shutil.copy(path, folder / "20300101T000000Z-a-b.json")
-    if (
-        json.loads((folder / "20200101T000000Z-a-b.json").read_bytes())["content"]["id"].encode()
-        in path.read_bytes()
-    ):
-        (folder / "20200101T000000Z-a-b.json").unlink()
+    saved = folder / "20200101T000000Z-a-b.json"
+    if json.loads(saved.read_bytes())["content"]["id"].encode() in path.read_bytes():
+        saved.unlink()
     try:
         baseline = Store(path.parent / "baseline", facts).load()
         run = load(seeds / "results.json")
@@ -281,18 +248,9 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:
         one_line(str(error))
-    commands = (
-        (
-            "report",
-            str(seeds / "results.json"),
-            "-o",
-            str(path.with_suffix(".html")),
-            "--base",
-            str(path),
-        ),
-        ("compare", str(path), str(seeds / "results.json")),
-    )
-    command(*rng.choice(commands))
+    results = str(seeds / "results.json")
+    page_of = ("report", results, "-o", str(path.with_suffix(".html")), "--base", str(path))
+    command(*rng.choice((page_of, ("compare", str(path), results))))
 
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
@@ -329,27 +287,11 @@ def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 Damage = Callable[[bytes, random.Random], bytes]
-KINDS: tuple[
-    tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...
-] = (
-    (
-        "results.json",
-        (bytes_changed, results_changed, results_changed, results_changed, json_changed),
-        read_results,
-        4,
-    ),
-    (
-        "baseline.json",
-        (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed),
-        read_baseline,
-        4,
-    ),
-    (
-        "acceptance.json",
-        (bytes_changed, json_changed, json_changed, json_changed),
-        read_acceptance,
-        2,
-    ),
+Reader = Callable[[Path, Path, random.Random], None]
+KINDS: tuple[tuple[str, tuple[Damage, ...], Reader, int], ...] = (
+    ("results.json", (bytes_changed, json_changed, *(results_changed,) * 3), read_results, 4),
+    ("baseline.json", (bytes_changed, json_changed, *(baseline_changed,) * 3), read_baseline, 4),
+    ("acceptance.json", (bytes_changed, *(json_changed,) * 3), read_acceptance, 2),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
 )
 """Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
@@ -358,22 +300,12 @@ KINDS: tuple[
 def make_seeds(folder: Path) -> None:
     """Files as the plugin and the profilers write them."""
     (folder / "test_a.py").write_text(SUITE)
-    base = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--gpumem",
-        "--gpumem-device=sim",
-        "--gpumem-budget=5ms",
-    ]
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GPUMEM", "GITHUB_", "CI_"))
-    }
+    base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    base += ["--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms"]
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(("GPUMEM", "GITHUB_", "CI_")):
+            del environment[name]
     for more in (["--gpumem-save"], ["--benchmark-json=results.json"]):
         done = subprocess.run(
             [*base, *more], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -383,7 +315,9 @@ def make_seeds(folder: Path) -> None:
     (saved,) = folder.rglob("gpumem/*.json")
     shutil.copy(saved, folder / "baseline.json")
     (folder / "acceptance.json").write_text(_acceptance())
-    _profiles(folder)
+    measured = ncu_csv.measured("test_copy")
+    lines = [ncu_csv.line(number, ncu_csv.TRIAD, measured, ncu_csv.H200) for number in range(3)]
+    (folder / "ncu.csv").write_text(ncu_csv.log(*lines))
 
 
 def _acceptance() -> str:
@@ -404,23 +338,15 @@ def _acceptance() -> str:
     return json.dumps(msgspec.to_builtins(accepted))
 
 
-def _profiles(folder: Path) -> None:
-    lines = [
-        ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200)
-        for number in range(3)
-    ]
-    (folder / "ncu.csv").write_text(ncu_csv.log(*lines))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=20_240)
     parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--keep", type=Path, help="copy the files of failed cases here")
-    asked = parser.parse_args()
-    begun, failed, passed = time.monotonic(), Counter[str](), 0
+    given = parser.parse_args()
+    begun = time.monotonic()
+    failed = 0
     with tempfile.TemporaryDirectory(prefix="gpumem-hostile-") as made:
         seeds = Path(made, "seeds")
         seeds.mkdir()
@@ -429,9 +355,9 @@ def main() -> int:
             shutil.copy(seeds / name, Path(made, name))
             reader(Path(made, name), seeds, random.Random(0))
         kinds = [kind for kind in KINDS for _ in range(kind[3])]
-        for number in range(asked.cases):
+        for number in range(given.cases):
             # Each case by a seed of its own, so that one can be run again alone.
-            rng = random.Random(f"{asked.seed} {number}")
+            rng = random.Random(f"{given.seed} {number}")
             name, ways, reader, _ = kinds[number % len(kinds)]
             folder = Path(made, str(number))
             folder.mkdir()
@@ -440,22 +366,17 @@ def main() -> int:
             try:
                 with limited():
                     reader(path, seeds, rng)
-                passed += 1
             except (Exception, TooSlow) as error:
-                failed[name] += 1
+                failed += 1
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{Path(at.filename).name}:{at.lineno}"
-                print(
-                    f"FAILED case {number}, {name}: {type(error).__name__}: {str(error)[:300]} ({where})",
-                    flush=True,
-                )
-                if asked.keep is not None:
-                    asked.keep.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, asked.keep / f"{number}-{name}")
+                words = f"{type(error).__name__}: {str(error)[:300]} ({where})"
+                print(f"FAILED case {number}, {name}: {words}", flush=True)
             shutil.rmtree(folder)
     seconds = time.monotonic() - begun
     print(
-        f"seed {asked.seed}, {asked.cases} damaged files in {seconds:.0f} s: {passed} passed, {sum(failed.values())} failed"
+        f"seed {given.seed}, {given.cases} damaged files in {seconds:.0f} s:"
+        f" {given.cases - failed} passed, {failed} failed"
     )
     return 1 if failed else 0
 

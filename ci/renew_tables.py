@@ -8,7 +8,7 @@ A marker stands on a line of its own before a ```text block, which is replaced:
                                         from the record of a script of ci/bench; a line that says so where there is none yet
     <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
     <!-- record: FILE without NODEID -->    all others
-    <!-- summary: FILE -->              the end of that session: a line for each test, or for each kind of test
+    <!-- summary: FILE -->              the end of that session: the rows with a limit or a doubt, and the counts
     <!-- texts: FILE -->                its figures that belong to the experiments of CUDA's guides and other texts; of a record of
                                         l2_persistence.py those of two windows at once
     <!-- output: FILE -->               what a script of this repository prints
@@ -44,8 +44,8 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.table import table
+from pytest_gpumem.reporting.terminal import counts_text
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
@@ -77,11 +77,11 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         for row in document.rows
         if which is None or row.nodeid.startswith(nodeid) == (which == "of")
     ]
-    drawn = (
-        summary(rows, device, width=WIDTH, colour=False, in_session=True)
-        if short
-        else table(rows, device, width=WIDTH, colour=False, notes=False)
-    )
+    shown = rows
+    if short:
+        shown = [row for row in rows if row.verdict.outcome is not Outcome.MEASURED]
+    lines = table(shown, device, width=WIDTH, colour=False).splitlines()
+    drawn = "\n".join([*lines[:-1], *wrapped(counts_text(rows), WIDTH)])
     return "\n".join(
         [head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn]
     )
@@ -198,7 +198,6 @@ NAMES = {
     "traffic": "moved_bytes",
     "max_syncs": "max_waits",
     "syncs": "waits",
-    "no_evidence": "no_what_ran",
     "further_peaks": "further",
 }
 FIELDS = {
@@ -210,7 +209,12 @@ OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"
 """Keys of older records, and what they are called now."""
 
 
-ENDED = ("activity", "why")  # keys of older records that no record has any more
+ENDED = (
+    "activity",
+    "why",
+    "allocated",
+    "sizes",
+)  # keys of older records that no record has any more
 
 
 def of_today(
@@ -234,7 +238,9 @@ def of_today(
 
 
 def _without_limits(row: Row) -> Row:
-    """The row; MEASURED if it has no limit, which older records call PASS."""
+    """The row without notes; MEASURED if it has no limit, which older records call PASS."""
+    if row.measurement is not None:
+        row = replace(row, measurement=replace(row.measurement, notes=()))
     judged = row.verdict.outcome is not Outcome.PASS or any(
         getattr(row.limits, name) is not None for name in LIMITS
     )

@@ -190,7 +190,7 @@ def lines(rows: Sequence[Row], device: DeviceFacts) -> list[str]:
             "",
         ]
     for title, pairs in PAIRS:
-        drawn.append(f"{title:<40}{'base':>12}{'measured':>12}   change")
+        drawn.append(f"{title:<40}{'base':>12}   change")
         for what, test, base, label in pairs:
             drawn.append(_pair(what, find, test, base, label))
         drawn.append("")
@@ -235,7 +235,7 @@ def _pair(what: str, find: Find, test: str, base: str, label: str) -> str:
         without, other = find(test, base), find(test, label)
     except KeyError:
         return f"  {what:<38}not in this record"
-    return f"  {what:<38}{_time(without.latency):>12}{_time(other.latency):>12}   {change(without, other)}"
+    return f"  {what:<38}{_time(without.latency):>12}   {change(without, other)}"
 
 
 def _bandwidths(find: Find, device: DeviceFacts) -> Iterator[str]:

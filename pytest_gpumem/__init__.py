@@ -1,6 +1,7 @@
 """Fixtures, measurements and a gate for CUDA memory performance in pytest.
 
-PYTEST_DONT_REWRITE: pytest warns of a plugin's package that was imported without its rewriting (see `pytest_gpumem_entry`).
+PYTEST_DONT_REWRITE: pytest warns of a plugin's package that was imported without its rewriting (see
+`pytest_gpumem_entry`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.units import GB, KB, MB, GiB, KiB, MiB
 
 if TYPE_CHECKING:
-    from pytest_gpumem.measuring.target_case import Case as Case
+    from pytest_gpumem.measuring.case import Case as Case
     from pytest_gpumem.memory.buffers import Buffer as Buffer
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark as GpuBenchmark
     from pytest_gpumem.plugin.result import Result as Result
@@ -21,7 +22,7 @@ __all__ = ["GB", "KB", "MB", "Buffer", "Case", "GiB", "GpuBenchmark", "KiB", "Mi
 
 _PLACES = {
     "Buffer": "pytest_gpumem.memory.buffers",
-    "Case": "pytest_gpumem.measuring.target_case",
+    "Case": "pytest_gpumem.measuring.case",
     "GpuBenchmark": "pytest_gpumem.plugin.gpu_benchmark",
     "Result": "pytest_gpumem.plugin.result",
 }

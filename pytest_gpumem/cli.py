@@ -36,7 +36,7 @@ TASKS: Mapping[str, tuple[click.Command, ...]] = {
 
 
 class _NobodyReads(Exception):
-    """The reader of the output ended. click would end with 1 after a `BrokenPipeError`, the code of a regression."""
+    """The reader of the output ended. click would exit with 1, the code of a regression."""
 
 
 @contextmanager
@@ -48,26 +48,28 @@ def _reading() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage errors exit with 2."""
+    """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage
+    errors exit with 2."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for task, commands in TASKS.items():
             with formatter.section(task):
-                formatter.write_dl(
-                    [
-                        (str(one.name), one.get_short_help_str(limit=formatter.width))
-                        for one in commands
-                    ]
-                )
+                rows = []
+                for command in commands:
+                    text = command.get_short_help_str(limit=formatter.width)
+                    rows.append((str(command.name), text))
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = args[: args.index("--")] if "--" in args else args
-        if "" in own:
+        words = args
+        if "--" in args:
+            words = args[: args.index("--")]
+        if "" in words:
             # As a path, it would be the working directory; as a filter, it would select nothing.
-            after = f" after {own[own.index('') - 1]}" if own[0] else ""
-            raise click.UsageError(
-                f"an argument{after} is empty; is a variable of the shell not set?", ctx
-            )
+            argument = "an argument"
+            if words[0]:
+                argument += f" after {words[words.index('') - 1]}"
+            raise click.UsageError(f"{argument} is empty; is a variable of the shell not set?", ctx)
         return super().parse_args(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
@@ -97,40 +99,36 @@ class _Commands(click.Group):
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
             message = printable(" ".join(error.format_message().split())).rstrip(".") + _hint(error)
-            click.echo(
-                f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.",
-                err=True,
-            )
+            if not message.endswith("?"):
+                message += "."
+            click.echo(f"gpumem: {message} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
         except (UserError, QuantityError, RevisionError, NoAnswer) as error:
             click.echo(f"gpumem: {printable(' '.join(str(error).split()))}", err=True)
             sys.exit(Exit.NO_VERDICT if isinstance(error, NoAnswer) else Exit.USAGE)
         except _NobodyReads:
-            # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
+            # As in `gpumem ... | head`; Python would complain once more while it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.NOBODY_READS)
         except click.Abort:
             sys.exit(Exit.CTRL_C)
         except Exception as error:
             traceback.print_exc()
-            click.echo(
-                f"gpumem: internal error, no verdict: {type(error).__name__}: {' '.join(str(error).split())}",
-                err=True,
-            )
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            click.echo(f"gpumem: internal error, no verdict: {text}", err=True)
             sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _hint(error: click.UsageError) -> str:
-    """Where an unknown option may be one of pytest's, that those come after "--"."""
+    """Return the hint that pytest's options come after "--"."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
-    takes = any(parameter.name == "pytest_arguments" for parameter in error.ctx.command.params)
-    return (
-        f"; options of pytest come after --: {error.ctx.command_path} -- {error.option_name}"
-        if takes
-        else ""
-    )
+    for parameter in error.ctx.command.params:
+        if parameter.name == "pytest_arguments":
+            command = f"{error.ctx.command_path} -- {error.option_name}"
+            return f"; options of pytest come after --: {command}"
+    return ""
 
 
 @click.group(

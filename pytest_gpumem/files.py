@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
+    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees
+    half a file. The target of a link is replaced. A pipe or a device is written to directly.
 
     `content`: may come in parts, for a file that is larger than memory.
-    The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
     Raises `OSError`: the folder is missing or not writable; `path` is unchanged.
     """
-    parts = (
-        content
-        if isinstance(content, Iterator)
-        else (content.encode() if isinstance(content, str) else content,)
-    )
+    parts: Iterable[bytes | memoryview]
+    if isinstance(content, str):
+        parts = (content.encode(),)
+    elif isinstance(content, (bytes, memoryview)):
+        parts = (content,)
+    else:
+        parts = content
     if _is_special(path):
         with open(path, "wb") as special:
             special.writelines(parts)
@@ -38,7 +40,7 @@ def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes])
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append `text` to a file in one write, so that text which other processes append does not end up inside it.
+    """Append `text` to a file in a single write, so that no other process writes into it.
     Raises `OSError`: the file is not writable.
     """
     with open(path, "ab", buffering=0) as file:
@@ -46,16 +48,20 @@ def append_whole(path: Path, text: str) -> None:
 
 
 def unwritable(path: Path) -> str | None:
-    """The reason why a file cannot be written, to check before long work; None if there is none."""
+    """Return why a file cannot be written, to check before long work, or None."""
     if _is_special(path):
-        return None if os.access(path, os.W_OK) else "no permission to write to it"
+        if os.access(path, os.W_OK):
+            return None
+        return "no permission to write to it"
     folder = path.resolve().parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
     if path.is_dir():
         return "it is a folder"
     # A new file replaces the old one, so the permission of the folder decides.
-    return None if os.access(folder, os.W_OK) else f"no permission to write in {folder}"
+    if os.access(folder, os.W_OK):
+        return None
+    return f"no permission to write in {folder}"
 
 
 def _is_special(path: Path) -> bool:

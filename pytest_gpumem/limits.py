@@ -1,9 +1,8 @@
-"""The limits of a measurement: one entry each, from which options, marker keywords and call keywords follow.
+"""The limits: an entry in a table each, from which options, marker and call keywords follow.
 
-A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field of the same name in
-`records.measurement.Limits`, and its rule in `judging.limits` or `judging.footprint`.
-
-Cheap to import: pytest reads this module in every session, also in sessions without --gpumem.
+A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field
+of the same name in `records.measurement.Limits`, and its rule in `judging.limits` or
+`judging.footprint`. pytest imports this module in every session: it is cheap to import.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ from pytest_gpumem import units
 from pytest_gpumem.units import refused
 
 YES = ("1", "true", "yes", "on")  # texts of a flag that is set
+BASE = "base"  # as a limit on an exact count: no more than the base has
 
 
 class LimitKeywords(TypedDict, total=False):
-    """Limits as keywords of a measurement. None lifts the limit of the marker and of the session."""
+    """Limits as keywords of a measurement. None lifts the limit of the marker and of the
+    session."""
 
     min_bandwidth: str | float | None
     max_latency: str | float | None
@@ -37,7 +38,8 @@ class LimitKeywords(TypedDict, total=False):
 
 
 class FootprintKeywords(TypedDict, total=False):
-    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the session."""
+    """Limits as keywords of `gpu_memory.watch`. None lifts the limit of the marker and of the
+    session."""
 
     max_peak: int | str | None
     max_kept: int | str | None
@@ -47,84 +49,88 @@ class FootprintKeywords(TypedDict, total=False):
 class Limit(NamedTuple):
     """One limit."""
 
-    name: str  # keyword of the marker and of a measurement, and name of the option
-    parse: Callable[
-        [Any], str
-    ]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
+    name: str  # of the keyword, the ini key and the option
+    parse: Callable[[Any], str]  # from a user's value to the kept text; raises `QuantityError`
+    looser: Callable[[str, str], bool]  # True if the first text can demand less than the second
     help: str
-    metavar: (
-        str | None
-    )  # placeholder of the option's value in the help; None for a limit that is no option, because it is about one test
-    looser: Callable[
-        [str, str], bool
-    ]  # True if the first text demands less than the second, at least of some measurements
-    of_footprint: bool = False
-    """It limits the memory of a test or of a part of it, and no measurement."""
+    metavar: str | None  # of the option in the help; None: a limit of single tests, no option
     ini_only: bool = False  # no option of the command line and no variable
 
 
-def _written(value: object, accepted: str) -> str:
-    """A limit as text. A bare number is refused: in base units, 12 seconds or 2.4 bytes per second, it could never fail a test."""
+def _text(value: object, accepted: str) -> str:
+    """Return a limit as written. A number without a unit could never fail a test."""
     if not isinstance(value, str):
         raise refused(value, accepted, "has no unit")
     return value.strip()
 
 
-def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
-    """Keep the text of a value that `parse` accepts."""
-
-    def kept(value: Any) -> str:
-        parse(value)
-        return str(value).strip()
-
-    return kept
-
-
-def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
-    """The rule of `Limit.looser` for a limit of which more is looser."""
-    return lambda one, other: bool(parse(one) > parse(other))
-
-
-def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
-    """The rule of `Limit.looser` for a margin."""
-    return lambda one, other: any(
-        allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True)
-    )
-
-
-def _looser_claim(one: str, other: str) -> bool:
-    (by, label), (demanded, of) = units.parse_claim(one), units.parse_claim(other)
-    return label != of or by < demanded
-
-
-def _min_bandwidth(value: Any) -> str:
-    written = _written(value, units.RATES_ACCEPTED)
-    if units.parse_rate(written) in (0, units.Share(0)):
+def _rate(value: Any) -> str:
+    text = _text(value, units.RATES_ACCEPTED)
+    if units.parse_rate(text) in (0, units.Share(0)):
         raise refused(value, units.RATES_ACCEPTED, "demands nothing")
-    return written
+    return text
 
 
-def _looser_bandwidth(one: str, other: str) -> bool:
-    least, demanded = units.parse_rate(one), units.parse_rate(other)
-    if isinstance(least, units.Share) and isinstance(demanded, units.Share):
-        return least.value < demanded.value
-    # Which of a rate and a share of the peak demands more depends on the device.
-    return isinstance(least, units.Share) or isinstance(demanded, units.Share) or least < demanded
+def _lower_rate(limit: str, other: str) -> bool:
+    rate, other_rate = units.parse_rate(limit), units.parse_rate(other)
+    if isinstance(rate, units.Share) and isinstance(other_rate, units.Share):
+        return rate.value < other_rate.value
+    if isinstance(rate, units.Share) or isinstance(other_rate, units.Share):
+        return True  # the device decides which of a rate and a share demands more
+    return rate < other_rate
 
 
-def _max_latency(value: Any) -> str:
-    written = _written(value, units.TIMES_ACCEPTED)
-    if units.parse_time(written) == 0:
+def _time(value: Any) -> str:
+    text = _text(value, units.TIMES_ACCEPTED)
+    if units.parse_time(text) == 0:
         raise refused(value, units.TIMES_ACCEPTED, "cannot be met")
-    return written
+    return text
 
 
-def _number(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
-        return value.strip()
-    raise refused(value, "a whole number from 0 on", "is no number")
+def _longer(limit: str, other: str) -> bool:
+    return units.parse_time(limit) > units.parse_time(other)
+
+
+def _margin(value: Any) -> str:
+    units.parse_margin(value)
+    return str(value).strip()
+
+
+def _wider_margin(limit: str, other: str) -> bool:
+    return _wider(units.parse_margin(limit), units.parse_margin(other))
+
+
+def _growth(value: Any) -> str:
+    units.parse_growth(value)
+    return str(value).strip()
+
+
+def _wider_growth(limit: str, other: str) -> bool:
+    return _wider(units.parse_growth(limit), units.parse_growth(other))
+
+
+def _wider(margin: units.Margin, other: units.Margin) -> bool:
+    return margin.relative > other.relative or margin.absolute > other.absolute
+
+
+def _claim(value: Any) -> str:
+    units.parse_claim(value)
+    return str(value).strip()
+
+
+def _looser_claim(limit: str, other: str) -> bool:
+    factor, label = units.parse_claim(limit)
+    other_factor, other_label = units.parse_claim(other)
+    return label != other_label or factor < other_factor
+
+
+def _part(value: Any) -> str:
+    units.parse_part(value, "cannot be hidden")
+    return str(value).strip()
+
+
+def _smaller_part(limit: str, other: str) -> bool:
+    return units.parse_share(limit) < units.parse_share(other)
 
 
 def _size(value: Any) -> str:
@@ -137,181 +143,147 @@ def _positive_size(value: Any) -> str:
     return _size(value)
 
 
-def count_of(written: str) -> int:
-    """The number, or the bytes, of a limit on a count."""
-    return int(written) if written.strip().isdecimal() else units.parse_bytes(written)
+def _number_or_base(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    if isinstance(value, str) and re.fullmatch(rf"\s*([0-9]{{1,12}}|{BASE})\s*", value):
+        return value.strip()
+    accepted = f'a whole number from 0 on, or "{BASE}", for no more than the base has'
+    raise refused(value, accepted, "is no number")
 
 
-BASE = "base"  # as a limit on an exact count: no more than the base has
+def _size_or_base(value: Any) -> str:
+    if isinstance(value, str) and value.strip() == BASE:
+        return BASE
+    try:
+        return _size(value)
+    except units.QuantityError as error:
+        remedy = f'{error}, or "{BASE}", for no more than the base has'
+        raise units.QuantityError(remedy) from None
 
 
-def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Parse a limit on an exact count: the count, or `BASE`."""
-
-    def either(value: Any) -> str:
-        if isinstance(value, str) and value.strip() == BASE:
-            return BASE
-        try:
-            return parse(value)
-        except units.QuantityError as error:
-            raise units.QuantityError(
-                f'{error}, or "{BASE}", for no more than the base has'
-            ) from None
-
-    return either
+def _higher(limit: str, other: str) -> bool:
+    if BASE in (limit, other):
+        return limit != other  # the base decides which of the two demands more
+    return count_of(limit) > count_of(other)
 
 
-def _looser_exact(one: str, other: str) -> bool:
-    if BASE in (one, other):
-        return one != other  # which of the two demands more depends on the base
-    return count_of(one) > count_of(other)
+def count_of(text: str) -> int:
+    """Return the number, or the bytes, of a limit on a count."""
+    return int(text) if text.strip().isdecimal() else units.parse_bytes(text)
 
 
-_MORE_BYTES = _more(units.parse_bytes)
-
-_LIMITS = (
+_MEASUREMENT = (
     Limit(
         "min_bandwidth",
-        _min_bandwidth,
+        _rate,
+        _lower_rate,
         'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
         "RATE",
-        _looser_bandwidth,
     ),
-    Limit(
-        "max_latency",
-        _max_latency,
-        'Longest latency, such as "12 us".',
-        "TIME",
-        _more(units.parse_time),
-    ),
+    Limit("max_latency", _time, _longer, 'Longest latency, such as "12 us".', "TIME"),
     Limit(
         "max_regression",
-        _as_written(units.parse_margin),
+        _margin,
+        _wider_margin,
         'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
         "MARGIN",
-        _wider(units.parse_margin),
     ),
     Limit(
         "faster_than",
-        _as_written(units.parse_claim),
+        _claim,
+        _looser_claim,
         'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
         None,
-        _looser_claim,
     ),
     Limit(
         "min_overlap",
-        _as_written(lambda value: units.parse_part(value, "cannot be hidden")),
+        _part,
+        _smaller_part,
         'Least share that overlapping work hides of what overlap can hide, such as "80%".',
         None,
-        lambda one, other: units.parse_share(one) < units.parse_share(other),
     ),
-    Limit(
-        "max_gpu_page_faults",
-        _exact(_number),
-        "Most page faults of the GPU in one launch.",
-        "NUMBER",
-        _looser_exact,
-        ini_only=True,
-    ),
-    Limit(
-        "max_migrated",
-        _exact(_size),
-        'Most bytes of managed memory that migrate in one launch, such as "64 MiB".',
-        "BYTES",
-        _looser_exact,
-        ini_only=True,
-    ),
+)
+_FOOTPRINT = (
     Limit(
         "max_peak",
         _positive_size,
+        _higher,
         'Most device memory that a test uses at once, such as "2 GiB".',
         "SIZE",
-        _MORE_BYTES,
-        of_footprint=True,
     ),
     Limit(
         "max_kept",
         _size,
+        _higher,
         'Most memory that a test still uses after its end, such as "0 B".',
         "SIZE",
-        _MORE_BYTES,
-        of_footprint=True,
     ),
     Limit(
         "max_peak_regression",
-        _as_written(units.parse_growth),
+        _growth,
+        _wider_growth,
         'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
         "GROWTH",
-        _wider(units.parse_growth),
-        of_footprint=True,
     ),
-    Limit(
-        "max_kernels",
-        _exact(_number),
-        "Most kernels in one launch.",
-        "NUMBER",
-        _looser_exact,
-        ini_only=True,
+)
+
+
+def _of_launch(name: str, parse: Callable[[Any], str], text: str) -> Limit:
+    """Return a limit on an exact count of one launch."""
+    metavar = "NUMBER" if parse is _number_or_base else "BYTES"
+    return Limit(name, parse, _higher, text, metavar, ini_only=True)
+
+
+_LAUNCH = (
+    _of_launch(
+        "max_gpu_page_faults", _number_or_base, "Most page faults of the GPU in one launch."
     ),
-    Limit(
-        "max_copies",
-        _exact(_number),
-        "Most copies in one launch.",
-        "NUMBER",
-        _looser_exact,
-        ini_only=True,
+    _of_launch(
+        "max_migrated",
+        _size_or_base,
+        'Most bytes of managed memory that migrate in one launch, such as "64 MiB".',
     ),
-    Limit(
+    _of_launch("max_kernels", _number_or_base, "Most kernels in one launch."),
+    _of_launch("max_copies", _number_or_base, "Most copies in one launch."),
+    _of_launch(
         "max_copied_bytes",
-        _exact(_size),
+        _size_or_base,
         'Most bytes that copies move in one launch, such as "64 MiB".',
-        "BYTES",
-        _looser_exact,
-        ini_only=True,
     ),
-    Limit(
-        "max_waits",
-        _exact(_number),
-        "Most times that the host waits for the device: in one launch, or in the body of a test that measures nothing.",
-        "NUMBER",
-        _looser_exact,
-        ini_only=True,
-    ),
-    Limit(
+    _of_launch(
         "max_spill",
-        _exact(_size),
+        _size_or_base,
         "Most local memory of a thread of any kernel: spills and stack.",
-        "BYTES",
-        _looser_exact,
-        ini_only=True,
     ),
 )
-LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
-OF_FOOTPRINT = tuple(
-    name for name, limit in LIMITS.items() if limit.of_footprint
-)  # limits of the memory of a test
-MAX_WAITS = "max_waits"  # limit on one launch of a measurement; of a test that measures nothing, on its body
-OF_LAUNCH = (
-    "max_gpu_page_faults",
-    "max_migrated",
-    "max_kernels",
-    "max_copies",
-    "max_copied_bytes",
-    "max_spill",
+MAX_WAITS = "max_waits"  # in one launch; of a test that measures nothing, in its body
+_WAITS = _of_launch(
+    MAX_WAITS,
+    _number_or_base,
+    "Most times that the host waits for the device: in one launch, or in the body of a test that "
+    "measures nothing.",
 )
-"""Limits on one launch of a measurement: a test that measures nothing cannot have them."""
-OF_MEASUREMENT = tuple(
-    name for name in LIMITS if name not in OF_FOOTPRINT
-)  # limits of a measurement
+
+LIMITS: Mapping[str, Limit] = MappingProxyType(
+    {limit.name: limit for limit in (*_MEASUREMENT, *_LAUNCH, _WAITS, *_FOOTPRINT)}
+)
+"""All limits by name."""
+OF_FOOTPRINT = tuple(limit.name for limit in _FOOTPRINT)  # of the memory of a test or a part
+OF_LAUNCH = tuple(limit.name for limit in _LAUNCH)
+"""Limits on one launch: a test that measures nothing cannot have them."""
+OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
 
 
 def of_the_test(origin: str | None) -> bool:
-    """True if a limit comes from the test itself, or in a gate from BASE's: no option replaces it. `origin`: as in `Limits.origin`."""
+    """Return True if a limit comes from the test itself, or in a gate from BASE's: no option
+    replaces it. `origin`: as in `Limits.origin`.
+    """
     return origin is not None and origin.partition(" of ")[0] in ("marker", "call")
 
 
-def demands_more(name: str, one: str | None, other: str | None) -> bool:
-    """True if a value of a limit demands more than another one, at least of some measurements. None is no limit."""
-    if one is None or one == other:
+def demands_more(name: str, limit: str | None, other: str | None) -> bool:
+    """Return True if a value of a limit can demand more than another one. None is no limit."""
+    if limit is None or limit == other:
         return False
-    return other is None or LIMITS[name].looser(other, one)
+    return other is None or LIMITS[name].looser(other, limit)

@@ -1,4 +1,5 @@
-"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem and of the commands."""
+"""Outcomes of a verdict with their order, colours and codes; and the exit codes of pytest --gpumem
+and of the commands."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class Outcome(str, Enum):
     FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
     UNDECIDED = "UNDECIDED"  # neither; `Verdict.code` names the reason
     NEW = "NEW"  # the baseline has no row to compare with
-    ACCEPTED = "ACCEPTED"  # outside a limit by a change that somebody accepted (`gpumem accept`), and within all others
+    ACCEPTED = "ACCEPTED"  # outside a limit by an accepted change, and within all others
     MEASURED = "MEASURED"  # no limit is set: nobody relies on it
 
     @property
@@ -28,8 +29,10 @@ class Outcome(str, Enum):
 
     @property
     def word(self) -> str:
-        """The outcome in tables and sentences: in capitals, unless it is none of a limit."""
-        return "measured" if self is Outcome.MEASURED else self.value
+        """The outcome in tables and sentences: in capitals, unless there is no limit."""
+        if self is Outcome.MEASURED:
+            return "measured"
+        return str(self.value)
 
     @property
     def quiet(self) -> bool:
@@ -59,30 +62,31 @@ class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
-    CREPT = "crept"  # FAIL: above `max_regression` against the first saved runs, by steps that each passed
+    # FAIL: above `max_regression` against the first saved runs, by steps that each passed
+    CREPT = "crept"
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
     CONDITIONS = "conditions"
     """UNDECIDED: throttling, another process or a profiler forbids a judgement."""
     MEASURED_DIFFERENTLY = "measured differently"
-    """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
+    """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or
+    window, or moved more bytes."""
     TOO_FEW_RUNS = "too few runs"
     """UNDECIDED: the baseline has too few runs to know how they differ."""
-    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
+    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
     NOT_READ = "not read"
-    """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""
-    SAME_CODE = "same code"
-    """PASS: noisy, but each run that it is compared with ran the same machine code in the same way, and it does not look slower."""
-    NO_BASELINE = "no baseline"  # NEW: the baseline holds no such row, or a change of it was accepted and no run was saved since
+    """UNDECIDED: the memory that a limit is about could not be read."""
+    NO_BASELINE = "no baseline"  # NEW: the baseline has no such row, or none since an acceptance
 
 
 class UserError(Exception):
-    """Arguments or files that cannot be used: one line with the value, and what is accepted or the remedy. The exit code is 4."""
+    """Arguments or files that cannot be used: a line with the value and what is accepted. Exits
+    4."""
 
 
 class NoAnswer(Exception):
-    """A command that could do nothing of what was asked: one line with the cause and the remedy. The exit code is 6."""
+    """A command that could do nothing: a line with the cause and the remedy. Exits 6."""
 
 
 class Exit(IntEnum):
@@ -123,6 +127,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "conditions, or left open by the duet; a simulated device takes the place of the baseline's GPU; the tests of BASE cannot be "
         "collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
+    "doctor": {
+        Exit.FAILED: "nothing can be measured: no GPU can be used, and GPUMEM_DEVICE chooses no "
+        "simulated device",
+    },
     "explain": {
         Exit.FAILED: "a test failed in base or head; what was counted is printed",
         Exit.NO_VERDICT: "nothing was counted: there is no GPU or no tool, or no kernel was measured",
@@ -132,4 +140,5 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.NO_VERDICT: "no report was written",
     },
 }
-"""By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""
+"""By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal
+error, 4 wrong arguments or files."""

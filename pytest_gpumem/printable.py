@@ -1,5 +1,7 @@
-"""Make text from tests, result files and profilers safe to print: a line break in a test id may be read as a command of a CI service, an
-escape sequence controls the terminal, a lone surrogate cannot be encoded.
+"""Make text from tests, result files and profilers safe to print.
+
+A line break in a test id may be read as a command of a CI service, an escape sequence controls the
+terminal, a lone surrogate cannot be encoded.
 """
 
 from __future__ import annotations
@@ -18,49 +20,62 @@ _T = TypeVar("_T")
 def printable(value: _T) -> _T:
     r"""Replace each character that is not printable by an escape: `\n`, `\x1b`, `\u202e`, `\udcff`.
 
-    In a record, a list, a tuple or a mapping, all text is replaced. A value without such characters is returned unchanged.
+    In a record, a list, a tuple or a mapping, all text is replaced. A value without such characters
+    is returned unchanged.
     """
-    made: Any = _printable(value)
-    return made  # type: ignore[no-any-return]
+    result: Any = _printable(value)
+    return result  # type: ignore[no-any-return]
 
 
 def _printable(value: Any) -> Any:
     if isinstance(value, str):
-        if value.isprintable():
-            return value
-        return type(value)(
-            "".join(
-                one if one.isprintable() else one.encode("unicode_escape").decode() for one in value
-            )
-        )
+        return _escaped(value)
     if isinstance(value, PurePath):
-        return value if str(value).isprintable() else type(value)(_printable(str(value)))
+        text = str(value)
+        return value if text.isprintable() else type(value)(_escaped(text))
     if isinstance(value, (tuple, list)):
-        return _of_sequence(value)
+        return _sequence(value)
     if isinstance(value, dict):
-        return {_printable(key): _printable(one) for key, one in value.items()}
+        return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, msgspec.Struct):
-        changed = _changed(value, value.__struct_fields__)
-        return msgspec.structs.replace(value, **changed) if changed else value
+        changes = _changes(value, value.__struct_fields__)
+        return msgspec.structs.replace(value, **changes) if changes else value
     if is_dataclass(value) and not isinstance(value, type):
-        changed = _changed(value, [field.name for field in fields(value)])
-        if changed:
+        changes = _changes(value, [field.name for field in fields(value)])
+        if changes:
             value = copy.copy(value)
-            for name, new in changed.items():
-                object.__setattr__(value, name, new)  # also of a frozen one
+            for name, text in changes.items():
+                object.__setattr__(value, name, text)  # also of a frozen dataclass
     return value
 
 
-def _of_sequence(value: Any) -> Any:
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    escaped = text
+    for character in set(text):
+        if not character.isprintable():
+            escaped = escaped.replace(character, character.encode("unicode_escape").decode())
+    return type(text)(escaped)
+
+
+def _sequence(value: Any) -> Any:
     if value and isinstance(value[0], (float, int)):  # samples, of which there are many
         return value
-    made = [_printable(one) for one in value]
-    if all(one is other for one, other in zip(made, value, strict=True)):
+    items = [_printable(item) for item in value]
+    if all(item is old for item, old in zip(items, value, strict=True)):
         return value
-    return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*items)
+    return type(value)(items)
 
 
-def _changed(value: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The fields that are not printable, as they are then."""
-    given = ((name, getattr(value, name)) for name in names)
-    return {name: new for name, old in given if (new := _printable(old)) is not old}
+def _changes(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that are not printable, escaped."""
+    changes = {}
+    for name in names:
+        old = getattr(value, name)
+        new = _printable(old)
+        if new is not old:
+            changes[name] = new
+    return changes

@@ -1,7 +1,8 @@
-"""NVTX ranges in the domain `gpumem`, with names that the filters of Nsight Systems and Nsight Compute accept.
+"""NVTX ranges in the domain `gpumem`, with names that Nsight Systems and Nsight Compute accept.
 
-`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select one range. Both read
-`@ , [ ] / * + :` as operators, so a plain pytest node id matches nothing; `Names` uses `[A-Za-z0-9_.-]` only.
+`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select a
+range. Both read `@ , [ ] / * + :` as operators, so a plain pytest node id matches nothing; `Names`
+uses `[A-Za-z0-9_.-]` only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ DOMAIN = "gpumem"  # NVTX domain of every range
 NODEID_CATEGORY = "nodeid"  # NVTX category of the mark with a test's full node id
 
 MEASURE, LAUNCH = "measure", "launch"
-"""Phase of the samples, and one launch within it. Under a profiler the phase contains the measured launches and nothing else."""
+"""Phase of the samples, and a launch within it. Under a profiler the phase contains the measured
+launches and nothing else."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -26,9 +28,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 class Names:
     """Short, filterable and unique names for tests.
 
-    A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
-    Where several collected node ids would share one, each gets a short hash of its id appended, so that neither the
-    order nor the number of workers changes a name. An id that was not collected gets the hash if it comes second.
+    A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes
+    `test_scale_1-f4`. Where several collected node ids would share a name, each gets a short hash
+    of its id, so that neither the order nor the number of workers changes a name. An id that was
+    not collected gets the hash if it comes second.
     `collected`: all known node ids of the session.
     """
 
@@ -41,12 +44,12 @@ class Names:
             self.unique(nodeid)
 
     def unique(self, nodeid: str) -> str:
-        """The name of a test, of `[A-Za-z0-9_-]`; the same for the same id. `phase` appends the full stop."""
+        """Return the name of a test, of `[A-Za-z0-9_-]`; the same for the same id."""
         known = self._names.get(nodeid)
         if known is not None:
             return known
         base = name = _base(nodeid)
-        digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = _digest(nodeid)
         length = 6
         while name in self._used:
             name = f"{base}-{digest[:length]}"
@@ -65,22 +68,27 @@ def _base(nodeid: str) -> str:
 
 
 def phase(name: str, which: str) -> str:
-    """The range of one phase of a test: `phase("test_triad", "measure")` is "test_triad.measure"."""
+    """Return the range of a phase: `phase("test_triad", "measure")` is "test_triad.measure"."""
     return f"{name}.{which}"
 
 
 def labelled(name: str, label: str) -> str:
-    """The range of one labelled measurement of a test: `labelled("test_add", "faulting")` is "test_add.label.faulting". A label with
-    characters that Nsight's filters refuse loses them and gets a short hash appended, so that no two labels share a range."""
+    """Return the range of a labelled measurement: "test_add.label.faulting". A label with
+    characters that Nsight's filters refuse loses them and gets a short hash, so that no two share a
+    range."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
     if cleaned != label:
-        cleaned += "-" + hashlib.sha256(label.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+        cleaned += f"-{_digest(label)[:6]}"
     return phase(name, f"label.{cleaned}")
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 class Ranges:
-    """Ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set. The constructor looks for a tool
-    once: Nsight tools attach when the process starts. Ranges nest per thread."""
+    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost a look-up in a set.
+    Nsight tools attach when the process starts. Ranges nest per thread."""
 
     def __init__(self) -> None:
         self._domain = _domain()
@@ -88,23 +96,22 @@ class Ranges:
         self._checked: set[str] = set()
 
     def tool_attached(self) -> bool:
-        """True if a tool listens to the domain. Times measured under it are not comparable with others."""
+        """Return True if a tool listens to the domain: times under it are not comparable."""
         return self._domain is not None
 
     def range(
         self, name: str, payload: int | None = None, category: str | None = None
     ) -> AbstractContextManager[None]:
-        """A range around a block; it closes also when the block raises.
-        `name`: of `[A-Za-z0-9_.-]` only; registered at its first use.
-        `payload`: 64-bit integer shown with this one range, such as the bytes that a launch moves.
+        """Return a range around a block; it closes also when the block raises.
+        `name`: of `[A-Za-z0-9_.-]` only.
+        `payload`: 64-bit integer shown with the range, such as the bytes that a launch moves.
         `category`: groups ranges besides their names.
-        Raises `ValueError`: the name has a character that Nsight's filters read as an operator; with or without a tool.
+        Raises `ValueError`: the name has another character, with or without a tool.
         """
         if name not in self._checked:
             if not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'"
-                )
+                accepted = "Nsight's filters accept only letters, digits, '_', '.', '-'"
+                raise ValueError(f"NVTX range name {name!r}: {accepted}")
             self._checked.add(name)
         if self._domain is None:
             return nullcontext()
@@ -117,7 +124,7 @@ class Ranges:
 
     @contextmanager
     def test(self, name: str, nodeid: str) -> Iterator[None]:
-        """The range of a whole test, with a mark of category "nodeid" that carries the full node id."""
+        """Open the range of a test, with a mark of category "nodeid" and the full node id."""
         with self.range(name):
             if self._domain is not None:
                 self._domain.mark(
@@ -149,4 +156,6 @@ def _domain() -> Any:
         return None
     domain = nvtx.get_domain(DOMAIN)
     # Without a tool, and under NVTX_DISABLE, get_domain returns a DummyDomain.
-    return domain if isinstance(domain, nvtx.Domain) else None
+    if not isinstance(domain, nvtx.Domain):
+        return None
+    return domain

@@ -1,4 +1,4 @@
-"""Read the file that pytest-benchmark writes of a run with this plugin. All commands refuse a bad file in the same words."""
+"""Read the file that pytest-benchmark writes of a run with this plugin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Results:
 
 
 def content(path: Path, most: int = LARGEST) -> bytes:
-    """The bytes of a file, `most` of them. Raises `FileError`: it cannot be read, or is too large."""
+    """Return the bytes of a file. Raises `FileError`: it cannot be read, or has more than
+    `most`."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):
@@ -51,9 +52,8 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FileError(
-            f"not JSON: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FileError(f"not JSON: {reason}") from None
 
 
 def document_in(value: object) -> Document:
@@ -71,16 +71,18 @@ def document_in(value: object) -> Document:
 
 
 def load(path: Path) -> Document | None:
-    """The run in a file; None where the file is empty, as pytest-benchmark leaves it where nothing was measured.
-    Raises `FileError`: the file cannot be read, or holds no run.
+    """Return the run in a file; None for an empty file, as pytest-benchmark leaves it where nothing
+    was measured. Raises `FileError`: the file cannot be read, or has no run.
     """
     text = content(path)
-    return document_in(parsed(text)) if text.strip() else None
+    if not text.strip():
+        return None
+    return document_in(parsed(text))
 
 
 def load_results(path: Path) -> Results:
-    """Everything that a session with `--gpumem` wrote to the file of `--benchmark-json`.
-    Raises `UserError`: the file cannot be read, is something else, or holds impossible values.
+    """Return what a session with `--gpumem` wrote to the file of `--benchmark-json`.
+    Raises `UserError`: the file cannot be read, is something else, or has impossible values.
     """
     try:
         value = parsed(content(path))
@@ -92,17 +94,24 @@ def load_results(path: Path) -> Results:
 
 
 def revision_of(info: object) -> str | None:
-    """The commit in pytest-benchmark's `commit_info`, with "-dirty" for uncommitted changes; None if unknown."""
-    commit = info.get("id") if isinstance(info, Mapping) else None
+    """Return the commit in pytest-benchmark's `commit_info`, with "-dirty" for uncommitted changes;
+    None if unknown."""
+    if not isinstance(info, Mapping):
+        return None
+    commit = info.get("id")
     if not isinstance(commit, str) or commit in ("unversioned", "unknown", ""):
         return None
-    return commit + DIRTY if isinstance(info, Mapping) and info.get("dirty") else commit
+    if info.get("dirty"):
+        return commit + DIRTY
+    return commit
 
 
 def time_of(written: object, path: Path) -> datetime:
-    """Time of writing: pytest-benchmark's `datetime`, or the file's last change where that is no time."""
+    """Return the time of writing: pytest-benchmark's `datetime`, or the file's last change."""
     try:
         utc = datetime.fromisoformat(str(written).replace("Z", "+00:00"))
     except ValueError:
         return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
-    return utc if utc.tzinfo is not None else utc.replace(tzinfo=timezone.utc)
+    if utc.tzinfo is None:
+        return utc.replace(tzinfo=timezone.utc)
+    return utc

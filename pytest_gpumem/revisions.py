@@ -1,4 +1,4 @@
-"""Sort stored revisions by the git history that contains them, in four calls of git for any number of revisions."""
+"""Sort stored revisions by the git history that contains them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes: no commit holds that code
+DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _PLACES = (
     "DIR",
@@ -22,8 +22,8 @@ _PLACES = (
     "PREFIX",
 )
 _OF_A_HOOK = frozenset(f"GIT_{name}" for name in _PLACES)
-"""Variables that name the repository and the index of the git that runs a hook: they hold for no other folder."""
-_SECONDS = 60  # time-out of a git call, such as on a file system that does not respond
+"""Variables that name the repository and the index of the git that runs a hook."""
+_SECONDS = 60  # time-out of a git call
 
 
 class RevisionError(Exception):
@@ -37,15 +37,16 @@ class Ancestry:
     merge_base: str  # the newest commit that HEAD and the base have in common
     base: frozenset[str]  # revisions in the history of `merge_base`, itself included
     unknown: frozenset[str]
-    """Revisions that the repository does not contain: from another repository, missing from a shallow clone, or no commits."""
+    """Revisions that the repository does not contain."""
 
 
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
-    """Sort revisions by the history that holds them.
+    """Sort revisions by the history that contains them.
     `of`: branch, tag or commit that HEAD is to be merged into.
     `revisions`: stored revisions. Text that is no commit id counts as unknown.
     `folder`: a folder inside the repository.
-    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
+    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of
+    it, or it shares no history with HEAD.
     """
     commit = _git(
         folder,
@@ -58,29 +59,29 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
         ["merge-base", "HEAD", commit.strip()],
         f"HEAD and {of!r} have no history in common{hint}",
     ).strip()
-    # Stored text reaches git by standard input only, and only if it cannot be an option or an expression.
-    asked = sorted(r for r in set(revisions) if _COMMIT.fullmatch(r))
-    answers = (
-        _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=asked).splitlines()
-        if asked
-        else []
-    )
-    known = [
-        revision for revision, answer in zip(asked, answers, strict=True) if answer == "commit"
-    ]
+    # Stored text reaches git by standard input only, and only if it cannot be an option.
+    commits = sorted(revision for revision in set(revisions) if _COMMIT.fullmatch(revision))
+    known = []
+    if commits:
+        kinds = _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=commits)
+        for revision, kind in zip(commits, kinds.splitlines(), strict=True):
+            if kind == "commit":
+                known.append(revision)
     unknown = frozenset(revisions) - frozenset(known)
     return Ancestry(merge_base, _within(folder, known, merge_base), unknown)
 
 
 def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
-    """Names of the files that a commit has in the folder `below` of `folder`. Raises `RevisionError`: git fails."""
+    """Return the names of a commit's files in the folder `below` of `folder`. Raises
+    `RevisionError`: git fails."""
     listed = _git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
 
 def _hint(folder: Path) -> str:
-    shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
-    return " (this clone is shallow: fetch its history)" if shallow else ""
+    if _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true":
+        return " (this clone is shallow: fetch its history)"
+    return ""
 
 
 def trouble(folder: Path) -> str | None:
@@ -103,29 +104,33 @@ def trouble(folder: Path) -> str | None:
 
 
 def head(folder: Path) -> str | None:
-    """Commit id of HEAD, with `DIRTY` if tracked files have changed; None outside a repository or without git."""
+    """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None outside a
+    repository or without git."""
     try:
         commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
         changed = _git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
     except RevisionError:
         return None
-    return commit + DIRTY if changed else commit
+    if changed:
+        return commit + DIRTY
+    return commit
 
 
 def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
     """Revisions of `known` in the history of `commit`, itself included."""
     if not known:
         return frozenset()
-    # Commits that are reachable from them and not from `commit`: as many as on the branches, not as in the whole history.
+    # Commits that are reachable from them and not from `commit`.
     outside = _git(folder, ["rev-list", "--stdin"], given=[*known, f"^{commit}"]).split()
-    # A stored id may be abbreviated.
-    return frozenset(
-        revision for revision in known if not any(full.startswith(revision) for full in outside)
-    )
+    inside = set(known)
+    for commit_id in outside:
+        # A stored id may be abbreviated.
+        inside -= {revision for revision in inside if commit_id.startswith(revision)}
+    return frozenset(inside)
 
 
 def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those that name another repository than that of a folder. Settings such as `GIT_CONFIG_COUNT` stay."""
+    """Return variables without those that name another repository than that of a folder."""
     return {name: value for name, value in environment.items() if name not in _OF_A_HOOK}
 
 
@@ -152,8 +157,8 @@ def _git(
         raise RevisionError(f"git cannot run: {error}") from None
     if run.returncode != 0:
         message = " ".join(run.stderr.split())
-        raise RevisionError(
-            ": ".join(part for part in (error_text, message) if part)
-            or f"git {arguments[0]} failed with {run.returncode}"
-        )
+        if error_text and message:
+            message = f"{error_text}: {message}"
+        failed = f"git {arguments[0]} failed with {run.returncode}"
+        raise RevisionError(message or error_text or failed)
     return run.stdout

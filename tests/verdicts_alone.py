@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_gpumem.baselines.verdicts import waits
 from pytest_gpumem.judging import judge as judging
-from pytest_gpumem.judging.finding import of_limit
+from pytest_gpumem.judging.finding import check_of
 from pytest_gpumem.judging.regression import (
     NAME,
     Runs,
@@ -56,7 +56,9 @@ def judge(
         strict=strict,
     )
     if waits(row):
-        change = against_reference(measurement, runs, evidence=how.get("evidence", True))
-        finding = at_the_sessions_end(change, limits, others, row.nodeid)
-        row = with_verdict(row, [*known(row), of_limit(NAME, finding)], strict=strict)
+        check = check_of(limits, NAME)
+        assert check is not None
+        run = against_reference(measurement, runs)
+        finding = at_the_sessions_end(run, check, others, row.nodeid)
+        row = with_verdict(row, [*known(row), finding], strict=strict)
     return row.verdict

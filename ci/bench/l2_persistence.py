@@ -32,7 +32,7 @@ from record_file import chosen_device, head, record_parser, utc_now, write_recor
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.stopping import half_width
-from pytest_gpumem.memory.l2 import fit_set_aside
+from pytest_gpumem.memory.window_request import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import without_exceptions
 from pytest_gpumem.units import MiB

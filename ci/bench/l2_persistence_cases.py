@@ -21,7 +21,8 @@ from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import fit_hit_ratio, persisting
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.window_request import fit_hit_ratio
 
 WARM_UP = 2
 """Launches before the first sample: they bring the lines in that persist. The flush before a sample leaves those where they are."""

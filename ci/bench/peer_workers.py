@@ -23,7 +23,7 @@ from fresh_processes import serve
 from triad_bench import SCALAR, TriadBench, cuda_index, has_context, prepared
 
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.units import KiB, MiB
 

@@ -370,7 +370,7 @@ def _interval(plain: dict[str, float] | None) -> Interval | None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows by size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
+    """The rows by size, and the claims that the record can judge; * marks a doubtful one."""
     kept = record["summary"]
     several = f", {kept['cards']} cards" if kept["cards"] > 1 else ""
     said = [
@@ -384,52 +384,30 @@ def table(record: dict[str, Any]) -> str:
     for row in kept_rows(kept):
         said.append(_row_text(row, first=row.mib != last))
         last = row.mib
-    said += ["", f"{'':4}  {'claim':<62}{'measured (95 % interval)':<34}limit"]
+    said += ["", f"{'':4}  {'claim':<62}{'measured':<12}limit"]
     claims = kept_lines(kept)
     said += [_claim_text(line, line.measured) for line in claims if line.measured is not None]
     if left := sum(line.measured is None for line in claims):
         said.append(f"{left} further claims are not measured in this record")
-    parts = kept["clean_cold_spread_is_made_of"]
-    if parts:
-        said += [
-            "",
-            "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent",
-            "",
-        ]
-        said.append(
-            f"{'':<18}{'placements':>10}{'between them %':>16}{'expected %':>12}{'overhead %':>12}{'found %':>10}{'the rest %':>12}"
-        )
-        for part in parts:
-            said.append(
-                f"{part['mib']:>4} MiB{'':<10}{part['placements']:>10.0f}{100 * part['between_placements']:>16.3f}"
-                f"{100 * part['expected']:>12.3f}{100 * part['overhead']:>12.3f}{100 * part['found']:>10.3f}{100 * part['rest']:>12.3f}"
-            )
     return "\n".join(said)
 
 
-_HEAD = f"{'arrays':<9}{'way':<28}{'processes':>9}{'value us':>11}  {'spread % (95 % interval)':<27}{'wall s':>8}{'samples':>9}"
+_HEAD = f"{'arrays':<9}{'way':<30}{'us':>9}{'spread %':>10}{'wall s':>8}"
 
 
 def _row_text(row: Row, *, first: bool) -> str:
     size = f"{row.mib} MiB" if first else ""
-    spread = "" if row.spread is None else _percent(row.spread)
+    spread = "" if row.spread is None else f"{100 * row.spread.value:.3f}"
     noted = f"  {row.throttled} throttled" if row.throttled else ""
-    return f"{size:<9}{row.way:<28}{row.processes:>9}{row.mean * 1e6:>11.3f}  {spread:<27}{row.wall:>8.3f}{row.samples:>9.0f}{noted}"
-
-
-def _percent(interval: Interval) -> str:
-    return f"{100 * interval.value:.3f} ({100 * interval.low:.3f} to {100 * interval.high:.3f})"
+    return f"{size:<9}{row.way:<30}{row.mean * 1e6:>9.3f}{spread:>10}{row.wall:>8.3f}{noted}"
 
 
 def _claim_text(line: Line, measured: Interval) -> str:
     mark = "ok" if line.holds else "MISS"
-    ratio = "over" in line.claim
     claim = f"{line.claim}, {line.mib} MiB"
-    said = (
-        f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})"
-        if ratio
-        else f"{_percent(measured)} %"
-    )
-    if not line.beyond_doubt:
-        said += " *"
-    return f"{mark:<4}  {claim:<62}{said:<34}{f'{line.limit:.3g}' if ratio else f'{100 * line.limit:.3g} %'}"
+    doubt = "" if line.beyond_doubt else " *"
+    if "over" in line.claim:
+        value, limit = f"{measured.value:.3f}", f"{line.limit:.3g}"
+    else:
+        value, limit = f"{100 * measured.value:.3f} %", f"{100 * line.limit:.3g} %"
+    return f"{mark:<4}  {claim:<62}{value + doubt:<12}{limit}"

@@ -14,7 +14,7 @@ from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from pytest_gpumem.baselines.acceptances import AcceptedChange, Figure, share_text
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.limits import COUNTS, relative
+from pytest_gpumem.judging.limits import EXACT, exact_count, relative
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
@@ -16,7 +16,7 @@ from pytest_gpumem.units import format_bytes, parse_margin
 FIGURES: Mapping[str, Figure] = {
     "max_regression": "time",
     "max_peak_regression": "memory",
-    **dict.fromkeys(COUNTS, "limit"),
+    **dict.fromkeys(EXACT, "limit"),
 }
 """By the name of a limit that compares with earlier runs: the figure that forgives it."""
 
@@ -39,7 +39,7 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
                 peak = format_bytes(max(peaks_of(row.footprint)))
                 yield AcceptedChange(row.key, figure, peak)
         elif result.limit in relative(row.limits) and row.measurement is not None:
-            count = COUNTS[result.limit](row.measurement)
+            count = exact_count(row.measurement, result.limit)
             if not isinstance(count, str):
                 value = LIMITS[result.limit].parse(count)
                 yield AcceptedChange(row.key, figure, f"{result.limit}={value}")

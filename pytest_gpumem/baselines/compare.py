@@ -8,18 +8,13 @@ from dataclasses import replace as with_fields
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import (
-    UNKNOWN_GPU,
-    Baseline,
-    SavedFootprint,
-    SavedRow,
-    changes,
-)
+from pytest_gpumem.baselines.history import Baseline, changes, memory_of, times_of
 from pytest_gpumem.baselines.result_sets import FAILED, SideResults
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.latencies import base_latency, mean_latency
+from pytest_gpumem.judging.finding import counted, worst
+from pytest_gpumem.judging.latencies import base_latency as compared_latency
+from pytest_gpumem.judging.latencies import mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
@@ -65,23 +60,20 @@ class SetComparison:
             return "no row is on both sides"
         if not any(limited(row) for row in self.rows):
             return f"no row has a limit; {OPTION} sets one for all"
-        unjudged = [omission for omission in self.missing if omission.status == UNJUDGED]
-        if unjudged:
-            return f"{counted(len(unjudged), 'limit')} judged by nothing"
-        return None
+        unjudged = [omission.status for omission in self.missing].count(UNJUDGED)
+        return f"{counted(unjudged, 'limit')} judged by nothing" if unjudged else None
 
     def exit_code(self, *, strict: bool) -> int:
         """Return the exit code, as `outcomes.EXIT_CODES` of `compare`.
 
         `strict`: every row needs a limit and a PASS of a real GPU.
         """
-        verdicts = [row.verdict for row in self.rows]
-        if any(verdict.outcome is Outcome.FAIL for verdict in verdicts) or lost(self.missing):
+        if worst([row.verdict for row in self.rows]) is Outcome.FAIL or lost(self.missing):
             return Exit.FAILED
         if self.no_verdict is not None:
             return Exit.NO_VERDICT
-        for verdict in verdicts:
-            if strict and (verdict.outcome is not Outcome.PASS or verdict.simulated):
+        for row in self.rows:
+            if strict and (row.verdict.outcome is not Outcome.PASS or row.verdict.simulated):
                 return Exit.NO_VERDICT
         return Exit.FINE
 
@@ -102,10 +94,10 @@ def compare_sides(
     Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    paths = {file.digest: file.path for file in base.files}
+    paths = {file.run.id: file.path for file in base.files}
     for file in head.files:
-        if file.digest in paths:
-            other = paths[file.digest]
+        if file.run.id in paths:
+            other = paths[file.run.id]
             raise UserError(f"{file.path}: the same file as {other} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:
@@ -126,15 +118,13 @@ def compare_sides(
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
             of_test = siblings.get(row.nodeid, {})
-            row = judged(
-                row, baseline, facts, siblings=of_test, strict=False, evidence=head.evidence
-            )
+            row = judged(row, baseline, facts, siblings=of_test, strict=False)
         judged_rows.append(row)
     pairs = []
-    for row in screened(judged_rows, baseline, evidence=head.evidence):
+    for row in screened(judged_rows, baseline):
         pairs.append(_pair(row, base, baseline, facts))
     missing = tuple(_missing(base, head, rows))
-    return SetComparison(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
+    return SetComparison(tuple(pairs), missing, why, tuple(_notes(head, pairs)))
 
 
 def _limits(row: Row, max_regression: str | None) -> Limits:
@@ -150,29 +140,25 @@ def _limits(row: Row, max_regression: str | None) -> Limits:
 
 def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -> Pair:
     """Return a judged row with its newest run of the first side, and what changed between them."""
-    measurement = row.measurement
-    past: Sequence[SavedRow] = ()
-    if measurement is not None:
-        past = baseline.reference_runs(row)
-        row = replace(row, changed=changes(measurement, facts, row.test_source, past))
-    footprints = baseline.footprints.get(row.key, ())
-    before = None
-    if past or footprints:
-        then = past[-1].measurement if past else None
-        memory = footprints[-1].footprint if footprints else None
-        before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=memory)
+    runs = baseline.reference_runs(row) if row.measurement is not None else ()
+    times, memory = times_of(runs), memory_of(baseline.saved(row))
+    before = base_latency = head_latency = None
+    if times or memory:
+        then = times[-1][1] if times else None
+        footprint = memory[-1] if memory else None
+        before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=footprint)
     elif row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW:
         row = _not_in_base(row, base)
-    if measurement is None:
-        return Pair(row, before, None, None)
-    comparison = row.verdict.comparison
-    seconds = None
-    if comparison is not None:
-        # Both sides at the launch overhead of the second, so that the change is their ratio.
-        seconds = base_latency(measurement, comparison)
-    elif past:
-        seconds = mean_latency([run.measurement for run in past])
-    return Pair(row, before, seconds, mean_latency([measurement]))
+    measurement = row.measurement
+    if measurement is not None:
+        row = replace(row, changed=changes(measurement, facts, row.test_source, runs))
+        head_latency = mean_latency([measurement])
+        if row.verdict.comparison is not None:
+            # Both sides at the launch overhead of the second, so that the change is their ratio.
+            base_latency = compared_latency(measurement, row.verdict.comparison)
+        elif times:
+            base_latency = mean_latency([run for _, run in times])
+    return Pair(row, before, base_latency, head_latency)
 
 
 def _not_in_base(row: Row, base: SideResults) -> Row:
@@ -190,12 +176,11 @@ def _not_in_base(row: Row, base: SideResults) -> Row:
 def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
     """Return the rows of the first side that the second lacks, and limits that its run did not
     judge although that of the first side did."""
-    expected: dict[str, SavedRow | SavedFootprint] = {}
-    expected.update(base.baseline.expected(head.newest.mode))
-    for key, footprints in base.baseline.footprints.items():
-        # Of memory alone; a row with times too is expected in the mode of its times.
-        if key not in base.rows:
-            expected[key] = footprints[-1]
+    expected = base.baseline.expected(head.newest.mode)
+    for key, runs in base.baseline.rows.items():
+        # A row with times too is expected in the mode of its times.
+        if not times_of(runs):
+            expected[key] = runs[-1]
     missing = []
     for key, saved in expected.items():
         if key not in rows:
@@ -208,27 +193,21 @@ def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> l
     return missing
 
 
-def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[str]:
-    notes = []
-    stock = [side.name for side in (base, head) if side.stock]
-    if stock:
-        notes.append(
-            f"stock pytest-benchmark wrote {' and '.join(stock)}: the GPU, its clocks and driver "
-            "are not known, times are the host's (medians of the rounds), the state of the caches, "
-            "placements and launch overhead were left to chance"
-        )
+def _notes(head: SideResults, pairs: Sequence[Pair]) -> list[str]:
     apart = 0
     for pair in pairs:
         measurement = pair.row.measurement
-        processes = sum(saved.processes for saved in head.rows.get(pair.row.key, ()))
-        if measurement is not None and 1 + len(measurement.further) < processes:
-            apart += 1
-    if apart:
-        notes.append(
-            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than "
-            "the newest are left out"
-        )
-    return notes
+        if measurement is not None:
+            processes = 0
+            for _, times in times_of(head.baseline.saved(pair.row)):
+                processes += 1 + len(times.further)
+            apart += 1 + len(measurement.further) < processes
+    if not apart:
+        return []
+    return [
+        f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the "
+        "newest are left out"
+    ]
 
 
 def _incomparable(base: SideResults, head: SideResults) -> str | None:
@@ -244,13 +223,8 @@ def _incomparable(base: SideResults, head: SideResults) -> str | None:
             keys = ", ".join(sorted(side.devices))
             return f"{side.name} holds results of different GPUs ({keys})"
     if len(devices) > 1:
-        return (
-            f"{base.name} is of {_key(base)}, {head.name} of {_key(head)}: results of different "
-            "GPUs are not comparable"
+        names = (
+            f"{base.name} is of {', '.join(base.devices)}, {head.name} of {', '.join(head.devices)}"
         )
+        return f"{names}: results of different GPUs are not comparable"
     return None
-
-
-def _key(side: SideResults) -> str:
-    (key,) = side.devices
-    return "an unknown GPU" if key == UNKNOWN_GPU.key else key

@@ -16,13 +16,6 @@ _OURS = (
     "create",
 )
 """Events of GitHub that only somebody with write access can cause."""
-_PULL_REQUESTS = (
-    "pull_request",
-    "pull_request_target",
-    "pull_request_review",
-    "pull_request_review_comment",
-)
-"""Events whose payload names the repositories of both sides."""
 
 
 def untrusted(environment: Mapping[str, str]) -> str | None:
@@ -40,27 +33,13 @@ def untrusted(environment: Mapping[str, str]) -> str | None:
     event = environment.get("GITHUB_EVENT_NAME", "")
     if event in ("", *_OURS):
         return None
-    unsaid = "whose payload does not say whose code is checked out"
-    if event not in (*_PULL_REQUESTS, "workflow_run"):
-        return f"the event {event}, {unsaid}"
-    path = environment.get("GITHUB_EVENT_PATH", "")
+    unsaid = f"the event {event}, whose payload does not say whose code is checked out"
+    if not event.startswith("pull_request"):
+        return unsaid
     try:
-        payload = json.loads(Path(path).read_bytes())
-        if event == "workflow_run":
-            run = payload["workflow_run"]
-            if run["event"] not in (*_OURS, *_PULL_REQUESTS):
-                return f"the event workflow_run after {run['event']}, {unsaid}"
-            base, head = payload["repository"], run["head_repository"]
-        else:
-            request = payload["pull_request"]
-            base, head = request["base"]["repo"], request["head"]["repo"]
-        if head is None:  # a deleted fork
-            return f"a {event} event from the fork that is gone"
-        if base["full_name"] == head["full_name"]:
-            return None
-        return f"a {event} event from the fork {head['full_name']}"
+        payload = json.loads(Path(environment.get("GITHUB_EVENT_PATH", "")).read_bytes())
+        request = payload["pull_request"]
+        base, head = request["base"]["repo"]["full_name"], request["head"]["repo"]["full_name"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return (
-            f"a {event} event whose payload (GITHUB_EVENT_PATH {path or 'unset'}) does not say "
-            "whether it is of a fork"
-        )
+        return unsaid  # such as a fork that is gone
+    return None if base == head else f"a {event} event from the fork {head}"

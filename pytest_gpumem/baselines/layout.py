@@ -1,19 +1,19 @@
 """The JSON of a saved run.
 
-    {"schema": 3, "sha256": "...", "content": {
-        "id", "utc", "revision", "key", "written_by", "device", "settings", "rows", "footprints"}}
+    {"schema": 4, "sha256": "...", "content": {
+        "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
 
-A row has its measurement with the median of each placement instead of its samples, its limits, and
-the digest of what was accepted of it. The sha256 covers the content as JSON with sorted keys: it
-survives a formatter, shows an edit, and does not protect against fraud. A field with a default may
-be missing, so that later versions can add fields.
+`history.SavedRun` has the fields of the content. A row has its measurement with the median of each
+placement instead of its samples, its memory, its limits, and the digests of what was accepted of
+it. The sha256 covers the content as JSON with sorted keys: it survives a formatter, shows an edit,
+and does not protect against fraud. A field with a default may be missing, so that later versions
+can add fields.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
@@ -24,62 +24,24 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import RunFile, SavedFootprint, SavedProcess, SavedRow
+from pytest_gpumem.baselines.history import SavedProcess, SavedRow, SavedRun
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Limits, Measurement, Provenance
-from pytest_gpumem.records.schema import (
-    SchemaError,
-    device_from_json,
-    device_to_json,
-    from_plain,
-    other_schema,
-)
+from pytest_gpumem.records.measurement import Measurement, Provenance
+from pytest_gpumem.records.schema import SchemaError, from_plain, other_schema
 from pytest_gpumem.result_files import FileError, parsed
 from pytest_gpumem.units import QuantityError
 
-LAYOUT = 3  # version of the layout
+LAYOUT = 4  # version of the layout
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
 _LFS = b"version https://git-lfs"
 
 
-class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class _Row(_Plain, frozen=True):
-    nodeid: str
-    measurement: Measurement
-    test_source: str | None = None
-    limits: Limits = Limits()
-    accepted: str = ""
-
-
-class _Footprint(_Plain, frozen=True):
-    nodeid: str
-    footprint: Footprint
-    label: str = ""
-    limits: Limits = Limits()
-    accepted: str = ""
-
-
-class _Content(_Plain, frozen=True):
-    id: str
-    utc: str
-    key: str
-    written_by: str
-    device: dict[str, Any]
-    revision: str | None = None
-    settings: dict[str, Any] = {}
-    rows: list[_Row] = []
-    footprints: list[_Footprint] = []
-
-
 class _File(msgspec.Struct, frozen=True):
-    schema: Literal[3]
-    content: _Content
+    schema: Literal[4]
+    content: SavedRun
 
 
 def unfit(measurement: Measurement) -> str | None:
@@ -114,32 +76,13 @@ def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
     )
 
 
-def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:
-    """Return the text of a file, with one row a line for diffs. `settings`: of the run."""
-    rows = []
-    for row in content.rows:
-        rows.append(_Row(row.nodeid, row.measurement, row.test_source, row.limits, row.accepted))
-    footprints = []
-    for saved in content.footprints:
-        footprints.append(
-            _Footprint(saved.nodeid, saved.footprint, saved.label, saved.limits, saved.accepted)
-        )
-    process = content.process
-    plain = _Content(
-        id=process.id,
-        utc=process.utc.isoformat(),
-        revision=process.revision,
-        key=content.key,
-        written_by=f"pytest-gpumem {version('pytest-gpumem')}",
-        device=device_to_json(process.device),
-        settings=dict(settings or {}),
-        rows=rows,
-        footprints=footprints,
-    )
-    values = {}
-    for name, value in structs.asdict(plain).items():
-        values[name] = _value(value)
-    lines = [f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items()]
+def written(run: SavedRun) -> str:
+    """Return the text of a file, with one row a line for diffs."""
+    run = replace(run, written_by=f"pytest-gpumem {version('pytest-gpumem')}")
+    values = _value(run)
+    lines = []
+    for name, value in values.items():
+        lines.append(f"{json.dumps(name)}: {_lines(value)}")
     head = f'"schema": {LAYOUT},\n"sha256": "{digest(values)}"'
     return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(lines) + "\n}\n}\n"
 
@@ -150,7 +93,7 @@ def digest(content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(text: bytes) -> RunFile:
+def read(text: bytes) -> SavedRun:
     """Read what `written` wrote.
 
     Raises `FileError`: not JSON, another version, a wrong digest, impossible values, or a row that
@@ -181,7 +124,7 @@ def read(text: bytes) -> RunFile:
         )
     # The text is as it was written: what does not fit now comes from another version.
     try:
-        return _run(from_plain(content, _Content, "$.content"))
+        return checked(from_plain(content, SavedRun, "$.content"))
     except (SchemaError, RecursionError) as error:
         by = content.get("written_by")
         raise FileError(
@@ -189,73 +132,46 @@ def read(text: bytes) -> RunFile:
         ) from None
 
 
-def read_unchanged(text: bytes) -> RunFile:
+def read_unchanged(text: bytes) -> SavedRun:
     """Read what `written` wrote and nobody changed, in a thirtieth of the time of `read`.
 
     Raises `FileError`: as `read`.
     """
     try:
-        return _run(msgspec.json.decode(text, type=_File).content)
+        return checked(msgspec.json.decode(text, type=_File).content)
     except (SchemaError, msgspec.MsgspecError, RecursionError):
         return read(text)  # its message names the place
 
 
-def _run(content: _Content) -> RunFile:
+def checked(run: SavedRun) -> SavedRun:
+    """Return a run. Raises `FileError`: a value is impossible, or a row may not be saved."""
     try:
-        utc = datetime.fromisoformat(content.utc).astimezone(timezone.utc)
-        if datetime.fromisoformat(content.utc).tzinfo is None:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise FileError(f"$.content.utc: {content.utc!r} is not a time with a zone") from None
-    mode = content.settings.get("mode")
-    process = SavedProcess(
-        content.id,
-        utc,
-        content.revision,
-        device_from_json(content.device),
-        mode if isinstance(mode, str) else None,
-    )
-    rows = []
-    for index, row in enumerate(content.rows):
-        saved = SavedRow(
-            row.nodeid, row.measurement, process, row.test_source, row.limits, row.accepted
-        )
+        run = replace(run, utc=run.utc.astimezone(timezone.utc))
+    except OverflowError:
+        raise FileError(f"$.content.utc: {run.utc} is too far from now") from None
+    keys = set[str]()
+    for index, row in enumerate(run.rows):
+        _check(row, f"$.content.rows[{index}]")
+        if row.key in keys:
+            raise FileError(f"holds {row.key} twice")
+        keys.add(row.key)
+    return run
+
+
+def _check(row: SavedRow, path: str) -> None:
+    if row.measurement is not None:
+        if row.measurement.label != row.label:
+            raise FileError(f"{path}.measurement.label: not that of the row, {row.label!r}")
         why = unfit(row.measurement)
         if why is not None:
-            raise FileError(f"row {index}, {saved.key}, may not be in a baseline: {why}")
-        _check(row.limits, f"$.content.rows[{index}].limits")
-        rows.append(saved)
-    footprints = []
-    for index, plain in enumerate(content.footprints):
-        _check(plain.limits, f"$.content.footprints[{index}].limits")
-        footprints.append(
-            SavedFootprint(
-                plain.nodeid, plain.label, plain.footprint, process, plain.limits, plain.accepted
-            )
-        )
-    refuse_twice(rows)
-    refuse_twice(footprints)
-    return RunFile(content.key, process, tuple(rows), tuple(footprints))
-
-
-def _check(limits: Limits, path: str) -> None:
-    """Raise `FileError` if a limit cannot be read."""
+            raise FileError(f"{path}, {row.key}, may not be in a baseline: {why}")
     for name, limit in LIMITS.items():
-        value = getattr(limits, name)
+        value = getattr(row.limits, name)
         try:
             if value is not None:
                 limit.parse(value)
         except QuantityError as error:
-            raise FileError(f"{path}.{name}: {error}") from None
-
-
-def refuse_twice(rows: Iterable[SavedRow | SavedFootprint]) -> None:
-    """Raise `FileError` if two of the rows have one key."""
-    seen = set[str]()
-    for row in rows:
-        if row.key in seen:
-            raise FileError(f"holds {row.key} twice")
-        seen.add(row.key)
+            raise FileError(f"{path}.limits.{name}: {error}") from None
 
 
 def _value(value: Any) -> Any:
@@ -271,6 +187,8 @@ def _value(value: Any) -> Any:
         return plain
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
     if isinstance(value, (tuple, list)):
         return [_value(item) for item in value]
     if isinstance(value, dict):

@@ -2,7 +2,7 @@
 
 A run is one immutable file, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes a file, and
 its name is never used again, so writers need no lock, and a copy needs only the files that it
-lacks. Readers always read a folder: of a URL, the copy. Credentials, endpoints and retries are
+lacks. Readers always read a folder: of a URL, the copy. Credentials, endpoints, retries and timeouts are
 those of fsspec's packages.
 """
 
@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import re
 import tempfile
-import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.options import masked, place
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.settings import masked, place
 
 SUBFOLDER = "gpumem"
 """Folder of the runs below the device's key, beside the files of pytest-benchmark."""
-PATIENCE = 60.0  # seconds without an answer after which a URL is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the URL did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DIGEST = re.compile(r"-([0-9a-f]{16})\.json\Z")  # in a file's name
-_WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory"}
-"""Protocols whose stores show a new file only once it is whole."""
-_T = TypeVar("_T")
 
 
 class BaselineError(UserError):
@@ -125,7 +119,6 @@ class RemoteStorage(Storage):
         # Without credentials: a gate knows the place by its results, which have none.
         name = hashlib.sha256(str(self).encode()).hexdigest()[:16]
         self._cache = user_cache_path("pytest-gpumem") / "baselines" / name
-        self._files: tuple[Any, str] | None = None  # fsspec's file system, and the root in it
         super().__init__(self._cache / "copy")
 
     def __str__(self) -> str:
@@ -138,22 +131,27 @@ class RemoteStorage(Storage):
     def devices(self) -> list[str]:
         if self.offline:
             return super().devices()
-        return self._answer(self._list_devices)
+        with self._explained():
+            files, root = self._opened()
+            paths = files.glob(f"{root}/*/{SUBFOLDER}")
+            return sorted({path.split("/")[-2] for path in paths})
 
     def update(self, key: str) -> None:
         if self.offline:
             return
-        remote = self._answer(self._list, key)
         folder = self.at(key)
-        try:
+        with self._explained():
+            files, root = self._opened()
+            names = self._names(key)
             folder.mkdir(parents=True, exist_ok=True)
             copied = {path.name for path in folder.glob("*.json")}
-            for name in sorted(remote.keys() - copied):
-                write_whole(folder / name, self._answer(self._read, key, name, remote[name]))
-            for name in copied - remote.keys():
+            for name in sorted(names - copied):
+                text = files.cat_file(f"{root}/{key}/{SUBFOLDER}/{name}")
+                if fits_name(name, text) is False:
+                    raise OSError(f"{name}: not the whole file, or changed")
+                write_whole(folder / name, text)
+            for name in copied - names:
                 (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise BaselineError(f"{self}: cannot be copied to {folder}: {error}") from None
 
     def shown(self, path: Path) -> str:
         return f"{self}/{path.relative_to(self.folder).as_posix()}"
@@ -162,7 +160,10 @@ class RemoteStorage(Storage):
         unsent = Storage(self._cache / UNSENT)
         unsent.write(key, name, text)
         try:
-            self._answer(self._put, key, name, text.encode())
+            with self._explained():
+                files, root = self._opened()
+                files.makedirs(f"{root}/{key}/{SUBFOLDER}", exist_ok=True)
+                files.pipe_file(f"{root}/{key}/{SUBFOLDER}/{name}", text.encode())
         except BaselineError as error:
             raise BaselineError(
                 f"{error}; it is kept on this machine: copy {unsent} into the store"
@@ -171,85 +172,33 @@ class RemoteStorage(Storage):
             self.at(key).mkdir(parents=True, exist_ok=True)
             (unsent.at(key) / name).replace(self.at(key) / name)
 
-    def _answer(self, ask: Callable[..., _T], *arguments: object) -> _T:
-        """Return what a request of fsspec answers.
-
-        The request has a thread of its own, which may wait for ever.
-        Raises `BaselineError`: it failed, or did not answer for `PATIENCE` seconds.
-        """
-        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                answers.put((True, ask(*arguments)))
-            except Exception as error:  # of any library behind fsspec
-                answers.put((False, error))
-
-        threading.Thread(target=work, daemon=True).start()
-        try:
-            answered, value = answers.get(timeout=PATIENCE)
-        except queue.Empty:
-            raise BaselineError(f"{self}: no answer for {PATIENCE:.0f} s") from None
-        if not answered:
-            raise BaselineError(f"{self}: {_explain(value).replace(self.url, str(self))}")
-        result: _T = value
-        return result
-
-    # In the thread
-
     def _opened(self) -> tuple[Any, str]:
-        if self._files is None:
-            import fsspec
+        """Return the file system of fsspec, and the root in it."""
+        import fsspec
 
-            files, root = fsspec.core.url_to_fs(self.url)
-            self._files = files, root.rstrip("/")
-        return self._files
+        files, root = fsspec.core.url_to_fs(self.url)
+        return files, root.rstrip("/")
 
-    def _list_devices(self) -> list[str]:
-        files, root = self._opened()
-        return sorted({path.split("/")[-2] for path in files.glob(f"{root}/*/{SUBFOLDER}")})
-
-    def _list(self, key: str) -> dict[str, int | None]:
-        """Return the bytes of each run, by name; None where the server does not tell."""
+    def _names(self, key: str) -> set[str]:
+        """Return the names of the runs of one kind of device."""
         files, root = self._opened()
         files.invalidate_cache()
         try:
-            listed = files.ls(f"{root}/{key}/{SUBFOLDER}", detail=True)
+            listed = files.ls(f"{root}/{key}/{SUBFOLDER}", detail=False)
         except FileNotFoundError as error:
             if error.__cause__ is not None:  # the answer of a store, such as a missing bucket
                 raise
-            return {}  # nothing was written yet
-        runs = {}
-        for entry in listed:
-            name = entry["name"].rstrip("/").rpartition("/")[2]
-            if entry["type"] == "file" and name.endswith(".json") and not name.startswith("."):
-                runs[name] = entry["size"]
-        return runs
+            return set()  # nothing was written yet
+        names = {path.rstrip("/").rpartition("/")[2] for path in listed}
+        return {name for name in names if name.endswith(".json")}
 
-    def _read(self, key: str, name: str, size: int | None) -> bytes:
-        files, root = self._opened()
-        for _ in range(3):
-            text: bytes = files.cat_file(f"{root}/{key}/{SUBFOLDER}/{name}")
-            if size in (None, len(text)):
-                return text
-        raise OSError(f"{name}: the answer ends after {len(text)} of {size} bytes")
-
-    def _put(self, key: str, name: str, text: bytes) -> None:
-        files, root = self._opened()
-        folder = f"{root}/{key}/{SUBFOLDER}"
-        protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
-        if protocols & _WHOLE_PUTS:
-            files.pipe_file(f"{folder}/{name}", text)
-            return
-        files.makedirs(folder, exist_ok=True)
-        temporary = f"{folder}/.{name}.{os.urandom(6).hex()}.tmp"
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise `BaselineError` for whatever a package behind fsspec raises."""
         try:
-            files.pipe_file(temporary, text)
-            files.mv(temporary, f"{folder}/{name}")
-        except BaseException:
-            with suppress(OSError):
-                files.rm_file(temporary)
-            raise
+            yield
+        except Exception as error:
+            raise BaselineError(f"{self}: {_explain(error).replace(self.url, str(self))}") from None
 
 
 def _explain(error: Exception) -> str:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from msgspec import structs
+
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import (
     Baseline,
-    RunFile,
-    SavedFootprint,
-    SavedProcess,
     SavedRow,
+    SavedRun,
     assemble,
 )
 from pytest_gpumem.baselines.layout import (
@@ -103,14 +103,21 @@ class Store:
         """Write the rows that may enter into a new file.
 
         `revision`: revision of the measured code, such as a commit id; None if unknown.
+        `settings`: of the session; its mode is saved.
         `baseline`: the baseline that they were judged against; None: load it.
         Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
-        now = datetime.now(timezone.utc)
-        process = SavedProcess(secrets.token_hex(8), now, revision, self._facts)
+        mode = (settings or {}).get("mode")
+        run = SavedRun(
+            id=secrets.token_hex(8),
+            utc=datetime.now(timezone.utc),
+            device=self._facts,
+            revision=revision,
+            mode=mode if isinstance(mode, str) else None,
+        )
         accepted, full, refused = list[Row](), list[Row](), list[tuple[Row, str]]()
-        saved, footprints = list[SavedRow](), list[SavedFootprint]()
+        saved = list[SavedRow]()
         keys = set[str]()
         for row in rows:
             why = refusal(row, self._facts.simulated)
@@ -120,62 +127,37 @@ class Store:
                 refused.append((row, why))
                 continue
             keys.add(row.key)
-            entered = False
-            times, memory = row.measurement, row.footprint
-            if times is not None and baseline.enters(row, now.date()):
-                entered = True
-                saved.append(
-                    SavedRow(
-                        row.nodeid,
-                        reduced(times, process),
-                        process,
-                        row.test_source,
-                        row.limits,
-                        baseline.acceptances.digest(row.key, "time"),
-                    )
-                )
-            if memory is not None and memory.watched and baseline.memory_enters(row, now.date()):
-                entered = True
-                footprints.append(
-                    SavedFootprint(
-                        row.nodeid,
-                        row.label,
-                        reduced_footprint(memory),
-                        process,
-                        row.limits,
-                        baseline.acceptances.digest(row.key, "memory"),
-                    )
-                )
-            if entered:
-                accepted.append(row)
-            else:
+            entering = _entering(row, baseline, run)
+            if entering is None:
                 full.append(row)
+            else:
+                accepted.append(row)
+                saved.append(entering)
         path = None
-        if accepted:
-            run = RunFile(self._facts.key, process, tuple(saved), tuple(footprints))
-            path = self._write(run, settings)
+        if saved:
+            path = self._write(structs.replace(run, rows=tuple(saved)))
         return SaveResult(path, tuple(accepted), tuple(full), tuple(refused))
 
-    def _write(self, run: RunFile, settings: Mapping[str, object] | None) -> Path:
-        text = written(run, settings)
-        revision = re.sub(r"[^A-Za-z0-9.]+", "-", run.process.revision or "").strip("-.")[:12]
+    def _write(self, run: SavedRun) -> Path:
+        text = written(run)
+        revision = re.sub(r"[^A-Za-z0-9.]+", "-", run.revision or "").strip("-.")[:12]
         # The id in the content makes it unlike any other.
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        name = f"{run.process.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{digest}.json"
-        self.storage.write(run.key, name, text)
+        name = f"{run.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{digest}.json"
+        self.storage.write(self._facts.key, name, text)
         return self.folder / name
 
-    def _check_device(self, path: Path, run: RunFile) -> None:
+    def _check_device(self, path: Path, run: SavedRun) -> None:
         """Raise `BaselineError` if a run is of another device than this one."""
-        simulated = run.process.device.simulated
+        simulated = run.device.simulated
         if simulated != self._facts.simulated:
             then, now = ("simulated", "real") if simulated else ("real", "simulated")
             raise BaselineError(
                 f"{self.storage.shown(path)}: of a {then} device, this one is {now}"
             )
-        if run.key != self._facts.key:
+        if run.device.key != self._facts.key:
             raise BaselineError(
-                f"{self.storage.shown(path)}: of {run.key!r}, this device is {self._facts.key}"
+                f"{self.storage.shown(path)}: of {run.device.key}, this device is {self._facts.key}"
             )
 
     def _absence(self, left_out: str | None) -> str:
@@ -187,6 +169,32 @@ class Store:
         if others:
             note += f"; there are baselines of {', '.join(others)}, which do not compare"
         return note
+
+
+def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
+    """Return what is saved of a row; None if its references are full and it gained nothing."""
+    today = run.utc.date()
+    times = memory = None
+    if row.measurement is not None and baseline.enters(row, "time", today):
+        times = reduced(row.measurement, run)
+    if (
+        row.footprint is not None
+        and row.footprint.watched
+        and baseline.enters(row, "memory", today)
+    ):
+        memory = reduced_footprint(row.footprint)
+    if times is None and memory is None:
+        return None
+    return SavedRow(
+        row.nodeid,
+        row.label,
+        times,
+        memory,
+        row.limits,
+        row.test_source,
+        baseline.acceptances.digest(row.key, "time"),
+        baseline.acceptances.digest(row.key, "memory"),
+    )
 
 
 def refusal(row: Row, simulated: bool) -> str | None:
@@ -205,15 +213,16 @@ def refusal(row: Row, simulated: bool) -> str | None:
         return "it is simulated" if row.verdict.simulated else "it is not simulated"
     if row.verdict.code is Code.CONDITIONS:
         return row.verdict.reason
-    doubts = [] if row.measurement is None else list(unreliable(row.measurement))
-    if doubts:
-        return f"its times are in doubt: {', '.join(doubts)}"
+    if row.measurement is not None:
+        doubts = ", ".join(unreliable(row.measurement))
+        if doubts:
+            return f"its times are in doubt: {doubts}"
     if row.verdict.outcome is Outcome.FAIL:
         return f"FAIL: {row.verdict.reason}"
     return None
 
 
-def files(at: Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
+def files(at: Storage, key: str) -> Iterator[tuple[Path, SavedRun]]:
     """Yield every file of one kind of device, by name. Of a URL, the copy is updated first.
 
     Raises `BaselineError`: as `Store.load`.
@@ -221,7 +230,7 @@ def files(at: Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
     names: dict[str, str] = {}  # of files, by the id of their run
     for path in _paths(at, key):
         run = load_file(path, at)
-        first = names.setdefault(run.process.id, path.name)
+        first = names.setdefault(run.id, path.name)
         if first != path.name:
             raise BaselineError(
                 f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice"
@@ -244,7 +253,7 @@ def _paths(at: Storage, key: str) -> list[Path]:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
 
 
-def load_file(path: Path, at: Storage) -> RunFile:
+def load_file(path: Path, at: Storage) -> SavedRun:
     """Read one file of a place, and check it. Raises `BaselineError`: as `Store.load`."""
     try:
         # Reading a pipe would wait.
@@ -257,17 +266,17 @@ def load_file(path: Path, at: Storage) -> RunFile:
 
 
 def _of_history(
-    runs: Sequence[RunFile], ancestry: Callable[[frozenset[str]], Ancestry] | None
-) -> tuple[list[RunFile], str | None]:
+    runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
+) -> tuple[list[SavedRun], str | None]:
     """Return the runs that count, and a sentence about the others."""
     if ancestry is None:
         return list(runs), None
-    revisions = {run.process.revision for run in runs}
+    revisions = {run.revision for run in runs}
     known = ancestry(frozenset(revision for revision in revisions if revision is not None))
     counting = []
     reasons: dict[str, int] = {}
     for run in runs:
-        revision = run.process.revision
+        revision = run.revision
         if revision in known.base:
             counting.append(run)
             continue

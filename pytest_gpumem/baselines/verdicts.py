@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import timezone
 
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.history import Baseline, memory_of, times_of
 from pytest_gpumem.judging import regression
-from pytest_gpumem.judging.finding import Finding, Judgement, of_limit
+from pytest_gpumem.judging.finding import check_of
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, judge_footprint
-from pytest_gpumem.judging.judge import judge
-from pytest_gpumem.judging.regression import NAME, Runs
+from pytest_gpumem.judging.judge import Judgement, judge
+from pytest_gpumem.judging.regression import NAME
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import LimitResult, Row
 
 
 def judged(
@@ -25,7 +24,6 @@ def judged(
     *,
     siblings: Mapping[str, Measurement],
     strict: bool,
-    evidence: bool = True,
 ) -> Row:
     """Return the row with the verdict at its test's end. `screened` judges what waits.
 
@@ -38,33 +36,25 @@ def judged(
             measurement,
             row.limits,
             facts,
-            reference_runs(row, baseline),
+            times_of(baseline.reference_runs(row)),
             why_new=baseline.why_new(row),
             measured_differently=baseline.measured_differently(row),
             siblings=siblings,
-            evidence=evidence,
         )
-    findings: list[Finding] = list(judgement.findings)
-    comparison = judgement.comparison
+    findings = list(judgement.findings)
     if row.footprint is not None:
         names = [name for name in RULES if row.footprint.ended or name not in AT_THE_END]
         findings += memory_findings(row, baseline, names, simulated=facts.simulated)
     return with_verdict(
         row,
         findings,
-        comparison=comparison,
+        comparison=judgement.comparison,
         simulated=facts.simulated,
         strict=strict,
     )
 
 
-def screened(
-    rows: Sequence[Row],
-    baseline: Baseline,
-    *,
-    evidence: bool = True,
-    strict: bool = False,
-) -> list[Row]:
+def screened(rows: Sequence[Row], baseline: Baseline, *, strict: bool = False) -> list[Row]:
     """Return the rows of a whole session; those that wait have the screen's verdict.
 
     `rows`: as `judged` made them, with the changes that the screen compares.
@@ -76,16 +66,15 @@ def screened(
             changes.append((row.key, math.log1p(comparison.delta)))
     after = []
     for row in rows:
-        runs = reference_runs(row, baseline) if waits(row) else ()
-        if not runs:
+        check = check_of(row.limits, NAME)
+        runs = times_of(baseline.reference_runs(row)) if waits(row) else []
+        if row.measurement is None or check is None or not runs:
             after.append(row)
             continue
-        assert row.measurement is not None
-        change = regression.against_reference(row.measurement, runs, evidence=evidence)
+        run = regression.against_reference(row.measurement, runs)
         others = [other for key, other in changes if key != row.key]
-        finding = regression.at_the_sessions_end(change, row.limits, others, row.nodeid)
-        results = [*known(row), of_limit(NAME, finding).result]
-        after.append(with_verdict(row, results, strict=strict))
+        finding = regression.at_the_sessions_end(run, check, others, row.nodeid)
+        after.append(with_verdict(row, [*known(row), finding], strict=strict))
     return after
 
 
@@ -99,21 +88,13 @@ def waits(row: Row) -> bool:
     return all(result.limit not in (NAME, "") for result in row.verdict.limits)
 
 
-def reference_runs(row: Row, baseline: Baseline) -> Runs:
-    """Return the saved runs of a measured row's reference with their UTC dates, oldest first."""
-    runs = []
-    for saved in baseline.reference_runs(row):
-        runs.append((saved.process.utc.astimezone(timezone.utc).date(), saved.measurement))
-    return runs
-
-
 def memory_findings(
     row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool
-) -> list[Finding]:
+) -> list[LimitResult]:
     """Return the findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
-    past = [run.footprint for run in baseline.reference_footprints(row)]
-    why = None if past else baseline.why_memory_is_new(row)
+    past = memory_of(baseline.reference_footprints(row))
+    why = None if past else baseline.why_new(row, "memory")
     fixtures_alone = simulated and not row.label
     return list(
         judge_footprint(row.footprint, row.limits, past, names, why, fixtures_alone=fixtures_alone)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -162,6 +161,6 @@ def log(line: str) -> None:
 
 def terminal() -> tuple[int, bool]:
     """Columns of standard output, and whether it takes colour."""
-    from pytest_gpumem.reporting.terminal import wants_colour
+    from pytest_gpumem.reporting.terminal import columns, wants_colour
 
-    return shutil.get_terminal_size((120, 24)).columns, wants_colour(sys.stdout, os.environ)
+    return columns(), wants_colour(sys.stdout, os.environ)

@@ -12,46 +12,39 @@ import msgspec
 from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
-from pytest_gpumem.baselines.history import UNKNOWN_GPU
 from pytest_gpumem.baselines.result_sets import SideResults
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
-from pytest_gpumem.judging import differences
+from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.differences import describe
-from pytest_gpumem.reporting.summary import OF_FILES, remedies
+from pytest_gpumem.reporting.row import mark, names_of
+from pytest_gpumem.reporting.table import remedies
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.units import format_share, format_time, sizes
+from pytest_gpumem.units import format_share, format_time, short_bytes, sizes
 
 HEADINGS = ("base", "head", "change", "noise hides")
 MOST = 20  # rows whose figures are listed
 OF_FILES_LOST = (
-    "compare runs of the same tests; gpumem accept TEST --scope removed takes a measurement out of "
-    "a baseline"
+    "compare runs of the same tests; gpumem accept TEST --change removed takes a measurement out "
+    "of a baseline"
 )
-
-_Value = float | int | str | None
 
 
 def text(
     compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool
 ) -> str:
-    """Return both sides, a line for each row, the figures that differ, and a sentence for each FAIL.
+    """Return both sides, a line for each row, what differs, and a sentence for each FAIL.
 
-    ASCII, without a trailing line break. A group of rows that the same remedy decides has one line.
+    It has no trailing line break. A group of rows that the same remedy decides has one line.
     """
     compared, base, head = printable((compared, base, head))
     compared = replace(compared, pairs=tuple(sorted(compared.pairs, key=_rank)))
     failed = [row for row in compared.rows if row.verdict.outcome is Outcome.FAIL]
-    simulated = ""
-    if any(row.verdict.simulated for row in compared.rows):
-        simulated = " (simulated)"
+    simulated = mark(any(row.verdict.simulated for row in compared.rows))
 
     before = [f"base: {_what(base)}", f"head: {_what(head)}"]
     if compared.forced is not None:
@@ -61,7 +54,7 @@ def text(
     after = []
     for row in failed:
         after.append(f"FAIL{simulated} {row.key}: {row.verdict.reason}")
-    after += remedies(compared.rows, OF_FILES)
+    after += remedies(compared.rows, store=False)
     changed = Counter(what for row in compared.rows for what in row.changed)
     for what, count in changed.items():
         after.append(f"changed between the sides: {what} ({count} of {len(compared.rows)})")
@@ -73,7 +66,7 @@ def text(
     lines = [part for sentence in before for part in wrapped(sentence, width)]
     if compared.pairs:
         lines.append(_table(compared, width, colour))
-    lines += _differing(compared, width, colour)
+    lines += _differing(compared, width)
     lines += [part for sentence in after for part in wrapped(sentence, width)]
     return "\n".join(lines)
 
@@ -92,18 +85,17 @@ def _counts(compared: SetComparison, simulated: str) -> str:
 
 def _table(compared: SetComparison, width: int, colour: bool) -> str:
     lines = []
-    for pair in compared.pairs:
+    for pair, name in zip(compared.pairs, names_of(compared.rows), strict=True):
         verdict = pair.row.verdict
-        word = f"{verdict.outcome.word}{' (simulated)' if verdict.simulated else ''}"
-        lines.append(Line(pair.row.key, _times(pair), Text(word, style=verdict.outcome.style)))
+        word = f"{verdict.outcome.word}{mark(verdict.simulated)}"
+        lines.append(Line(name, _times(pair), Text(word, style=verdict.outcome.style)))
     return Columns("test", HEADINGS, "verdict", lines).drawn(width, colour)
 
 
 def _times(pair: Pair) -> tuple[str, ...]:
     """Return the figures of the table; of a row without times those of its peak of memory."""
     if pair.base is None and pair.head is None:
-        base, head = _figure(pair.before, FIGURES[_PEAK]), _figure(pair.row, FIGURES[_PEAK])
-        return (*_texts(_PEAK, base, head), _share(base, head), "")
+        return _peaks(pair)
     base_text = "" if pair.base is None else format_time(pair.base)
     head_text = "" if pair.head is None else format_time(pair.head)
     comparison = pair.row.verdict.comparison
@@ -113,132 +105,75 @@ def _times(pair: Pair) -> tuple[str, ...]:
     return base_text, head_text, change(comparison.delta), reach
 
 
+def _peaks(pair: Pair) -> tuple[str, ...]:
+    base = None if pair.before is None else pair.before.footprint
+    head = pair.row.footprint
+    if head is None:
+        return ("", "", "", "")
+    if base is None:
+        return ("", short_bytes(head.peak), "", "")
+    share = ""
+    if base.peak > 0 and base.peak != head.peak:
+        share = change(head.peak / base.peak - 1)
+    return (*sizes(base.peak, head.peak), share, "")
+
+
 def _rank(pair: Pair) -> tuple[int, float]:
     comparison = pair.row.verdict.comparison
     slower = 0.0 if comparison is None else comparison.delta
     return pair.row.verdict.outcome.rank, -slower
 
 
-# Counts, bytes and code
-
-FIGURES = {
-    "moved_bytes": "measurement.moved_bytes",
-    "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
-    "migrated_bytes": "measurement.migrations.launch.migrated",
-    "kernels": "measurement.what_ran.kernels",
-    "copies": "measurement.what_ran.copies",
-    "copied_bytes": "measurement.what_ran.copied_bytes",
-    "waits": "measurement.what_ran.waits",
-    "registers": "measurement.what_ran.registers",
-    "spill_bytes": "measurement.what_ran.spill",
-    "ran": "measurement.what_ran.digest",
-    "peak_bytes": "footprint.peak",
-    "driver_peak_bytes": "footprint.driver_peak",
-    "kept_bytes": "footprint.kept",
-    "reserved_bytes": "footprint.reserved",
-    "allocations": "footprint.allocations",
-    "largest_allocation_bytes": "footprint.largest",
-}
-"""The exact figures by name, each with its place in a row. `ran` is the digest of a launch."""
-_PEAK = "peak_bytes"
+# What differs
 
 
-def figures(pair: Pair) -> dict[str, tuple[_Value, _Value]]:
-    """Return the exact figures of base and of head by name, without those that neither knows."""
-    known = {}
-    for name, place in FIGURES.items():
-        values = _figure(pair.before, place), _figure(pair.row, place)
-        if values != (None, None):
-            known[name] = values
-    return known
+def what_differs(pair: Pair) -> list[str]:
+    """Return what differs between the sides of a row: bytes, counts, kernels and code."""
+    base, head = pair.before, pair.row
+    if base is None:
+        return []
+    lines = []
+    if base.footprint is not None and head.footprint is not None:
+        for name in ("peak", "kept"):
+            was, now = getattr(base.footprint, name), getattr(head.footprint, name)
+            if was != now:
+                share = f" ({change(now / was - 1)})" if was > 0 else ""
+                lines.append(f"{name} {' → '.join(sizes(was, now))}{share}")
+    if base.measurement is not None and head.measurement is not None:
+        for difference in differences(base.measurement, head.measurement):
+            lines.append(describe(difference))
+    return lines
 
 
-def _figure(row: Row | None, place: str) -> _Value:
-    """Return a figure of a row; None where it is unknown."""
-    value: Any = row
-    for name in place.split("."):
-        if value is None:
-            return None
-        value = getattr(value, name)
-        if isinstance(value, WhatRan) and not value.order and not place.endswith(".digest"):
-            return None  # no launch was watched
-    return value.reads + value.writes if isinstance(value, MovedBytes) else value
-
-
-def ran_differently(pair: Pair) -> tuple[str, ...]:
-    """Return what one launch ran differently, in words."""
-    launches = []
-    for row in (pair.before, pair.row):
-        if row is None or row.measurement is None or row.measurement.what_ran is None:
-            return ()
-        if row.measurement.what_ran.not_watched is not None:
-            return ()  # what was not watched would look like steps that are gone
-        launches.append(row.measurement.what_ran)
-    changed = differences.ran_differently(*launches)
-    return tuple(describe(difference) for difference in changed)
-
-
-def _differing(compared: SetComparison, width: int, colour: bool) -> list[str]:
-    """Return a table of the figures that differ, by row, and the number of rows without any."""
-    same, rows = 0, 0
-    lines: list[Line | Text] = []
+def _differing(compared: SetComparison, width: int) -> list[str]:
+    """Return what differs, by row, and the number of rows where nothing does."""
+    lines = []
+    rows = same = 0
     for pair in compared.pairs:
-        both = {name: values for name, values in figures(pair).items() if None not in values}
-        differ = {name: values for name, values in both.items() if values[0] != values[1]}
-        ran = ran_differently(pair)
-        if not differ and not ran:
-            same += bool(both)
+        differing = what_differs(pair)
+        if pair.before is not None and not differing:
+            same += 1
+        if not differing:
             continue
         rows += 1
-        if rows > MOST:
-            continue
-        lines.append(Text(pair.row.key, style="bold"))
-        for name, values in differ.items():
-            title = name.removesuffix("_bytes").replace("_", " ")
-            lines.append(Line(f"  {title}", (*_texts(name, *values), _share(*values))))
-        lines += [Text(f"    {difference}") for difference in ran]
-    shown = []
-    if lines:
-        columns = Columns("figure", ("base", "head", "change"), "", lines)
-        shown.append(columns.drawn(width, colour))
+        if rows <= MOST:
+            lines += wrapped(pair.row.key, width)
+            for line in differing:
+                lines += wrapped(f"  {line}", width)
     if rows > MOST:
         more = counted(rows - MOST, "further row")
-        shown.append(f"{more} with other counts, bytes or code: --json has them")
+        lines.append(f"{more} with other counts, bytes or code: --json has them")
     if same:
-        shown.append(f"{counted(same, 'row')} with the same counts, bytes and code")
-    return shown
-
-
-def _texts(name: str, *values: _Value) -> tuple[str, ...]:
-    """Return figures in words; empty where a value is unknown."""
-    known = [value for value in values if value is not None]
-    words = [str(value) for value in known]
-    if name.endswith("_bytes"):
-        words = list(sizes(*(int(value) for value in known)))
-    texts = []
-    for value in values:
-        texts.append("" if value is None else words.pop(0))
-    return tuple(texts)
-
-
-def _share(base: _Value, head: _Value) -> str:
-    if not isinstance(base, (int, float)) or not isinstance(head, (int, float)):
-        return ""
-    return change(head / base - 1) if base > 0 and base != head else ""
+        lines.append(f"{counted(same, 'row')} with the same counts, bytes and code")
+    return lines
 
 
 # For programs
 
 
 def fields(pair: Pair) -> dict[str, object]:
-    """Return a row for programs: seconds, shares as fractions, and the exact figures.
-
-    A figure is null where a side does not know it.
-    """
+    """Return a row for programs: seconds, and shares as fractions."""
     row, verdict, comparison = pair.row, pair.row.verdict, pair.row.verdict.comparison
-    exact = {}
-    for name, (base, head) in figures(pair).items():
-        exact[name] = {"base": base, "head": head}
     return {
         "test": row.key,
         "outcome": verdict.outcome.value,
@@ -249,8 +184,7 @@ def fields(pair: Pair) -> dict[str, object]:
         "reach": None if comparison is None else comparison.reach,
         "simulated": verdict.simulated,
         "reason": verdict.reason,
-        "figures": exact,
-        "ran_differently": list(ran_differently(pair)),
+        "differences": what_differs(pair),
     }
 
 
@@ -274,12 +208,11 @@ def as_json(
 
 
 def _what(side: SideResults) -> str:
-    devices = []
-    for key in side.devices:
-        devices.append("an unknown GPU" if key == UNKNOWN_GPU.key else key)
+    devices = " and ".join(side.devices)
     drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
-    driver = f", driver {' and '.join(drivers)}" if drivers else ""
-    return f"{side.name}, {counted(side.processes, 'process')} on {' and '.join(devices)}{driver}"
+    if drivers:
+        devices += f", driver {' and '.join(drivers)}"
+    return f"{side.name}, {counted(side.baseline.processes, 'process')} on {devices}"
 
 
 @click.command(
@@ -313,10 +246,9 @@ def compare(
     """Judge HEAD against BASE as a session judges a run against its baseline, without a GPU.
 
     The limits of the tests apply to times, memory, counts and machine code. A row of BASE that HEAD
-    lacks is lost. The command lists the figures that differ. Each side is a file, a folder, or a
-    quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
-    pytest-benchmark, or files of a baseline. Each file of BASE is a run; the files of HEAD are the
-    processes of a run.
+    lacks is lost. The command lists what differs. Each side is a file, a folder, or a
+    quoted pattern such as "base-*.json": --benchmark-json files of sessions with --gpumem, or files
+    of a baseline. Each file of BASE is a run; the files of HEAD are the processes of a run.
     """
     from pytest_gpumem.baselines.result_sets import side
 

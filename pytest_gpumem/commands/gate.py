@@ -25,17 +25,17 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import RevisionError, ancestry
-from pytest_gpumem.settings import OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.acceptances import Acceptances
-    from pytest_gpumem.runs.conclusion import Conclusion
+    from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.runs.duet import DuetResult
     from pytest_gpumem.runs.gate import GateRequest, GateResult
     from pytest_gpumem.runs.rows import RowFilter
@@ -135,14 +135,16 @@ def gate(
     )
     with ended_by_signals():
         result = Gate(request, partial(_play, output, pytest_arguments), _log).run()
-    if added.files and not accept_from_change:
-        lines = []
+    remarks = list(result.conclusion.remarks)
+    if not accept_from_change:
         for name in added.files:
-            lines.append(f"{name} does not count: the gate has no --accept-from-change")
-        result = replace(result, conclusion=_with_lines(result.conclusion, lines))
-    _write_files(output, request, result)
-    _print(output, request, result, time.monotonic() - begun)
-    return result.conclusion.code
+            remarks.append(f"{name} does not count: the gate has no --accept-from-change")
+    steps = _advice(result.conclusion, request, option=not accept_from_change)
+    conclusion = replace(result.conclusion, remarks=remarks, advice=steps)
+    result = replace(result, conclusion=conclusion)
+    _write_files(output, result)
+    _print(output, result, time.monotonic() - begun)
+    return conclusion.code
 
 
 def _acceptances(merge_base: str) -> tuple[Acceptances, Acceptances]:
@@ -158,10 +160,6 @@ def _without(every: Acceptances, names: Collection[str]) -> Acceptances:
 
     files = {name: file for name, file in every.files.items() if name not in names}
     return Acceptances(files, Path.cwd())
-
-
-def _with_lines(conclusion: Conclusion, lines: Sequence[str]) -> Conclusion:
-    return replace(conclusion, lines=(*lines, *conclusion.lines))
 
 
 def _log(sentence: str) -> None:
@@ -236,16 +234,17 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
 
 
-def _write_files(output: Path, request: GateRequest, result: GateResult) -> None:
+def _write_files(output: Path, result: GateResult) -> None:
     """Write results, report and summary with the verdicts of the gate."""
     from pytest_gpumem.reporting import html, markdown
-    from pytest_gpumem.reporting.concerns import summarise, workflow_commands
+    from pytest_gpumem.reporting.conclusion import conclusion_lines
+    from pytest_gpumem.reporting.github import summarise, workflow_commands
     from pytest_gpumem.reporting.run import Run
 
     conclusion, document = result.conclusion, result.session.document
-    remarks = _lines(result)
     if document is None:
-        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(remarks)))
+        lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
+        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(lines)))
         return
     _write_results(output / RESULTS, document, conclusion)
     shown = load_results(output / RESULTS)
@@ -255,11 +254,11 @@ def _write_files(output: Path, request: GateRequest, result: GateResult) -> None
         document.settings,
         shown.utc,
         shown.revision,
-        remarks=remarks,
+        remarks=conclusion.remarks,
+        conclusion=conclusion,
     )
     if result.baseline is not None:
-        past = {row.key: result.baseline.past(row) for row in run.rows}
-        run = replace(run, past=past, footprints=result.baseline.newest_footprints)
+        run = replace(run, past={row.key: result.baseline.past(row) for row in run.rows})
     summary = markdown.page(run)
     _write(output / SUMMARY, summary)
     if run.rows:
@@ -293,67 +292,32 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
     _write(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
 
 
-# The terminal
+# What to do, and the terminal
 
 
-def _lines(result: GateResult) -> list[str]:
-    """What a reader should know, and the end last."""
-    conclusion, document = result.conclusion, result.session.document
-    simulated = document is not None and document.device.simulated
-    return [*conclusion.lines, *_advice(conclusion), conclusion.result(simulated=simulated)]
+def _advice(conclusion: Conclusion, request: GateRequest, *, option: bool) -> list[tuple[str, str]]:
+    """How to repeat, repair and accept what makes a gate red; nothing for another end.
 
-
-def _advice(conclusion: Conclusion) -> list[str]:
-    """A line with the command that accepts what makes a gate red, if something can be accepted."""
-    from pytest_gpumem.baselines.accepting import changes_of
-    from pytest_gpumem.reporting.concerns import worst_first
+    `option`: name --accept-from-change, which was not given.
+    """
+    from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
+    from pytest_gpumem.reporting.conclusion import advice, failing_rows
 
     if conclusion.code != Exit.FAILED:
         return []
-    tests = []
-    for row in worst_first(conclusion.rows):
-        changes = changes_of(row)
-        if row.test_error is not True and any(changes):
+    failing = failing_rows(conclusion.rows)
+    limits, tests = list[str](), list[str]()
+    for row in failing:
+        limits += absolute_limits(row)
+        if row.test_error is not True and any(changes_of(row)):
             tests.append(row.nodeid)
     tests += [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
     tests = list(dict.fromkeys(tests))
-    if not tests:
-        return []
-    which = f" (the worst {SHOWN} of {len(tests)} tests)" if len(tests) > SHOWN else ""
-    return [
-        f"if it is meant, commit the file that this writes{which}, and run the gate with "
-        f"--accept-from-change: gpumem accept {shlex.join(tests[:SHOWN])} --reason '...'"
-    ]
-
-
-def _print(output: Path, request: GateRequest, result: GateResult, seconds: float) -> None:
-    from pytest_gpumem.reporting.columns import fitted
-    from pytest_gpumem.reporting.concerns import ending
-    from pytest_gpumem.reporting.summary import counts_text
-    from pytest_gpumem.runs.report import rounded_duration
-
-    written = [name for name in FILES if (output / name).exists()]
-    if written:
-        _log(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")
-    for line in _lines(result):
-        say(f"gpumem gate: {line}")
-    document = result.session.document
-    if result.conclusion.code != Exit.FAILED or document is None:
-        return
-    errors = {}
-    for failure in result.session.failures:
-        if not failure.not_run:
-            errors[failure.nodeid] = failure.message
-    rows = result.conclusion.rows
-    device = document.device.name_and_driver
-    lines = ending(rows, partial(_repeat, request), errors)
-    lines += [
-        f"{counts_text(rows)}; {rounded_duration(seconds)} on {device}",
-        f"report: {output / REPORT}",
-    ]
-    for line in printable(lines):
-        for part in fitted(line, terminal()[0]):
-            click.echo(part)
+    accept = ""
+    if tests:
+        accept = f"gpumem accept {shlex.join(tests[:SHOWN])} --reason '...'"
+    repeat = _repeat(request, failing[0]) if failing else []
+    return advice(repeat, accept, option=option, limits=limits)
 
 
 def _repeat(request: GateRequest, row: Row) -> list[str]:
@@ -366,3 +330,26 @@ def _repeat(request: GateRequest, row: Row) -> list[str]:
         if word.startswith("-") or not Path(word.partition("::")[0]).exists():
             words.append(word)
     return ["pytest", "--gpumem", *words, row.nodeid]
+
+
+def _print(output: Path, result: GateResult, seconds: float) -> None:
+    from pytest_gpumem.reporting.conclusion import conclusion_lines
+    from pytest_gpumem.reporting.terminal import counts_text
+    from pytest_gpumem.runs.report import rounded_duration
+
+    written = [name for name in FILES if (output / name).exists()]
+    if written:
+        _log(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")
+    for remark in result.conclusion.remarks:
+        say(f"gpumem gate: {remark}")
+    first, *further = conclusion_lines(result.conclusion, terminal()[0])
+    click.echo(f"gpumem gate: {first}")
+    for line in further:
+        click.echo(line)
+    document = result.session.document
+    if document is not None:
+        counts = counts_text(result.conclusion.rows)
+        device = document.device.name_and_driver
+        click.echo(printable(f"{counts}; {rounded_duration(seconds)} on {device}"))
+    if (output / REPORT).exists():
+        click.echo(printable(f"report: {output / REPORT}"))

@@ -45,7 +45,7 @@ def _against(base: str, results: Path, run: Run) -> Run:
             )
         )
     past = {row.key: other.baseline.past(row) for row in rows}
-    return replace(run, rows=[*rows, *lost], past=past, footprints=other.baseline.newest_footprints)
+    return replace(run, rows=[*rows, *lost], past=past)
 
 
 def _judged_as(row: Row, judged: Row) -> Row:

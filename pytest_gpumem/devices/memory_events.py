@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from pytest_gpumem.records.footprint import DRIVER, Course, MemoryPlace, MemoryUse, SizeCount
+from pytest_gpumem.records.footprint import DRIVER, Course, MemoryPlace, MemoryUse
 from pytest_gpumem.units import MiB
 
 Layer = Literal["use", "segment", "driver", "fixture"]
@@ -227,18 +227,13 @@ class _Use:
 
     def record(self, series: Series, at_peak: int) -> MemoryUse:
         sizes = Counter(nbytes for nbytes in self.changes if nbytes > 0)
-        by_power = Counter[int]()
-        for nbytes, count in sizes.items():
-            by_power[1 << (nbytes - 1).bit_length()] += count
         return MemoryUse(
             *series,
             peak=max(0, *self.totals),
             at_peak=max(0, at_peak),
             kept=sum(self.changes),
             allocations=sizes.total(),
-            allocated=sum(nbytes * count for nbytes, count in sizes.items()),
             largest=max(sizes, default=0),
-            sizes=tuple(SizeCount(size, count) for size, count in sorted(by_power.items())),
         )
 
 

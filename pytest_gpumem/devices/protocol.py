@@ -6,6 +6,7 @@ has nothing of the kind.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +36,6 @@ from pytest_gpumem.devices.watches import Footprints, MemoryWatch, WaitCounter
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan
 
 __all__ = [
@@ -406,6 +406,28 @@ class Span(NamedTuple):
     start: float
     end: float
 
+    @property
+    def nanoseconds(self) -> float:
+        return (self.end - self.start) * 1e9
+
+
+class Activity(NamedTuple):
+    """The kernels of some work."""
+
+    kernels: Sequence[Span]
+
+    @property
+    def at_once(self) -> float:
+        """Nanoseconds in which two kernels or more run."""
+        total = last = counted = 0.0
+        for kernel in sorted(self.kernels, key=operator.attrgetter("start")):
+            begin, end = max(kernel.start, counted), min(kernel.end, last)
+            if begin < end:
+                total += end - begin
+                counted = end
+            last = max(last, kernel.end)
+        return total * 1e9
+
 
 class Counters(Protocol):
     """Counts of work, from CUPTI or the model. `work` waits for what it queues.
@@ -418,10 +440,10 @@ class Counters(Protocol):
         """Count faults and migrations of this process's managed pages."""
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record kernels, copies and memsets of this process."""
+        """Record the kernels of this process."""
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        """As `activity`, each by itself, in any order and without holds."""
+        """Record each kernel, copy and memset of this process, in any order and without holds."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of this process's work, with the machine code of its kernels.

@@ -1,60 +1,113 @@
-"""Examines what this machine can measure and what is missing for the rest.
+"""Examines what this machine can measure, what is missing, and what else uses the GPU.
 
-This process runs no kernel; each library of other code is tried in a process of its own. It creates a CUDA context only under MPS, where
-only a context tells how much of L2 the server has set aside.
+It runs no kernel and creates no CUDA context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from dataclasses import dataclass
+from importlib import metadata
 
-from pytest_gpumem.doctor import gpu
-from pytest_gpumem.doctor.machine import Machine, packages, pinned, tools
-from pytest_gpumem.doctor.report import Check, Report, Status, text
-from pytest_gpumem.records.device import DeviceFacts
+from msgspec import to_builtins
 
-__all__ = ["Check", "Machine", "Report", "Status", "examine", "text"]
+from pytest_gpumem.devices import opening
+from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_checks, tool_checks
+from pytest_gpumem.options import device_choice
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import Card, DeviceFacts
+from pytest_gpumem.records.schema import device_to_json
+from pytest_gpumem.reporting.columns import hanging, wrapped
+from pytest_gpumem.units import QuantityError
+
+SCHEMA = 3  # version of the layout of the JSON
 
 
-def examine(machine: Machine | None = None) -> Report:
+@dataclass(frozen=True)
+class Report:
+    checks: tuple[Check, ...]
+    summary: str  # what this machine can measure
+    device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if none can be used
+    card: Card | None = None  # the card as the driver (NVML) describes it; None without an answer
+
+    def to_json(self) -> dict[str, object]:
+        """The report for programs."""
+        return {
+            "schema": SCHEMA,
+            "simulated_only": self.device is None,
+            "summary": self.summary,
+            "checks": to_builtins(self.checks),
+            "device": None if self.device is None else device_to_json(self.device),
+            "card": to_builtins(self.card),
+        }
+
+
+def examine() -> Report:
     """Run all checks. A missing or broken component is a finding and raises nothing."""
-    machine = machine or Machine()
-    chosen, reason = gpu.find(machine)
-    facts = chosen.facts if chosen is not None else None
-    card, unseen = gpu.look(machine, facts)
-    checks = [*gpu.identity(machine, facts, reason, card, unseen)]
-    if chosen is not None:
-        checks += gpu.abilities(machine, chosen)
-    if card is not None:
-        checks += gpu.state(card)
-    elif facts is not None:
-        remedy = "pip install nvidia-ml-py; in a container, let the driver's utilities in (NVIDIA_DRIVER_CAPABILITIES)"
-        checks.append(
-            Check(
-                "state of the GPU",
-                Status.WARNING,
-                f"clocks, throttling, ECC and processes cannot be read: {unseen}",
-                remedy,
-            )
-        )
-    checks += [pinned(machine), *packages(machine, facts, card), *tools(machine, facts)]
-    return Report(tuple(checks), facts is None, _summary(facts, checks), facts, card)
+    facts, reason = find(os.environ.get("GPUMEM_DEVICE", "").strip())
+    card, unseen = _look(facts)
+    checks = [
+        *gpu_checks(facts, reason, card, unseen),
+        *package_checks(_installed()),
+        *tool_checks(os.environ),
+    ]
+    return Report(tuple(checks), _summary(facts, checks), facts, card)
 
 
-def _summary(facts: DeviceFacts | None, checks: Sequence[Check]) -> str:
+def find(wanted: str) -> tuple[DeviceFacts | None, str]:
+    """Return the GPU that tests would run on, or None and the reason.
+
+    `wanted`: the value of GPUMEM_DEVICE. Where tests would run simulated, the first GPU counts.
+    """
+    simulated = wanted in ("", "auto") or wanted.startswith("sim")
+    prefix = "" if simulated else f"GPUMEM_DEVICE={wanted}: "
+    try:
+        choice = "cuda" if simulated else device_choice(wanted)
+        return opening.choose(choice).facts, ""
+    except (opening.NoDevice, QuantityError) as missing:
+        return None, f"{prefix}{missing}"
+    except Exception as broken:  # a broken CuPy or driver raises anything while it is loaded
+        return None, f"looking for a GPU failed with {broken!r}"
+
+
+def _look(facts: DeviceFacts | None) -> tuple[Card | None, str]:
+    """Return the card as NVML describes it, or None and the reason."""
+    try:
+        return opening.look(facts.pci_bus_id if facts is not None else None), ""
+    except opening.NoDevice as missing:
+        return None, str(missing)
+    except Exception as broken:  # such as a library of another version than the package
+        return None, repr(broken)
+
+
+def _installed() -> dict[str, str]:
+    versions = {}
+    for distribution in metadata.distributions():
+        versions[distribution.name] = distribution.version
+    return versions
+
+
+def _summary(facts: DeviceFacts | None, checks: list[Check]) -> str:
     if facts is None:
-        return "This machine can run the suite on the simulated device only: its times come from a model and say nothing about a GPU."
-    by_name = {check.name: check for check in checks}
-    can = ["latency and bandwidth"]
-    for name, words in (("set-aside", "L2 persistence"), ("managed memory", "managed memory")):
-        can += [words] if by_name[name].status is Status.OK else []
-    listed = ", ".join(can[:-1]) + (" and " if len(can) > 1 else "") + can[-1]
-    there = [tool for tool in ("nsys", "ncu") if not by_name[tool].missing]
-    profiled = f", and its tests can be profiled with {' and '.join(there)}" if there else ""
+        return (
+            "Nothing can be measured here: tests run on the simulated device, "
+            "whose times come from a model."
+        )
     failures = [check.name for check in checks if check.status is Status.FAILURE]
-    unreliable = (
-        f" Its measurements are unreliable until this is repaired: {', '.join(failures)}."
-        if failures
-        else ""
-    )
-    return f"This machine can measure {listed} on {facts.name}{profiled}.{unreliable}"
+    if failures:
+        return f"{facts.name} cannot be measured reliably until this is repaired: " + ", ".join(
+            failures
+        )
+    return f"This machine can measure on {facts.name}."
+
+
+def text(report: Report, width: int) -> list[str]:
+    """The report for people: a line for each check, its remedy below, then the summary."""
+    names = max(len(check.name) for check in report.checks)
+    lines = []
+    for check in report.checks:
+        first = f"{check.status.value:<7}  {check.name:<{names}}  "
+        lines += hanging(first, printable(check.detail), width)
+        if check.remedy:
+            lines += hanging(" " * len(first) + "-> ", printable(check.remedy), width)
+    return [*lines, "", *wrapped(printable(report.summary), width, indent="")]

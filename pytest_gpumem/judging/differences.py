@@ -51,7 +51,7 @@ def differences(base: Measurement, head: Measurement) -> tuple[Difference, ...]:
     changed = [*_declared(base, head), *_pages(base, head)]
     other_window = base.window != head.window
     if other_window:
-        changed.append(Difference(WINDOW, _window(base), _window(head)))
+        changed.append(Difference(WINDOW, window_text(base.window), window_text(head.window)))
     ran, runs = base.what_ran, head.what_ran
     if ran is not None and ran.order and runs is not None and runs.order:
         for difference in ran_differently(ran, runs):
@@ -70,11 +70,12 @@ def row_differences(row: Row, base: Measurement) -> tuple[Difference, ...]:
     """
     assert row.measurement is not None
     changed = differences(base, row.measurement)
-    failing = [result.limit for result in row.verdict.limits]
-    if not failing or not set(failing) <= set(STEPS):
+    failing = {result.limit for result in row.verdict.limits}
+    if not failing or not failing <= set(STEPS):
         return changed
-    ran = [difference for difference in changed if difference.kind not in _MEASURED]
-    measured = [difference for difference in changed if difference.kind in _MEASURED]
+    ran, measured = list[Difference](), list[Difference]()
+    for difference in changed:
+        (measured if difference.kind in _MEASURED else ran).append(difference)
     return (*ran, *measured)
 
 
@@ -104,10 +105,6 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
             yield Difference(kind, before, after)
 
 
-def _window(measurement: Measurement) -> str:
-    return "none" if measurement.window is None else window_text(measurement.window)
-
-
 # What one launch ran
 
 
@@ -122,14 +119,13 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     steps = []
     for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
         steps.append(replace(difference, times=times))
-    if not steps and _without_arguments(base.launch) != _without_arguments(head.launch):
+    if not steps and _tokens(base.launch) != _tokens(head.launch):
         steps.append(Difference(ORDER))
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
-    before, after = [_token(step) for step in base], [_token(step) for step in head]
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    matcher = SequenceMatcher(None, _tokens(base), _tokens(head), autojunk=False)
     removed, added = list[Step](), list[Step]()
     for tag, first, last, begin, end in matcher.get_opcodes():
         if tag == "equal":
@@ -155,6 +151,8 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
 def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
     for field in Step.__struct_fields__:
         before, after = getattr(was, field), getattr(now, field)
+        if field == "code" and (before is None or after is None):
+            continue  # it was not watched
         if field not in _NOT_COMPARED and before != after:
             yield Difference(now.kind.value, before, after, now.name, field)
     if was.arguments is not None and now.arguments is not None:
@@ -172,12 +170,13 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         old, new = before.split(), arguments.hidden(after, before).split()
+        if old == new:
+            continue
         if len(old) != len(new):
             size = f"size of argument {number}"
             yield size, counted(len(old), "word"), counted(len(new), "word")
         elif len(old) <= 2:
-            if old != new:
-                yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
+            yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
         else:
             for index, (word, other) in enumerate(zip(old, new, strict=True)):
                 if word != other:
@@ -203,8 +202,8 @@ def _token(step: Step) -> tuple[str, str]:
     return step.kind.value, step.name
 
 
-def _without_arguments(launch: Sequence[Step]) -> list[Step]:
-    return [replace(step, arguments=None) for step in launch]
+def _tokens(launch: Sequence[Step]) -> list[tuple[str, str]]:
+    return [_token(step) for step in launch]
 
 
 def _properties(step: Step) -> str:
@@ -216,9 +215,10 @@ def _properties(step: Step) -> str:
     words = []
     if step.nbytes is not None:
         words.append(short_bytes(step.nbytes))
-    ends = [end for end in (step.source, step.memory) if end]
-    if ends:
-        words.append(" → ".join(ends))
+    if step.source and step.memory:
+        words.append(f"{step.source} → {step.memory}")
+    elif step.source or step.memory:
+        words.append(step.source or step.memory or "")
     return " ".join(words)
 
 
@@ -235,8 +235,10 @@ def shape(value: Sequence[int]) -> str:
 
 def fails_by_memory(row: Row) -> bool:
     """True if a row fails by its memory."""
-    failing = [result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL]
-    return any(limit in OF_FOOTPRINT for limit in failing)
+    for result in row.verdict.limits:
+        if result.outcome is Outcome.FAIL and result.limit in OF_FOOTPRINT:
+            return True
+    return False
 
 
 def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Difference, ...]:
@@ -245,9 +247,9 @@ def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Differe
     Where none does, return the lines that take most of it. `base`: None if it is unknown.
     """
     if base is not None and base.sites:
-        grown = []
-        for kind in (PEAK, KEPT):
-            grown += grown_lines(base.sites, head.sites, kind)
+        grown = grown_lines(base.sites, head.sites, PEAK) + grown_lines(
+            base.sites, head.sites, KEPT
+        )
         if grown:
             return tuple(grown)
     kind = PEAK if any(site.at_peak for site in head.sites) else KEPT
@@ -260,49 +262,34 @@ def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Differe
 
 
 def grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """Return the lines that grew most, the largest growth first; as `line_differences`."""
-    changed = line_differences(base, head, kind)
-    return [difference for difference in changed if _growth(difference) > 0][:LINES]
-
-
-def line_differences(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """Return the lines whose bytes changed, the largest growth first.
+    """Return the lines that grew most, the largest growth first.
 
     A line that only moved is the same: file, function, text, library and kind of memory tell it.
     Two other lines of a function with similar text count as a changed line.
     `kind`: `PEAK` or `KEPT`.
     """
-    before, after = _by_line(base), _by_line(head)
+    before, after = _by_line(base, kind), _by_line(head, kind)
     gone = [line for line in before if line not in after]
-    changed = []
-    for line, sites in after.items():
-        old = line if line in before else _alike(line, gone)
+    grown = []
+    for line, (now, site) in after.items():
         was, text = 0, ""
-        if old is not None:
-            was = _total(before[old], kind)
-            if old != line:
+        if line in before:
+            was, _ = before[line]
+        else:
+            old = _alike(line, gone)
+            if old is not None:
                 gone.remove(old)
+                was, _ = before[old]
                 text = old[1]
-        now = _total(sites, kind)
-        changed.append(Difference(kind, was, now, text, site=_largest(sites, kind)))
-    for line in gone:
-        sites = before[line]
-        changed.append(Difference(kind, _total(sites, kind), 0, site=_largest(sites, kind)))
-    changed = [difference for difference in changed if _growth(difference)]
-    return sorted(changed, key=_growth, reverse=True)
+        if now > was:
+            grown.append(Difference(kind, was, now, text, site=site))
+    grown.sort(key=_growth, reverse=True)
+    return grown[:LINES]
 
 
 def bytes_of(site: Site, kind: str) -> int:
     """Return the bytes of a line at the peak, or at the end. `kind`: `PEAK` or `KEPT`."""
     return site.at_peak if kind == PEAK else site.kept
-
-
-def _total(sites: Iterable[Site], kind: str) -> int:
-    return sum(bytes_of(site, kind) for site in sites)
-
-
-def _largest(sites: Iterable[Site], kind: str) -> Site:
-    return max(sites, key=lambda site: bytes_of(site, kind))
 
 
 def _growth(difference: Difference) -> int:
@@ -314,23 +301,27 @@ def _growth(difference: Difference) -> int:
 _Line = tuple[str, str, str, str, str]
 
 
-def _by_line(sites: Iterable[Site]) -> dict[_Line, list[Site]]:
-    lines: dict[_Line, list[Site]] = {}
+def _by_line(sites: Iterable[Site], kind: str) -> dict[_Line, tuple[int, Site]]:
+    """Return the bytes of each line, and the site that takes most of them."""
+    lines: dict[_Line, tuple[int, Site]] = {}
     for site in sites:
         # A line whose text cannot be read is known by its number.
         text = site.code or str(site.line)
-        key = (site.file, text, site.function, site.library, site.kind)
-        lines.setdefault(key, []).append(site)
+        line = (site.file, text, site.function, site.library, site.kind)
+        nbytes = bytes_of(site, kind)
+        total, largest = lines.get(line, (0, site))
+        if nbytes > bytes_of(largest, kind):
+            largest = site
+        lines[line] = total + nbytes, largest
     return lines
 
 
 def _alike(line: _Line, others: Iterable[_Line]) -> _Line | None:
     """Return the line of the same function whose text is most like that of `line`, or None."""
-    best, most = None, 0.0
+    best, most = None, ALIKE
     for other in others:
-        if other[0] != line[0] or other[2:] != line[2:]:
-            continue
-        similarity = SequenceMatcher(None, other[1], line[1], autojunk=False).ratio()
-        if similarity >= ALIKE and similarity > most:
-            best, most = other, similarity
+        if other[0] == line[0] and other[2:] == line[2:]:
+            similarity = SequenceMatcher(None, other[1], line[1], autojunk=False).ratio()
+            if similarity >= most:
+                best, most = other, similarity
     return best

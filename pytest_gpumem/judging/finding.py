@@ -1,118 +1,88 @@
-"""The findings of rules, and their sentences.
+"""What rules share: a limit that is judged, its findings, and words of their sentences.
 
-A rule returns an outcome, a code and figures. `SENTENCES` alone turns them into words, and no
-program reads the words.
+A finding is a `LimitResult`. No program reads its sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Measurement, Window
-from pytest_gpumem.records.row import Comparison, LimitResult
+from pytest_gpumem.records.measurement import Limits, Measurement, Window
+from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import format_share, short_bytes
-
-SENTENCES: Mapping[str, str] = {
-    # Limits of a measurement by itself.
-    "not judged": "{limit} cannot be judged: {why}",
-    "beyond the peak": "the declared traffic is wrong: {bandwidth} is above the device's peak of "
-    "{peak}",
-    "beside": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}",
-    "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to "
-    "call",
-    "not counted": "{limit} cannot be judged, not counted: {why}",
-    "not read": "{limit} cannot be judged: {why}",
-    "counted": "{figure}, {side} {limit}",
-    "beats": "{times}: {limit} holds",
-    "does not beat": "{times}: {limit} does not hold",
-    "may not beat": "{times}: {limit} is not beyond doubt",
-    # A change against the reference.
-    "slower": "{seen}: slower than {limit} allows, by 10 % more than the slowest of them",
-    "within": "{seen}: within {limit}; we are {sure} sure that it is not slower by the limit",
-    "looks slower": "{seen}: looks slower than {limit} allows: {duet} decides",
-    "too few runs": "{seen}: {limit} needs a duet, or more saved processes (--gpumem-save), as one "
-    "does not show the noise: {duet} decides",
-    "others changed": "{seen}, but the other rows changed by {shift}, as on another card: {limit} "
-    "needs a duet: {duet} decides",
-    "faster": "{seen}: a gain beyond {limit} needs a duet, as it would hide a later loss: {duet} "
-    "decides",
-    "noisy": "{seen}: {limit} needs a duet, as noise may hide {reach}: {duet} decides",
-    "peak varies": "{limit} needs a duet: {figure}",
-    "waits": "{seen}: {limit} is judged at the session's end",
-    "no limit": "no limit set",
-    "no limit, compared": "{seen}, no limit set",
-    # Nothing to compare with.
-    "no history": "{limit} has nothing to compare with: {why}",
-    "measured differently": "{limit} cannot be judged, the measurement itself has changed: "
-    "{changed}; gpumem duet compares them",
-    # The device and its conditions.
-    "conditions": "mend the machine: {doubts}; no limit was judged",
-    "unreliable": "{doubts}: no limit was judged",
-    "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure "
-    "more placements",
-}
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The result of one rule for one measurement."""
+class Check:
+    """A limit of a row."""
 
-    outcome: Outcome
-    form: str  # key of `SENTENCES`
-    figures: Mapping[str, str]  # the words and figures of its sentence
-    code: Code | None = None
-    limit: str = ""  # name of the limit; empty for a doubt about the whole measurement
+    name: str
+    written: str  # its value, as written
+    origin: str  # where it was written, such as "marker"
 
     @property
-    def result(self) -> LimitResult:
-        """The finding for a record."""
-        return LimitResult(self.limit, self.outcome, self.code, self.sentence)
+    def limit(self) -> str:
+        """The limit in words: "max_waits 0 (marker)"."""
+        return f"{self.name} {self.written} ({self.origin})"
 
-    @property
-    def sentence(self) -> str:
-        """The finding in words, without a full stop."""
-        return SENTENCES[self.form].format(**self.figures)
+    def finding(self, outcome: Outcome, reason: str, code: Code | None = None) -> LimitResult:
+        """Return a finding about the limit."""
+        return LimitResult(self.name, outcome, code, reason)
 
+    def new(self, why: str) -> LimitResult:
+        """Return the finding of a limit whose row has no reference."""
+        reason = f"{self.limit} has nothing to compare with: {why}"
+        return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
 
-class Judgement(NamedTuple):
-    """What the judge of a measurement found."""
+    def measured_differently(self, changed: str) -> LimitResult:
+        """Return the finding of a limit whose row is measured in another way than its reference.
 
-    findings: list[Finding]  # one for each limit, and for each doubt about the whole measurement
-    comparison: Comparison | None = None  # the change against the baseline, where there is one
+        The change of how a test is measured may have made it slower too.
+        """
+        reason = (
+            f"{self.limit} cannot be judged, the measurement itself has changed: {changed}; gpumem "
+            "duet compares them"
+        )
+        return self.finding(Outcome.UNDECIDED, reason, Code.MEASURED_DIFFERENTLY)
 
+    def not_read(self, why: str) -> LimitResult:
+        """Return the finding of a limit whose figure is unknown."""
+        reason = f"{self.limit} cannot be judged: {why}"
+        return self.finding(Outcome.UNDECIDED, reason, Code.NOT_READ)
 
-def worst(findings: Iterable[Finding | LimitResult]) -> Outcome:
-    """Return the outcome of the worst finding; MEASURED without any."""
-    outcomes = [finding.outcome for finding in findings]
-    return min(outcomes, key=_rank, default=Outcome.MEASURED)
+    def not_counted(self, why: str) -> LimitResult:
+        """Return the finding of a limit whose figure could not be counted under the conditions."""
+        reason = f"{self.limit} cannot be judged, not counted: {why}"
+        return self.finding(Outcome.UNDECIDED, reason, Code.CONDITIONS)
 
+    def at_most(
+        self, count: float, most: float, figure: str, code: Code | None = None
+    ) -> LimitResult:
+        """Return the finding about an exact count, which `figure` has in words.
 
-def _rank(outcome: Outcome) -> int:
-    return outcome.rank
-
-
-def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) -> Finding:
-    """A finding with these figures."""
-    return Finding(outcome, form, figures, code)
-
-
-def of_limit(name: str, finding: Finding) -> Finding:
-    """The finding with the name of its limit."""
-    return replace(finding, limit=name)
-
-
-def against_most(
-    limit: str, count: float, most: float, figure: str, code: Code | None = None
-) -> Finding:
-    """The finding about an exact count, which `figure` has in words. `code`: of a FAIL."""
-    if count > most:
+        `code`: of a FAIL.
+        """
+        if count <= most:
+            return self.finding(Outcome.PASS, f"{figure}, not above {self.limit}")
         if most >= 10_000 and short_bytes(int(count)) == short_bytes(int(most)):
             figure += f", {int(count - most)} B more"
-        return find(Outcome.FAIL, "counted", code, figure=figure, side="above", limit=limit)
-    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
+        return self.finding(Outcome.FAIL, f"{figure}, above {self.limit}", code)
+
+
+def check_of(limits: Limits, name: str) -> Check | None:
+    """Return a limit to judge; None if it is not set."""
+    written = getattr(limits, name)
+    return None if written is None else Check(name, written, limits.origin.get(name, "limit"))
+
+
+def worst(findings: Sequence[LimitResult | Verdict]) -> Outcome:
+    """Return the outcome of the worst finding; MEASURED without any."""
+    if not findings:
+        return Outcome.MEASURED
+    return min(findings, key=attrgetter("outcome.rank")).outcome
 
 
 def basis(measurement: Measurement) -> str:
@@ -121,11 +91,13 @@ def basis(measurement: Measurement) -> str:
     return f"{counted(samples, 'sample')} on {counted(placements, 'placement')}"
 
 
-def window_text(window: Window) -> str:
-    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB".
+def window_text(window: Window | None) -> str:
+    """Return "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", or "none".
 
     Where it begins and its properties are added where they are not the usual ones.
     """
+    if window is None:
+        return "none"
     parts = [short_bytes(window.nbytes)]
     if window.offset:
         parts.append(f"from {short_bytes(window.offset)} on")

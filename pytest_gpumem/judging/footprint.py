@@ -14,42 +14,31 @@ from statistics import median_low
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
+from pytest_gpumem.judging.finding import Check, check_of, counted
 from pytest_gpumem.limits import BASE, MAX_WAITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 
 @dataclass(frozen=True)
-class FootprintCheck:
+class FootprintCheck(Check):
     """A limit and the footprint that it applies to."""
 
     footprint: Footprint
-    limit: str  # its name, value and origin
-    written: str
-    past: Sequence[Footprint]
-    no_history: str | None
-    of: str | None = None  # what the one run of `past` is, in words; None: saved runs
-
-    def compared_with_nothing(self, why: str) -> Finding:
-        """Return the finding of a limit that has nothing to compare with."""
-        why = self.no_history or why
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=self.limit, why=why)
-
-    def not_read(self, why: str) -> Finding:
-        """Return the finding of a limit whose bytes are unknown."""
-        return find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=self.limit, why=why)
+    past: Sequence[Footprint]  # of the saved runs
+    no_history: str | None  # why there are none
+    of: str  # what the runs of `past` are, in words
 
 
-def _max_peak(check: FootprintCheck) -> Finding:
+def _max_peak(check: FootprintCheck) -> LimitResult:
     peak = max(peaks_of(check.footprint))
     return _at_most(check, peak, check.footprint.peak, f"a peak of {short_bytes(peak)}")
 
 
-def _max_kept(check: FootprintCheck) -> Finding:
+def _max_kept(check: FootprintCheck) -> LimitResult:
     footprint = check.footprint
     kept = max(footprint.kept, *(further.kept for further in footprint.further), 0)
     uses = []
@@ -66,45 +55,48 @@ def _max_kept(check: FootprintCheck) -> Finding:
     return _at_most(check, kept, footprint.kept, text)
 
 
-def _at_most(check: FootprintCheck, most: int, first: int, text: str) -> Finding:
+def _at_most(check: FootprintCheck, most: int, first: int, text: str) -> LimitResult:
     """Compare the bytes of the process that takes the most. `first`: those of the first."""
     if most > first:
         text += f" in another process of the run, {short_bytes(first)} in the first"
-    limit = parse_bytes(check.written)
-    return against_most(check.limit, most, limit, text, Code.TOO_MUCH_MEMORY)
+    return check.at_most(most, parse_bytes(check.written), text, Code.TOO_MUCH_MEMORY)
 
 
-def _max_peak_regression(check: FootprintCheck) -> Finding:
-    footprint = check.footprint
-    read = [past for past in check.past if past.watched]  # others have waits alone
-    alike = [past for past in read if comparable(footprint, past)]
-    if not read:
-        return check.compared_with_nothing("the baseline holds no such row")
-    if not alike:
-        changed = "the driver's allocations are watched on one side only"
-        code = Code.MEASURED_DIFFERENTLY
-        return find(
-            Outcome.UNDECIDED, "measured differently", code, limit=check.limit, changed=changed
-        )
-    saved = [peak for past in alike for peak in peaks_of(past)]
-    peaks = peaks_of(footprint)
+def _max_peak_regression(check: FootprintCheck) -> LimitResult:
+    saved: list[int] = []
+    runs, changed = 0, False
+    for past in check.past:
+        if not past.watched:
+            continue  # it has waits alone
+        if comparable(check.footprint, past):
+            saved += peaks_of(past)
+            runs += 1
+        else:
+            changed = True
+    if not saved and changed:
+        why = "the driver's allocations are watched on one side only"
+        return check.measured_differently(why)
+    if not saved:
+        return check.new(check.no_history or "the baseline holds no such row")
+    peaks = peaks_of(check.footprint)
     peak, greatest = median_low(peaks), max(saved)
     sign = "+" if peak >= greatest else ""
     growth = f"{sign}{short_bytes(peak - greatest)}"
     if greatest:
         growth += f", {format_share(peak / greatest - 1, sign=True)}"
     peak_text, greatest_text = sizes(peak, greatest)
-    runs = check.of or counted(len(alike), "saved run")
-    figure = f"a peak of {peak_text} against {greatest_text} of {runs} ({growth})"
-    if len(set(peaks)) > 1:
+    of = counted(runs, "saved run")
+    figure = f"a peak of {peak_text} against {greatest_text} of {of} ({growth})"
+    if min(peaks) < max(peaks):
         low, high = short_bytes(min(peaks)), short_bytes(max(peaks))
         figure += f"; processes of this run vary between {low} and {high}"
     most = parse_growth(check.written).most(greatest)
     if peak > most and min(saved) < greatest:
         low, high = short_bytes(min(saved)), short_bytes(greatest)
         figure += f"; unchanged code varies between {low} and {high}"
-        return find(Outcome.UNDECIDED, "peak varies", Code.NOISY, limit=check.limit, figure=figure)
-    return against_most(check.limit, peak, most, figure, Code.TOO_MUCH_MEMORY)
+        reason = f"{check.limit} needs a duet: {figure}"
+        return check.finding(Outcome.UNDECIDED, reason, Code.NOISY)
+    return check.at_most(peak, most, figure, Code.TOO_MUCH_MEMORY)
 
 
 def comparable(footprint: Footprint, other: Footprint) -> bool:
@@ -130,7 +122,7 @@ def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, 
     return replace(footprint, further=tuple(repeats))
 
 
-def _max_waits(check: FootprintCheck) -> Finding:
+def _max_waits(check: FootprintCheck) -> LimitResult:
     waits = check.footprint.waits
     assert waits is not None
     figure = f"the host waits {counted(waits.count, 'time')}"
@@ -139,26 +131,24 @@ def _max_waits(check: FootprintCheck) -> Finding:
     if waits.not_read is not None:
         return check.not_read(waits.not_read)
     if check.written != BASE:
-        return against_most(check.limit, waits.count, count_of(check.written), figure)
+        return check.at_most(waits.count, count_of(check.written), figure)
     past = []
     for saved in check.past:
         if saved.waits is not None and saved.waits.not_read is None:
             past.append(saved.waits.count)
-    of = check.of or "the baseline"
     if not past:
-        return check.compared_with_nothing(f"no run of {of} read waits")
-    figure += f", {counted(max(past), 'time')} in {of}"
-    return against_most(check.limit, waits.count, max(past), figure)
+        return check.new(check.no_history or f"no run of {check.of} read waits")
+    figure += f", {counted(max(past), 'time')} in {check.of}"
+    return check.at_most(waits.count, max(past), figure)
 
 
-RULES: Mapping[str, Callable[[FootprintCheck], Finding]] = {
+RULES: Mapping[str, Callable[[FootprintCheck], LimitResult]] = {
     "max_peak": _max_peak,
     "max_peak_regression": _max_peak_regression,
     "max_kept": _max_kept,
     MAX_WAITS: _max_waits,
 }
 """By the limit's name. Waits are judged where they were to be read."""
-OF_PEAK = ("max_peak", "max_peak_regression")
 AT_THE_END = ("max_kept",)
 """Limits on what is there when the test has ended; the others are judged at its body's end."""
 ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
@@ -170,59 +160,52 @@ def judge_footprint(
     past: Sequence[Footprint],
     names: Sequence[str],
     no_history: str | None = None,
-    of: str | None = None,
+    of: str = "the baseline",
     *,
     fixtures_alone: bool = False,
-) -> Iterator[Finding]:
+) -> Iterator[LimitResult]:
     """Yield a finding for each limit that is set.
 
     `past`: of the saved runs of the row.
     `names`: the limits to judge.
     `no_history`: why there is no saved run.
-    `of`: what the one run of `past` is, in words.
+    `of`: what the runs of `past` are, in words.
     `fixtures_alone`: a whole test on a simulated device, where nothing outlives the fixtures.
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        written = getattr(limits, name)
-        if written is None or (name == MAX_WAITS and footprint.waits is None):
+        limit = check_of(limits, name)
+        if limit is None:
             continue
-        limit = f"{name} {written} ({limits.origin.get(name, 'limit')})"
-        check = FootprintCheck(footprint, limit, written, past, no_history, of)
-        finding = RULES[name](check)
+        check = FootprintCheck(name, limit.written, limit.origin, footprint, past, no_history, of)
         if name != MAX_WAITS:
-            finding = _as_far_as_seen(check, name, finding, fixtures_alone)
-        yield of_limit(name, finding)
+            yield _of_bytes(check, fixtures_alone)
+        elif footprint.waits is not None:
+            yield _max_waits(check)
 
 
-def _as_far_as_seen(
-    check: FootprintCheck, name: str, finding: Finding, fixtures_alone: bool
-) -> Finding:
+def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
     """Return the finding about bytes, or UNDECIDED where too little was seen for it."""
     footprint = check.footprint
+    finding = RULES[check.name](check)
     if not footprint.watched and finding.outcome is not Outcome.FAIL:
         return check.not_read("; ".join(footprint.not_watched) or "nothing was watched")
-    if fixtures_alone and name in AT_THE_END and not footprint.kept:
+    at_the_end = check.name in AT_THE_END
+    if fixtures_alone and at_the_end and not footprint.kept:
         return check.not_read(ENDS_WITH_FIXTURES)
     if finding.outcome is not Outcome.PASS:
         return finding
-    unseen = _unseen(check, name)
-    if unseen is None:
-        return finding
-    why = f"{unseen}; {'; '.join(footprint.not_watched)}"
-    code = Code.CONDITIONS
-    return find(Outcome.UNDECIDED, "not counted", code, limit=check.limit, why=why)
-
-
-def _unseen(check: FootprintCheck, name: str) -> str | None:
-    """Return why a PASS proves nothing; None if it does."""
-    footprint = check.footprint
+    unseen = ""
     if footprint.bound:
-        return f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken"
-    if footprint.driver_peak is None and (footprint.bound is None or name not in AT_THE_END):
-        return "memory that the driver gave and got back meanwhile was not seen"
-    if footprint.peak_bound is not None and name in OF_PEAK:
-        highest = replace(footprint, peak=footprint.peak_bound)
-        if RULES[name](dataclasses.replace(check, footprint=highest)).outcome is not Outcome.PASS:
-            return f"the peak is at most {short_bytes(footprint.peak_bound)}"
-    return None
+        unseen = f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken"
+    elif footprint.driver_peak is None and (footprint.bound is None or not at_the_end):
+        unseen = "memory that the driver gave and got back meanwhile was not seen"
+    elif footprint.peak_bound is not None and not at_the_end:
+        highest = dataclasses.replace(
+            check, footprint=replace(footprint, peak=footprint.peak_bound)
+        )
+        if RULES[check.name](highest).outcome is not Outcome.PASS:
+            unseen = f"the peak is at most {short_bytes(footprint.peak_bound)}"
+    if unseen:
+        return check.not_counted(f"{unseen}; {'; '.join(footprint.not_watched)}")
+    return finding

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.judging import regression
-from pytest_gpumem.judging.finding import Finding, Judgement, basis, counted, find, of_limit
+from pytest_gpumem.judging.finding import basis, check_of, counted
 from pytest_gpumem.judging.latencies import WIDEST
 from pytest_gpumem.judging.limits import STEPS, absolute, physical
 from pytest_gpumem.judging.regression import NAME, Runs
@@ -18,8 +18,16 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import LimitResult, Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share, format_time
+
+
+class Judgement(NamedTuple):
+    """What the judge of a measurement found."""
+
+    findings: list[LimitResult]
+    """One for each limit, and for each doubt about the whole measurement."""
+    comparison: Comparison | None = None  # the change against the reference, where there is one
 
 
 def judge(
@@ -31,60 +39,51 @@ def judge(
     why_new: str | None = None,
     measured_differently: bool = False,
     siblings: Mapping[str, Measurement] | None = None,
-    evidence: bool = True,
 ) -> Judgement:
     """Judge one measurement at its test's end.
 
-    `max_regression` has a finding only if it fails grossly, or has nothing to compare with. Else
-    the row waits: the screen judges it at the session's end.
+    A row without a finding about `max_regression` waits: the screen judges it at the session's
+    end. At the test's end it fails grossly, or has nothing to compare with.
     `runs`: the reference of its row, oldest first.
     `why_new`: why there is none.
     `measured_differently`: there is none because its runs were measured in another way.
     `siblings`: the other measurements of its test by label, for `faster_than`.
-    `evidence`: let the same machine code narrow what noise may hide.
     Raises `QuantityError`: a limit that cannot be read.
     """
     past = [run for _, run in runs]
     machine, timing = ", ".join(conditions(measurement)), ", ".join(doubts(measurement))
     if machine or timing:
-        if machine:
-            doubt = find(Outcome.UNDECIDED, "conditions", Code.CONDITIONS, doubts=machine)
-        else:
-            doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=timing)
         # What runs does not depend on the conditions.
         exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
-        return Judgement([doubt, *exact] if _judges_time(limits) else exact)
-    findings = [
-        *physical(measurement, facts),
-        *absolute(measurement, limits, facts, siblings, past),
-    ]
+        if not _judges_time(limits):
+            return Judgement(exact)
+        reason = f"{timing}: no limit was judged"
+        if machine:
+            reason = f"mend the machine: {machine}; no limit was judged"
+        return Judgement([LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason), *exact])
+    findings = []
     noise = measurement.noise
     if noise is not None and noise > WIDEST and _judges_time(limits):
-        words = {"noise": format_share(noise), "basis": basis(measurement)}
-        findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, **words))
-    run = None
-    if runs:
-        run = regression.against_reference(measurement, runs, evidence=evidence)
-    if limits.max_regression is not None:
-        finding = _regression(run, limits, why_new, measured_differently)
-        if finding is not None:
-            findings.append(of_limit(NAME, finding))
-    return Judgement(findings, None if run is None else run.comparison)
-
-
-def _regression(
-    run: regression.ComparedRun | None, limits: Limits, why_new: str | None, differently: bool
-) -> Finding | None:
-    """Return the finding about `max_regression` at the test's end; None if the row waits."""
-    if run is not None:
-        return regression.at_the_tests_end(run, limits)
-    limit = f"{NAME} {limits.max_regression} ({limits.origin.get(NAME, 'limit')})"
-    why = why_new or "the baseline holds no such row"
-    if differently:
-        # The change of how a test is measured may have made it slower too.
-        code = Code.MEASURED_DIFFERENTLY
-        return find(Outcome.UNDECIDED, "measured differently", code, limit=limit, changed=why)
-    return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
+        reason = (
+            f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
+            "too wide to pass; measure more placements"
+        )
+        findings.append(LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason))
+    findings += physical(measurement, facts)
+    findings += absolute(measurement, limits, facts, siblings, past)
+    check = check_of(limits, NAME)
+    if not runs:
+        why = why_new or "the baseline holds no such row"
+        if check is not None:
+            new = check.measured_differently(why) if measured_differently else check.new(why)
+            findings.append(new)
+        return Judgement(findings)
+    run = regression.against_reference(measurement, runs)
+    if check is not None:
+        slower = regression.at_the_tests_end(run, check)
+        if slower is not None:
+            findings.append(slower)
+    return Judgement(findings, run.comparison)
 
 
 def _judges_time(limits: Limits) -> bool:
@@ -150,14 +149,9 @@ def doubts(measurement: Measurement) -> Iterator[str]:
         )
 
 
-def how(measurement: Measurement) -> tuple[str, str]:
-    """Return the target and the sampler: only rows that agree in both are compared."""
-    return measurement.target, measurement.sampler
-
-
 def comparable(measurement: Measurement, past: Measurement) -> bool:
-    """True if both have the same mode, target and sampler, and the past one no profiler."""
-    return past.mode == measurement.mode and how(past) == how(measurement) and not past.profiled
+    """True if both were measured in the same way, and the past one without a profiler."""
+    return _way(past) == _way(measurement) and not past.profiled
 
 
 def clocks_agree(clock: float, other: float) -> bool:
@@ -168,7 +162,7 @@ def clocks_agree(clock: float, other: float) -> bool:
 # Whether a test fails
 
 
-def is_failure(judged: Verdict | Finding | LimitResult, strict: bool) -> bool:
+def is_failure(judged: Verdict | LimitResult, strict: bool) -> bool:
     """True if a test with this verdict fails: on FAIL, and under `strict` on every doubt."""
     if judged.outcome is Outcome.FAIL:
         return True
@@ -194,23 +188,19 @@ def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
     """Return a measurement with those of the same row in further processes of the run.
 
-    A note lists the processes that do not count, with the reason. If conditions spoilt this
-    process, or most others measured in another way, the first of them takes its place.
+    If conditions spoilt this process, the first that they spared takes its place. A note lists the
+    processes that do not count, with the reason.
     `further`: rows of each further process by their key.
     """
     processes: list[Measurement | None] = [measurement]
     for rows in further:
         processes.append(rows[key].measurement if key in rows else None)
-    fit = {}
+    reliable = {}
     for index, process in enumerate(processes):
         if process is not None and not any(unreliable(process)):
-            fit[index] = _way(process)
-    ways = Counter(fit.values())
-    usual = [index for index, way in fit.items() if ways[way] == max(ways.values())]
-    first = usual[0] if usual else 0
-    chosen = processes[first] or measurement
-    ran = ran_in_all([processes[index] or measurement for index in fit])
-    chosen = replace(chosen, what_ran=ran or measurement.what_ran)
+            reliable[index] = process
+    first = min(reliable, default=0)
+    chosen = reliable.get(first, measurement)
     repeats, left_out = list[Repeat](), list[str]()
     for index, process in enumerate(processes):
         if index == first:
@@ -220,7 +210,9 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
             left_out.append(f"process {index + 1} of {len(processes)} is left out: {why}")
         elif process is not None:
             repeats.append(process.repeat)
-    return replace(chosen, further=tuple(repeats), notes=(*chosen.notes, *left_out))
+    ran = ran_in_all(list(reliable.values())) or measurement.what_ran
+    notes = (*chosen.notes, *left_out)
+    return replace(chosen, what_ran=ran, further=tuple(repeats), notes=notes)
 
 
 def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
@@ -242,7 +234,7 @@ def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
 
 
 def _way(measurement: Measurement) -> tuple[str, ...]:
-    return (*how(measurement), measurement.mode)
+    return measurement.target, measurement.sampler, measurement.mode
 
 
 def _unlike(measurement: Measurement, other: Measurement | None) -> str | None:

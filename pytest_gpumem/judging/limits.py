@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find, of_limit
+from pytest_gpumem.judging.finding import Check, basis, check_of, counted
 from pytest_gpumem.judging.spread import repetition_margin
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import BASE, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.what_ran import WhatRan
+from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
     Share,
     format_rate,
@@ -32,76 +32,60 @@ from pytest_gpumem.units import (
     short_bytes,
 )
 
-BASELINE = "the baseline"
-
 
 @dataclass(frozen=True)
-class LimitCheck:
+class LimitCheck(Check):
     """A limit and the measurement that it applies to."""
 
     measurement: Measurement
-    name: str  # the limit's name
-    written: str  # the limit, as written
-    origin: str
     facts: DeviceFacts
     siblings: Mapping[str, Measurement]  # the measurements of its test by label
-    past: Sequence[Measurement] = ()  # the saved runs that it is compared with
-    of: str = BASELINE  # what these runs are, in words
+    past: Sequence[Measurement]  # the saved runs that it is compared with
+    of: str  # what these runs are, in words
 
-    @property
-    def limit(self) -> str:
-        """The limit in words: "max_waits 0 (marker)"."""
-        return f"{self.name} {self.written} ({self.origin})"
-
-    def not_judged(self, why: str) -> Finding:
+    def not_judged(self, why: str) -> LimitResult:
         """Return the FAIL of a limit that this measurement can never meet."""
-        return find(Outcome.FAIL, "not judged", limit=self.limit, why=why)
+        return self.finding(Outcome.FAIL, f"{self.limit} cannot be judged: {why}")
+
+    def beside(
+        self,
+        figure: str,
+        limit: str,
+        ratio: float,
+        distance: float,
+        sides: tuple[str, str],
+        scale: float = 1.0,
+    ) -> LimitResult:
+        """Compare a figure with its limit.
+
+        `limit`: the limit in words.
+        `ratio`: measured latency over the longest allowed.
+        `distance`: the figure over the limit, less 1.
+        `sides`: the words of the wrong and of the right side.
+        `scale`: change of the figure, as a share of the limit, for a change of the latency as a
+        share.
+        """
+        margin = repetition_margin(self.measurement)
+        reason = (
+            f"{figure} is {sides[0] if ratio > 1 else sides[1]} {limit} by "
+            f"{format_share(abs(distance))}, margin {format_share(math.expm1(margin) * scale)}, "
+            f"{basis(self.measurement)}"
+        )
+        if ratio <= 1:
+            return self.finding(Outcome.PASS, reason)
+        if math.log(ratio) <= margin:
+            return self.finding(Outcome.UNDECIDED, f"{reason}: too close to call", Code.NOISY)
+        return self.finding(Outcome.FAIL, reason)
 
 
-Rule = Callable[[LimitCheck], "Finding | None"]
-
-
-def _beside(
-    check: LimitCheck,
-    figure: str,
-    limit: str,
-    ratio: float,
-    of_limit: float,
-    sides: tuple[str, str],
-    scale: float = 1.0,
-) -> Finding:
-    """Compare a figure with its limit.
-
-    `ratio`: measured latency over the longest allowed.
-    `of_limit`: the figure over the limit, as they are printed.
-    `sides`: the words of the wrong and of the right side.
-    `scale`: change of the figure, as a share of the limit, for a change of the latency as a share.
-    """
-    margin = repetition_margin(check.measurement)
-    wrong = ratio > 1
-    words = {
-        "figure": figure,
-        "limit": limit,
-        "side": sides[0] if wrong else sides[1],
-        "distance": format_share(abs(of_limit - 1)),
-        "margin": format_share(math.expm1(margin) * scale),
-        "basis": basis(check.measurement),
-    }
-    if not wrong:
-        return find(Outcome.PASS, "beside", None, **words)
-    if math.log(ratio) <= margin:
-        return find(Outcome.UNDECIDED, "too close", Code.NOISY, **words)
-    return find(Outcome.FAIL, "beside", None, **words)
-
-
-def _max_latency(check: LimitCheck) -> Finding:
+def _max_latency(check: LimitCheck) -> LimitResult:
     longest, latency = parse_time(check.written), check.measurement.latency
-    name = f"max_latency {format_time(longest)} ({check.origin})"
+    limit = f"max_latency {format_time(longest)} ({check.origin})"
     ratio = latency / longest
-    return _beside(check, format_time(latency), name, ratio, ratio, ("above", "below"))
+    return check.beside(format_time(latency), limit, ratio, ratio - 1, ("above", "below"))
 
 
-def _min_bandwidth(check: LimitCheck) -> Finding:
+def _min_bandwidth(check: LimitCheck) -> LimitResult:
     least, bandwidth = parse_rate(check.written), check.measurement.bandwidth
     if bandwidth is None:
         return check.not_judged("the traffic is unknown (give `moved=`)")
@@ -114,12 +98,12 @@ def _min_bandwidth(check: LimitCheck) -> Finding:
             return check.not_judged(f'{why}; give a rate such as "900 GB/s"')
         least = least.value * check.facts.dram_peak
         origin = f"{check.written}, {origin}"
-    name = f"min_bandwidth {format_rate(least)} ({origin})"
-    figure = format_rate(bandwidth)
-    return _beside(check, figure, name, least / bandwidth, bandwidth / least, ("below", "above"))
+    limit = f"min_bandwidth {format_rate(least)} ({origin})"
+    figure, distance = format_rate(bandwidth), bandwidth / least - 1
+    return check.beside(figure, limit, least / bandwidth, distance, ("below", "above"))
 
 
-def _min_overlap(check: LimitCheck) -> Finding:
+def _min_overlap(check: LimitCheck) -> LimitResult:
     measurement, overlap = check.measurement, check.measurement.overlap
     if overlap is None:
         if measurement.profiled:
@@ -133,59 +117,88 @@ def _min_overlap(check: LimitCheck) -> Finding:
     ratio = measurement.latency / (overlap.sequential - least * hideable)
     scale = measurement.latency / (hideable * least)
     figure = f"{format_share(hidden)} of what overlap can hide"
-    return _beside(check, figure, check.limit, ratio, hidden / least, ("below", "above"), scale)
+    return check.beside(figure, check.limit, ratio, hidden / least - 1, ("below", "above"), scale)
 
 
-def _faster_than(check: LimitCheck) -> Finding | None:
+def _faster_than(check: LimitCheck) -> LimitResult | None:
     measurement, (by, label) = check.measurement, parse_claim(check.written)
     if measurement.label == label:
         return None  # a marker's claim is about the other measurements of the test
-    name = f"faster_than {by:g} x {label} ({check.origin})"
+    limit = f"faster_than {by:g} x {label} ({check.origin})"
     other = check.siblings.get(label)
     if other is None:
         others = [repr(known) for known in check.siblings if known not in ("", measurement.label)]
-        known = ", ".join(others) or "none"
-        why = f"the test has no measurement labelled {label!r}; others are {known}"
-        return find(Outcome.FAIL, "not judged", limit=name, why=why)
+        why = f"the test has no measurement labelled {label!r}; others are "
+        why += ", ".join(others) or "none"
+        return check.finding(Outcome.FAIL, f"{limit} cannot be judged: {why}")
     ratio = math.log(other.latency / measurement.latency)
     reach = math.hypot(repetition_margin(measurement), repetition_margin(other))
     low, high = math.exp(ratio - reach), math.exp(ratio + reach)
     times = (
         f"{format_time(measurement.latency)} against {format_time(other.latency)} of {label} is "
         f"{math.exp(ratio):.4g} times as fast, between {low:.4g} and {high:.4g}, "
-        f"{basis(measurement)}"
+        f"{basis(measurement)}: {limit}"
     )
     if low > by:
-        return find(Outcome.PASS, "beats", times=times, limit=name)
-    form = "does not beat" if high < by else "may not beat"
-    return find(Outcome.FAIL, form, times=times, limit=name)
+        return check.finding(Outcome.PASS, f"{times} holds")
+    if high < by:
+        return check.finding(Outcome.FAIL, f"{times} does not hold")
+    return check.finding(Outcome.FAIL, f"{times} is not beyond doubt")
 
 
 # Exact counts of one launch
 
+COUNTS: Mapping[str, str] = {
+    "max_gpu_page_faults": "gpu_faults",
+    "max_migrated": "migrated",
+    "max_kernels": "kernels",
+    "max_copies": "copies",
+    "max_copied_bytes": "copied_bytes",
+    "max_waits": "waits",
+    "max_spill": "spill",
+}
+"""Limits on exact counts of one launch: the field of `PageCounts` or `WhatRan` of each."""
+EXACT = tuple(COUNTS)
+STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
+"""Limits on what one launch runs. They are exact, and hold on a GPU that others use too."""
 
-def _count(check: LimitCheck) -> Finding:
+
+def exact_count(measurement: Measurement, name: str) -> int | str:
+    """Return the count that a limit is on, or why there is none. `name`: of the limit."""
+    if name in STEPS:
+        ran = measurement.what_ran
+        if ran is not None and ran.order:
+            count: int = getattr(ran, COUNTS[name])
+            return count
+        return (ran.not_watched if ran is not None else None) or "no launch was watched"
+    pages = measurement.migrations
+    if pages is None:
+        return "no counting pass was taken"
+    if pages.launch is None:
+        return str(pages.not_counted)
+    of_pages: int = getattr(pages.launch, COUNTS[name])
+    return of_pages
+
+
+def _count(check: LimitCheck) -> LimitResult:
     """The rule of a limit on an exact count. `BASE` is the greatest count of the saved runs."""
-    count = COUNTS[check.name](check.measurement)
+    count = exact_count(check.measurement, check.name)
     if isinstance(count, str):
-        code = Code.CONDITIONS
-        return find(Outcome.UNDECIDED, "not counted", code, limit=check.limit, why=count)
+        return check.not_counted(count)
     figure = _count_text(check.name, count)
     if check.name == "max_migrated":
         figure += _causes(check.measurement)
     if check.written != BASE:
-        return against_most(check.limit, count, count_of(check.written), figure)
+        return check.at_most(count, count_of(check.written), figure)
     known = []
     for run in check.past:
-        then = COUNTS[check.name](run)
+        then = exact_count(run, check.name)
         if not isinstance(then, str):
             known.append(then)
     if not known:
-        why = f"no run of {check.of} has this count"
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=check.limit, why=why)
+        return check.new(f"no run of {check.of} has this count")
     most = max(known)
-    figure = f"{figure}, {_count_text(check.name, most)} in {check.of}"
-    return against_most(check.limit, count, most, figure)
+    return check.at_most(count, most, f"{figure}, {_count_text(check.name, most)} in {check.of}")
 
 
 def _count_text(name: str, count: int) -> str:
@@ -196,7 +209,7 @@ def _count_text(name: str, count: int) -> str:
     if name == "max_kernels":
         return f"{counted(count, 'kernel')} in one launch"
     if name == "max_copies":
-        return f"{count} {'copy' if count == 1 else 'copies'} in one launch"
+        return f"{counted(count, 'copy')} in one launch"
     if name == "max_copied_bytes":
         return f"{short_bytes(count)} copied in one launch"
     if name == "max_waits":
@@ -214,54 +227,14 @@ def _causes(measurement: Measurement) -> str:
     return f" ({', '.join(causes)})" if causes else ""
 
 
-def _of_pages(figure: str) -> Callable[[Measurement], int | str]:
-    def count(measurement: Measurement) -> int | str:
-        pages = measurement.migrations
-        if pages is None:
-            return "no counting pass was taken"
-        if pages.launch is None:
-            return str(pages.not_counted)
-        value: int = getattr(pages.launch, figure)
-        return value
-
-    return count
-
-
-def _of_steps(figure: str) -> Callable[[Measurement], int | str]:
-    def count(measurement: Measurement) -> int | str:
-        ran: WhatRan | None = measurement.what_ran
-        if ran is not None and ran.order:
-            value: int = getattr(ran, figure)
-            return value
-        if ran is not None and ran.not_watched:
-            return ran.not_watched
-        return "no launch was watched"
-
-    return count
-
-
-COUNTS: Mapping[str, Callable[[Measurement], int | str]] = {
-    "max_gpu_page_faults": _of_pages("gpu_faults"),
-    "max_migrated": _of_pages("migrated"),
-    "max_kernels": _of_steps("kernels"),
-    "max_copies": _of_steps("copies"),
-    "max_copied_bytes": _of_steps("copied_bytes"),
-    "max_waits": _of_steps("waits"),
-    "max_spill": _of_steps("spill"),
-}
-"""By limit, the exact count of one launch that it is on, or why there is none."""
-STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
-"""Limits on what one launch runs. They are exact, and hold on a GPU that others use too."""
-EXACT = tuple(COUNTS)
-"""Limits on exact counts of one launch."""
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Callable[[LimitCheck], LimitResult | None]] = {
     "max_latency": _max_latency,
     "min_bandwidth": _min_bandwidth,
     "min_overlap": _min_overlap,
     "faster_than": _faster_than,
     **dict.fromkeys(EXACT, _count),
 }
-"""By the limit's name. `judge` compares `max_regression` with the baseline."""
+"""By the limit's name. `judge` compares `max_regression` with the reference."""
 
 
 def counts_steps(limits: Limits) -> bool:
@@ -284,25 +257,27 @@ def absolute(
     siblings: Mapping[str, Measurement] | None = None,
     past: Sequence[Measurement] = (),
     names: Collection[str] = tuple(RULES),
-    of: str = BASELINE,
-) -> Iterator[Finding]:
+    of: str = "the baseline",
+) -> Iterator[LimitResult]:
     """Yield a finding for each limit that is set and among `names`.
 
+    `past`: what counts limited by "base" are compared with.
     `of`: what the runs of `past` are, in words.
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        written = getattr(limits, name)
-        if written is None:
+        limit = check_of(limits, name)
+        if limit is None:
             continue
-        origin = limits.origin.get(name, "limit")
-        check = LimitCheck(measurement, name, written, origin, facts, siblings or {}, past, of)
+        check = LimitCheck(
+            name, limit.written, limit.origin, measurement, facts, siblings or {}, past, of
+        )
         finding = RULES[name](check)
         if finding is not None:
-            yield of_limit(name, finding)
+            yield finding
 
 
-def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
+def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[LimitResult]:
     """Yield a FAIL for a bandwidth above the DRAM peak that L2 cannot explain."""
     traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
@@ -312,4 +287,5 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     unwritten = min(facts.l2_bytes, writes)
     if bandwidth * (1 - unwritten / traffic.total) > facts.dram_peak:
         rate, peak = format_rate(bandwidth), format_rate(facts.dram_peak)
-        yield find(Outcome.FAIL, "beyond the peak", bandwidth=rate, peak=peak)
+        reason = f"the declared traffic is wrong: {rate} is above the device's peak of {peak}"
+        yield LimitResult("", Outcome.FAIL, None, reason)

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from pytest_gpumem.judging.finding import Finding, basis, change, counted, find, window_text
+from pytest_gpumem.judging.finding import Check, basis, change, counted, window_text
 from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
-from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Comparison
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Comparison, LimitResult
 from pytest_gpumem.units import format_share, parse_margin, short_bytes
 
 NAME = "max_regression"
@@ -54,18 +54,16 @@ class ComparedRun:
             same_code=self.same_code,
         )
 
-    def limit(self, limits: Limits) -> float:
-        """Return log(1 + `max_regression`). Raises `QuantityError`: the limit cannot be read."""
-        assert limits.max_regression is not None
-        return math.log1p(parse_margin(limits.max_regression).over(self.reference.latency))
+    def limit(self, check: Check) -> float:
+        """Return log(1 + `max_regression`). Raises `QuantityError`: it cannot be read."""
+        return math.log1p(parse_margin(check.written).over(self.reference.latency))
 
-    def limit_name(self, limits: Limits) -> str:
+    def limit_text(self, check: Check) -> str:
         """Return "max_regression 1% (marker)", with the sum if the limit has an absolute part."""
-        written = limits.max_regression or ""
         total = ""
-        if parse_margin(written).absolute:
-            total = f" = {format_share(math.expm1(self.limit(limits)))} here"
-        return f"{NAME} {written}{total} ({limits.origin.get(NAME, 'limit')})"
+        if parse_margin(check.written).absolute:
+            total = f" = {format_share(math.expm1(self.limit(check)))} here"
+        return f"{NAME} {check.written}{total} ({check.origin})"
 
     @property
     def text(self) -> str:
@@ -80,19 +78,14 @@ def against(comparison: Comparison) -> str:
     return f"{change(comparison.delta)} against {processes} of {days}"
 
 
-def against_reference(
-    measurement: Measurement, runs: Runs, *, evidence: bool = True
-) -> ComparedRun:
-    """Compare a run with the saved runs of its reference, at least one.
-
-    `evidence`: let the same machine code narrow what noise may hide.
-    """
+def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:
+    """Compare a run with the saved runs of its reference, at least one."""
     logs = corrected_logs([readings(measurement), *(readings(run) for _, run in runs)])
     dated = []
     for (day, _), of_run in zip(runs, logs[1:], strict=True):
         dated.append((day, [math.exp(log) for log in of_run]))
     latency = math.exp(statistics.fmean(logs[0]))
-    same_code = evidence and ran_the_same(measurement, *(run for _, run in runs))
+    same_code = ran_the_same(measurement, *(run for _, run in runs))
     return ComparedRun(measurement, Reference(dated), latency, same_code)
 
 
@@ -113,41 +106,50 @@ def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
     return what_ran.ran_the_same(measurement.what_ran, ran_then)
 
 
-def at_the_tests_end(run: ComparedRun, limits: Limits) -> Finding | None:
-    """Return the FAIL of a gross slow-down; None if the row waits for the session's end."""
-    if not fails_in_plain_session(run.latency, run.limit(limits), run.reference):
+def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
+    """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
+    if not fails_in_plain_session(run.latency, run.limit(check), run.reference):
         return None
-    words = {"seen": run.text, "limit": run.limit_name(limits)}
-    return find(Outcome.FAIL, "slower", Code.SLOWER, **words)
+    limit = run.limit_text(check)
+    reason = f"{run.text}: slower than {limit} allows, by 10 % more than the slowest of them"
+    return check.finding(Outcome.FAIL, reason, Code.SLOWER)
 
 
 def at_the_sessions_end(
-    run: ComparedRun, limits: Limits, others: Sequence[float], nodeid: str
-) -> Finding:
+    run: ComparedRun, check: Check, others: Sequence[float], nodeid: str
+) -> LimitResult:
     """Return the screen's finding about `max_regression`.
 
     `others`: changes of all other rows of the session, as log-ratios.
     `nodeid`: of the row's test, for the duet that decides what is open.
     """
-    limit = run.limit(limits)
+    limit, written = run.limit(check), run.limit_text(check)
     outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
-    words = {"seen": run.text, "limit": run.limit_name(limits)}
     if outcome is Outcome.PASS:
         sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
-        return find(outcome, "within", None, sure=sure, **words)
-    words["duet"] = f"gpumem duet BASE --test {shlex.quote(nodeid)}"
+        reason = f"within {written}; we are {sure} sure that it is not slower by the limit"
+        return check.finding(outcome, f"{run.text}: {reason}")
+    code = Code.NOISY
     # What a reader acts on comes first.
     if run.log_ratio > limit:
-        return find(outcome, "looks slower", Code.LOOKS_SLOWER, **words)
-    if run.reference.processes < 2:
-        return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words)
-    if others and abs(statistics.median(others)) > SHIFT:
+        code = Code.LOOKS_SLOWER
+        why = f": looks slower than {written} allows"
+    elif run.reference.processes < 2:
+        code = Code.TOO_FEW_RUNS
+        why = (
+            f": {written} needs a duet, or more saved processes (--gpumem-save), as one does not "
+            "show the noise"
+        )
+    elif others and abs(statistics.median(others)) > SHIFT:
         shift = format_share(math.expm1(statistics.median(others)), sign=True)
-        return find(outcome, "others changed", Code.NOISY, shift=shift, **words)
-    if run.log_ratio < -limit:
-        return find(outcome, "faster", Code.NOISY, **words)
-    reach = format_share(run.comparison.reach or 0.0)
-    return find(outcome, "noisy", Code.NOISY, reach=reach, **words)
+        why = f", but the other rows changed by {shift}, as on another card: {written} needs a duet"
+    elif run.log_ratio < -limit:
+        why = f": a gain beyond {written} needs a duet, as it would hide a later loss"
+    else:
+        reach = format_share(run.comparison.reach or 0.0)
+        why = f": {written} needs a duet, as noise may hide {reach}"
+    duet = f"gpumem duet BASE --test {shlex.quote(nodeid)}"
+    return check.finding(outcome, f"{run.text}{why}: {duet} decides", code)
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
@@ -155,16 +157,12 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
     changed = []
     then, now = _moved(past), _moved(measurement)
     if then != now:
-        was, value = ("unknown" if total is None else short_bytes(total) for total in (then, now))
-        changed.append(("traffic", was, value))
+        changed.append(("traffic", then, now))
     if past.window != measurement.window:
-        changed.append(("window", _window(past), _window(measurement)))
+        changed.append(("window", window_text(past.window), window_text(measurement.window)))
     return changed
 
 
-def _moved(measurement: Measurement) -> int | None:
-    return None if measurement.moved_bytes is None else measurement.moved_bytes.total
-
-
-def _window(measurement: Measurement) -> str:
-    return "none" if measurement.window is None else window_text(measurement.window)
+def _moved(measurement: Measurement) -> str:
+    moved = measurement.moved_bytes
+    return "unknown" if moved is None else short_bytes(moved.total)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import Finding, find
 from pytest_gpumem.judging.regression import against
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Outcome
@@ -15,13 +14,13 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
 
 OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
-UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)
+UNLIMITED = Verdict(Outcome.MEASURED, "no limit set")
 """Of a row without limits."""
 
 
 def with_verdict(
     row: Row,
-    findings: Iterable[Finding | LimitResult],
+    findings: Iterable[LimitResult],
     *,
     comparison: Comparison | UnsetType | None = UNSET,
     paired: PairedChange | UnsetType | None = UNSET,
@@ -42,27 +41,25 @@ def with_verdict(
         comparison = row.verdict.comparison
     if paired is UNSET:
         paired = row.verdict.paired
-    by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
-    for finding in findings:
-        result = finding.result if isinstance(finding, Finding) else finding
-        by_outcome[result.outcome].append(result)
-    accepted = by_outcome[Outcome.ACCEPTED]
-    doubts = [*by_outcome[Outcome.FAIL], *by_outcome[Outcome.UNDECIDED], *by_outcome[Outcome.NEW]]
+    accepted, doubts, passed, measured = [], [], [], []
+    for result in findings:
+        if result.outcome is Outcome.ACCEPTED:
+            accepted.append(result)
+        elif result.outcome is Outcome.PASS:
+            passed.append(result)
+        elif result.outcome is Outcome.MEASURED:
+            measured.append(result)
+        else:
+            doubts.append(result)
     doubts.sort(key=_order)
-    if doubts:
-        outcome, reported = doubts[0].outcome, [*accepted, *doubts]
-    elif accepted:
-        outcome, reported = Outcome.ACCEPTED, accepted
-    elif by_outcome[Outcome.PASS]:
-        outcome, reported = Outcome.PASS, by_outcome[Outcome.PASS]
-    else:
-        outcome = Outcome.MEASURED
-        reported = by_outcome[outcome] or [_measured(comparison, row.limits)]
-    code = None
-    for result in doubts[:1] or reported:
-        code = code or result.code
-    sentences = [*(result.reason for result in reported), *remarks]
-    reason = "; ".join(dict.fromkeys(filter(None, sentences))) or row.verdict.reason
+    reported = [*accepted, *doubts] or passed or measured or [_measured(comparison, row.limits)]
+    decisive = doubts[0] if doubts else reported[0]
+    outcome, code = decisive.outcome, decisive.code
+    reasons = []
+    for reason in (*(result.reason for result in reported), *remarks):
+        if reason and reason not in reasons:
+            reasons.append(reason)
+    reason = "; ".join(reasons) or row.verdict.reason
     if strict and outcome in (Outcome.UNDECIDED, Outcome.NEW):
         reason += " (strict: this fails)"
     verdict = Verdict(
@@ -100,13 +97,13 @@ def _order(result: LimitResult) -> tuple[int, bool]:
 
 
 def _measured(comparison: Comparison | None, limits: Limits) -> LimitResult:
-    if comparison is None:
-        return find(Outcome.MEASURED, "no limit").result
-    seen = against(comparison)
-    if limits.max_regression is None:
-        return find(Outcome.MEASURED, "no limit, compared", seen=seen).result
-    name = f"max_regression {limits.max_regression}"
-    return find(Outcome.MEASURED, "waits", seen=seen, limit=name).result
+    reason = "no limit set"
+    if comparison is not None and limits.max_regression is None:
+        reason = f"{against(comparison)}, no limit set"
+    elif comparison is not None:
+        limit = f"max_regression {limits.max_regression}"
+        reason = f"{against(comparison)}: {limit} is judged at the session's end"
+    return LimitResult("", Outcome.MEASURED, None, reason)
 
 
 def _since(row: Row) -> str:

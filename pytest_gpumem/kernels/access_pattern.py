@@ -1,7 +1,8 @@
-"""Copies by misaligned, strided and permuted accesses of 4-byte words (`kernels/access_pattern.cu`).
+"""Copies by misaligned, strided and permuted accesses of 4-byte words
+(`kernels/access_pattern.cu`).
 
-Their traffic counts the words that are copied, as the guide's effective bandwidth does; `Access.sectors_per_request` says what the
-memory system moves for them.
+Their traffic counts the words that are copied, as the guide's effective bandwidth does;
+`Access.sectors_per_request` says what the memory system moves for them.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 256
-_DTYPES = ("f4", "i4")  # the sectors below hold for 4-byte words
 _WORDS_PER_SECTOR = 8
 
 
@@ -24,17 +25,23 @@ def _copied(call: Call, words: int, sectors: float) -> tuple[Access, ...]:
     )
 
 
+def _permuted(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
+    return {"odata": arrays["idata"].copy()}
+
+
 def _after_offset(call: Call) -> int:
     return call.arrays["odata"].size - int(call.scalars["offset"])
 
 
+def _offset_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    return calls.grid(call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS)
+
+
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
-    aligned = int(call.scalars["offset"]) % _WORDS_PER_SECTOR == 0
-    return _copied(
-        call,
-        _after_offset(call),
-        calls.SECTORS_COALESCED if aligned else calls.SECTORS_COALESCED + 1,
-    )
+    sectors = calls.SECTORS_COALESCED
+    if int(call.scalars["offset"]) % _WORDS_PER_SECTOR != 0:
+        sectors += 1
+    return _copied(call, _after_offset(call), sectors)
 
 
 def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
@@ -46,13 +53,17 @@ def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 
 def _offset_within(call: Call) -> str | None:
     size, offset = call.arrays["odata"].size, call.scalars["offset"]
-    return (
-        f"offset is {offset}, but the arrays have only {size} elements" if offset >= size else None
-    )
+    if offset >= size:
+        return f"offset is {offset}, but the arrays have only {size} elements"
+    return None
 
 
 def _at_stride(call: Call) -> int:
     return calls.ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
+
+
+def _stride_shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
+    return calls.grid(call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS)
 
 
 def _stride_accesses(call: Call) -> tuple[Access, ...]:
@@ -73,11 +84,11 @@ _PERMUTED = Kernel(
     name="permuted_copy",
     parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
     shape=calls.thread_per_element("odata", _THREADS),
-    accesses=lambda call: _copied(call, call.arrays["odata"].size, calls.SECTORS_COALESCED),
+    accesses=calls.whole(reads=("idata",), writes=("odata",)),
     source="access_pattern.cu",
     entry="permuted_copy<{dtype}>",
-    reference=lambda arrays, _scalars: {"odata": arrays["idata"].copy()},
-    dtypes=_DTYPES,
+    reference=_permuted,
+    dtypes=("f4", "i4"),  # the sectors hold for 4-byte words
     section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
     checks=(_SAME,),
 )
@@ -92,9 +103,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("offset", Role.SCALAR, 0, least=0),
         ),
-        shape=lambda _facts, call: calls.grid(
-            call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS
-        ),
+        shape=_offset_shape,
         accesses=_offset_accesses,
         entry="offset_copy<{dtype}>",
         reference=_offset,
@@ -110,9 +119,7 @@ KERNELS = (
             Parameter("idata", Role.READ),
             Parameter("stride", Role.SCALAR, 1, least=1),
         ),
-        shape=lambda _facts, call: calls.grid(
-            call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS
-        ),
+        shape=_stride_shape,
         accesses=_stride_accesses,
         entry="stride_copy<{dtype}>",
         reference=_stride,

@@ -1,4 +1,5 @@
-"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call, references, and sectors per request."""
+"""Pieces that the kernels are put together from: launch shapes, accesses, checks of a call,
+references, and sectors per request."""
 
 from __future__ import annotations
 
@@ -28,12 +29,15 @@ def ceil_div(dividend: int, divisor: int) -> int:
 
 
 def grid(call: Call, default: int, threads: int) -> LaunchShape:
-    """The grid that the caller chose, or else the kernel's own; at least one block."""
-    return LaunchShape(call.blocks if call.blocks is not None else max(default, 1), threads)
+    """Return the grid that the caller chose, or the kernel's default; at least one block."""
+    if call.blocks is not None:
+        return LaunchShape(call.blocks, threads)
+    return LaunchShape(max(default, 1), threads)
 
 
 def thread_per_element(name: str, threads: int = 256) -> Shape:
-    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) / threads` blocks."""
+    """One thread to each element of the array `name`: the textbook launch, `(n + threads - 1) /
+    threads` blocks."""
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
         return grid(call, ceil_div(call.arrays[name].size, threads), threads)
@@ -51,19 +55,33 @@ def touch(
     sectors: float = SECTORS_COALESCED,
     **traits: bool,
 ) -> Access:
-    """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once).
-    `sectors`: as `Access.sectors_per_request`; `traits`: its flags.
+    """Return an access to `elements` distinct elements of an array (default: all), requested
+    `requests` times in total (default: once each). `traits`: flags of `Access`.
     """
     array = call.arrays[name]
-    distinct = array.size if elements is None else elements
+    if elements is None:
+        elements = array.size
+    if requests is None:
+        requests = elements
     return Access(
         argument=name,
         direction=direction,
-        footprint=distinct * array.itemsize,
-        requested=(distinct if requests is None else requests) * array.itemsize,
+        footprint=elements * array.itemsize,
+        requested=requests * array.itemsize,
         sectors_per_request=sectors,
         **traits,
     )
+
+
+def whole(reads: Sequence[str], writes: Sequence[str]) -> Callable[[Call], tuple[Access, ...]]:
+    """Return the accesses of a kernel that touches each element of these arrays once."""
+
+    def accesses(call: Call) -> tuple[Access, ...]:
+        touched = [touch(name, "read", call) for name in reads]
+        touched += [touch(name, "write", call) for name in writes]
+        return tuple(touched)
+
+    return accesses
 
 
 # Checks: None, or one sentence that names the values.
@@ -83,7 +101,8 @@ def same_size(*names: str) -> Check:
 
 
 def in_element_type(name: str) -> Check:
-    """The scalar `name` is finite and, for integer arrays, an integer that the element type can hold."""
+    """The scalar `name` is finite and, for integer arrays, an integer that the element type can
+    hold."""
 
     def check(call: Call) -> str | None:
         value = call.scalars[name]
@@ -103,11 +122,10 @@ Arrays: TypeAlias = Mapping[str, Any]  # arrays of one module, by parameter name
 
 Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name
 
-Reference: TypeAlias = Callable[[Arrays, Scalars], Mapping[str, Any]]  # type of `Kernel.reference`
-
 
 def module_of(array: Any) -> Any:
-    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been imported."""
+    """The module that an array comes from, `numpy` or `cupy`: the array exists, so it has been
+    imported."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
@@ -117,8 +135,8 @@ def element(value: int | float, array: Any) -> Any:
 
 
 def scaled(array: Any, value: int | float) -> Any:
-    """A new array with each element times a scalar. By the module's own function: `array * scalar` goes through NumPy in CuPy, whose way
-    back imports CuPy's and SciPy's special functions and takes a quarter of a second."""
+    """Return a new array with each element times a scalar. In CuPy `array * scalar` imports SciPy,
+    which takes a quarter of a second."""
     return module_of(array).multiply(array, element(value, array))
 
 
@@ -128,16 +146,15 @@ def filled_like(array: Any, value: int | float) -> Any:
 
 
 def requested_bytes(accesses: Sequence[Access]) -> int:
-    """Bytes that the threads of one launch ask for, repeats counted: over its time, the bandwidth that caches and memory serve together. It
-    equals the compulsory traffic where nothing is asked for twice."""
+    """Return the bytes that the threads of a launch request, repeats counted."""
     return sum(access.requested for access in accesses)
 
 
 def sectors_per_request(accesses: Sequence[Access]) -> float:
-    """Mean sectors of the requests of one launch: 4 if all are coalesced, up to 32. Raises `ValueError`: no access asks for anything."""
-    asked = requested_bytes(accesses)
-    if not asked:
-        raise ValueError(
-            "no access asks for a byte: there is no request whose sectors could be counted"
-        )
-    return sum(access.requested * access.sectors_per_request for access in accesses) / asked
+    """Return the mean sectors of the requests of a launch: 4 if all are coalesced, up to 32.
+    Raises `ValueError`: no access requests anything.
+    """
+    requested = requested_bytes(accesses)
+    if not requested:
+        raise ValueError("no access asks for a byte: no request has sectors")
+    return sum(access.requested * access.sectors_per_request for access in accesses) / requested

@@ -1,7 +1,8 @@
 """A kernel as data: source, entry, launch shape, what it touches, and a reference for its result.
 
-A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device compiles the source or, where it is
-simulated, derives the time from the accesses and the result from the reference.
+A kernel knows no device. `shape` and `accesses` are pure functions of a call's facts; a device
+compiles the source or, where it is simulated, derives the time from the accesses and the result
+from the reference.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import MovedBytes
 
 RESERVED_SHARED_BYTES = 1024
-"""Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute capabilities 8.x and 9.0)."""
+"""Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute
+capabilities 8.x and 9.0)."""
 
 
 class Role(str, Enum):
@@ -24,7 +26,8 @@ class Role(str, Enum):
 
     READ = "read"
     WRITE = "write"
-    UPDATE = "update"  # read and then written: its content must be put back before a result can be checked
+    # read and then written: its content must be put back before a result can be checked
+    UPDATE = "update"
     SCALAR = "scalar"
 
 
@@ -37,7 +40,7 @@ class Parameter:
     default: int | float | None = None
     """Value of a scalar that the caller leaves out; None: it must be given."""
     least: int | None = None
-    """A scalar that is a whole number from this one on; None: it is of the first array's element
+    """Smallest value of a scalar that is a whole number; None: it is of the first array's element
     type."""
 
 
@@ -58,54 +61,51 @@ class ArrayFacts:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Grid and block of a launch; threads of a block and dynamic shared memory in bytes."""
+    """Grid and block of a launch."""
 
     blocks: int
-    threads: int
-    shared_bytes: int = 0
-    vectors: int = 1  # value of `{vectors}` in the kernel's entry: 16-byte vectors of each array that one thread handles at once
+    threads: int  # of a block
+    shared_bytes: int = 0  # of dynamic shared memory
+    vectors: int = 1  # value of `{vectors}` in the entry: 16-byte vectors of a thread at once
 
 
 @dataclass(frozen=True)
 class Access:
-    """How one launch touches one argument: enough for compulsory traffic, for sectors and for a model of the time."""
+    """How a launch touches an argument: enough for traffic, sectors and a model of the time."""
 
     argument: str
     direction: Literal["read", "write"]
     footprint: int  # distinct bytes touched
-    requested: int  # bytes that the threads ask for, repeats counted: above `footprint` where lines are used again
-    sectors_per_request: float = 4.0  # 32-byte sectors that one warp-wide request of 4-byte words touches: 4 when coalesced, up to 32
-    dependent: bool = False  # each access waits for the one before (pointer chase): latency, not bandwidth, decides
-    random: bool = False  # lines are touched in no order that a page or a row buffer could use
-    nearby: bool = False
-    """Other requests for the sectors of one follow at once, by neighbouring warps: they find them in L2 however large the array is, so
-    that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
-    onward: bool = False  # a launch touches other lines than the launches before, until it has been through the whole array
-    through_l1: bool = False  # repeated loads of a pointer chase find their lines in L1 while the whole array fits into it
-    page_by_page: bool = False  # each warp goes through a page of its own, so that one fault stands for the whole page
-    wrapping: bool = False
-    """The threads of a grid-stride loop read element i modulo the array's size: those of a block may come to the same few again and again,
-    and find them in L1. All other loads are modelled as going to L2."""
+    requested: int  # bytes that the threads request, repeats counted
+    sectors_per_request: float = 4.0  # 32-byte sectors of a warp's request of 4-byte words: 4 to 32
+    dependent: bool = False  # each access waits for the last (pointer chase): latency decides
+    onward: bool = False  # each launch touches other lines, until all of the array was touched
+    through_l1: bool = False  # repeated loads find their lines in L1 while the array fits into it
+    page_by_page: bool = False  # each warp goes through pages of its own: a fault for each page
 
 
 @dataclass(frozen=True)
 class Call:
-    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose one."""
+    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose
+    one."""
 
     arrays: Mapping[str, ArrayFacts]
     scalars: Mapping[str, int | float] = field(default_factory=dict)
     blocks: int | None = None  # grid chosen by the caller; None: the kernel's own default
 
 
+Reference: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel of the catalogue, or a user's own.
 
-    `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches. `reference(arrays, scalars)` computes the result
-    with NumPy or CuPy: it gets arrays by name, changes none, and returns the new content of every written or updated parameter by name. It
-    must hold for a prefix: with every array cut to its first elements (at least one table period), the result is a prefix of the full
-    result. The first `len(result)` elements are compared: one written element may come from many read ones, or from one that lies far
-    behind.
+    `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches.
+    `reference(arrays, scalars)` computes the result with NumPy or CuPy: it gets arrays by name,
+    changes none, and returns the new content of every written or updated parameter by name. It must
+    hold for a prefix: with every array cut to its first elements (at least one table period), the
+    result is a prefix of the full result. The first `len(result)` elements are compared.
     """
 
     name: str
@@ -115,60 +115,54 @@ class Kernel:
     source: str | None = None
     """File name in `kernels/`; None for a copy by the device's copy engine."""
     entry: str = ""
-    """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
-    "triad<{dtype}, {vectors}>"."""
-    reference: (
-        Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]] | None
-    ) = None
+    """Name of the template or function, as in "triad<{dtype}, {vectors}>"; `{dtype}` stands for the
+    C++ type of the first array and `{vectors}` for the launch shape's."""
+    reference: Reference | None = None
     elementwise: bool = False
-    """The reference holds for every piece: with all arrays cut to the same elements, the result is that piece of the full result."""
+    """The reference holds for every piece: with all arrays cut to the same elements, the result is
+    that piece of the full result."""
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
-    """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
-    integer such as a size or a step count (passed as 64-bit). None: arrays, the element count of the first one, scalars; whole ones as
-    integers.
-    """
+    """C parameters in order: an array's name (its address), a scalar's name (passed in the element
+    type of the first array), or an integer (passed as 64-bit). None: arrays, the element count of
+    the first array, scalars; whole scalars as integers."""
     dtypes: tuple[str, ...] = ("f4", "f8", "i4")  # element types that it is compiled for
     section: str = ""  # section of the source text that it implements
-    loads_in_flight: int = 1
-    """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
-    load_bytes: int | None = None  # bytes of one load of a thread; None: one element
-    checks: tuple[
-        Callable[[Call], str | None], ...
-    ] = ()  # each says what is wrong with a call, such as its sizes, or None
+    checks: tuple[Callable[[Call], str | None], ...] = ()
+    """Each says what is wrong with a call, such as its sizes, or None."""
     relative_tolerance: float = 0.0
     """Largest relative difference to the reference; 0 for exact kernels."""
     accesses_per_launch: Callable[[Call], int] | None = None
     """Dependent accesses of one launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
-    """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
-    line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict. Of a kernel that
-    computes more than it moves: the cycles of its arithmetic."""
-    on_chip_loads: Callable[[Call], int] | None = None
-    """Loads from shared memory of a launch, over all threads, where a thread waits for each before it goes on to the next: with few
-    threads they decide its time."""
+    """Cycles of one SM for all requests of a launch, where they can decide its time: for each line
+    of 128 bytes that a request touches, and each access to shared memory and bank conflict. Of a
+    kernel that computes more than it moves: the cycles of its arithmetic."""
     content: Mapping[str, str] = field(default_factory=dict)
-    """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
+    """Content that a parameter needs in place of random data: "cycle" for a pointer chase."""
     node_bytes: int = 64
     """Bytes from one node to the next, for a parameter whose content is "cycle"."""
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
-        """The C++ name expression to compile: "triad<float, 1>"."""
+        """Return the C++ name expression to compile: "triad<float, 1>"."""
         return self.entry.replace("{dtype}", cpp_type).replace("{vectors}", str(shape.vectors))
 
     def arguments_of(self, call: Call) -> tuple[str | int, ...]:
-        """The C parameters of a call, as `launch_arguments` describes them."""
+        """Return the C parameters of a call, as `launch_arguments` describes them."""
         if self.launch_arguments is not None:
             return self.launch_arguments(call)
-        arrays = [p.name for p in self.parameters if p.role is not Role.SCALAR]
-        scalars = [p for p in self.parameters if p.role is Role.SCALAR]
-        return (
-            *arrays,
-            call.arrays[arrays[0]].size,
-            *(p.name if p.least is None else int(call.scalars[p.name]) for p in scalars),
-        )
+        arrays: list[str | int] = []
+        scalars: list[str | int] = []
+        for parameter in self.parameters:
+            if parameter.role is not Role.SCALAR:
+                arrays.append(parameter.name)
+            elif parameter.least is None:
+                scalars.append(parameter.name)
+            else:
+                scalars.append(int(call.scalars[parameter.name]))
+        return (*arrays, call.arrays[str(arrays[0])].size, *scalars)
 
     def problem(self, call: Call) -> str | None:
-        """What is wrong with a call, in one sentence that names the values: arrays, grid, scalars, then `checks`. None if nothing is."""
+        """Return what is wrong with a call in a sentence that names the values, or None."""
         for name, array in call.arrays.items():
             if array.size < 1:
                 return f"{name} is empty"
@@ -181,25 +175,26 @@ class Kernel:
             return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
         for parameter in self.parameters:
             value = call.scalars.get(parameter.name)
-            if (
-                parameter.least is not None
-                and value is not None
-                and not (math.isfinite(value) and value == int(value) >= parameter.least)
-            ):
-                return f"{parameter.name} is {value}; a whole number of at least {parameter.least} is needed"
-        return next(
-            (problem for check in self.checks if (problem := check(call)) is not None), None
-        )
+            if parameter.least is None or value is None:
+                continue
+            if not math.isfinite(value) or value != int(value) or value < parameter.least:
+                least = f"a whole number of at least {parameter.least} is needed"
+                return f"{parameter.name} is {value}; {least}"
+        for check in self.checks:
+            problem = check(call)
+            if problem is not None:
+                return problem
+        return None
 
     def traffic(self, call: Call) -> MovedBytes:
-        """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""
+        """Return the compulsory bytes of a launch. A kernel that reads mapped host memory has only
+        what crosses the link.
+        """
+        totals = {"read": 0, "write": 0}
         accesses = self.accesses(call)
-        link = any(call.arrays[a.argument].on_host for a in accesses)
-        if link and self.source is not None:
-            # A kernel that reads mapped host memory: what crosses the link is what lies beyond it.
-            accesses = tuple(a for a in accesses if call.arrays[a.argument].on_host)
-        return MovedBytes(
-            reads=sum(a.footprint for a in accesses if a.direction == "read"),
-            writes=sum(a.footprint for a in accesses if a.direction == "write"),
-            link=link,
-        )
+        link = any(call.arrays[access.argument].on_host for access in accesses)
+        for access in accesses:
+            on_host = call.arrays[access.argument].on_host
+            if on_host or not link or self.source is None:
+                totals[access.direction] += access.footprint
+        return MovedBytes(reads=totals["read"], writes=totals["write"], link=link)

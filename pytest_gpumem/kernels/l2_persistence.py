@@ -1,4 +1,5 @@
-"""The two experiments on persisting L2, and the table in shared memory instead (`kernels/l2_persistence.cu`)."""
+"""The two experiments on persisting L2, and the table in shared memory instead
+(`kernels/l2_persistence.cu`)."""
 
 from __future__ import annotations
 
@@ -31,32 +32,30 @@ from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
 _REMAINDER_CYCLES = 7.0
-"""Of an SM, for one iteration of a warp of `reset_data`, whose 64-bit remainder takes nearly all of its instructions."""
+"""Of an SM, for an iteration of a warp of `reset_data`: nearly all for its 64-bit remainder."""
 
 
 def _reset_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    # The text launches 32 blocks, which fill a quarter of an H100's SMs: ask for them by `with_grid(32)`.
+    # The text launches 32 blocks, a quarter of an H100's SMs: `with_grid(32)`.
     return grid(call, 2 * facts.sm_count, _THREADS)
 
 
 def _reset_accesses(call: Call) -> tuple[Access, ...]:
     data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
+    rows = min(table.size, data.size)
     return (
-        touch(
-            "lut_persistent",
-            "read",
-            call,
-            elements=min(table.size, data.size),
-            requests=data.size,
-            wrapping=True,
-        ),
+        touch("lut_persistent", "read", call, elements=rows, requests=data.size),
         touch("data_streaming", "write", call),
     )
 
 
 def _with_sizes(*names: str) -> Callable[[Call], tuple[str | int, ...]]:
-    """Arrays as C parameters, and then the number of elements of each."""
-    return lambda call: (*names, *(call.arrays[name].size for name in names))
+    """Return arrays as C parameters, followed by the number of elements of each."""
+
+    def arguments(call: Call) -> tuple[str | int, ...]:
+        return (*names, *(call.arrays[name].size for name in names))
+
+    return arguments
 
 
 def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
@@ -69,21 +68,18 @@ def _reset(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
 
 
 def _shared_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    """As many blocks as the SMs hold at once, each with the table; none that has nothing to write."""
+    """As many blocks as the SMs hold at once, each with the table."""
     data, table = call.arrays["data_streaming"], call.arrays["lut_persistent"]
     resident = facts.max_threads_per_sm // _THREADS
     if facts.shared_bytes_per_sm is not None:
-        resident = min(
-            resident, facts.shared_bytes_per_sm // (table.nbytes + RESERVED_SHARED_BYTES)
-        )
-    shape = grid(
-        call, min(facts.sm_count * max(resident, 1), ceil_div(data.size, _THREADS)), _THREADS
-    )
-    return replace(shape, shared_bytes=table.nbytes)
+        tables = facts.shared_bytes_per_sm // (table.nbytes + RESERVED_SHARED_BYTES)
+        resident = min(resident, tables)
+    blocks = min(facts.sm_count * max(resident, 1), ceil_div(data.size, _THREADS))
+    return replace(grid(call, blocks, _THREADS), shared_bytes=table.nbytes)
 
 
 def _shared_accesses(call: Call) -> tuple[Access, ...]:
-    # Each block reads the table. How many blocks there are is the device's choice unless the caller made it: one is counted then.
+    # Each block reads the table. Without a grid of the caller a single block is counted.
     table = call.arrays["lut_persistent"]
     return (
         touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)),
@@ -91,13 +87,9 @@ def _shared_accesses(call: Call) -> tuple[Access, ...]:
     )
 
 
-def _stream_elements(call: Call) -> int:
-    return call.arrays["data_streaming"].size
-
-
 def _cycles(call: Call) -> float:
     # The 64-bit remainder decides: some 30 instructions of each warp, on four schedulers.
-    return _REMAINDER_CYCLES * _stream_elements(call) / WARP
+    return _REMAINDER_CYCLES * call.arrays["data_streaming"].size / WARP
 
 
 def _sliding_accesses(call: Call) -> tuple[Access, ...]:
@@ -140,7 +132,6 @@ KERNELS = (
         accesses=_shared_accesses,
         entry="reset_data_shared<{dtype}>",
         section="CUDA L2 Persistent Cache, Lei Mao: persistent cache VS shared memory",
-        on_chip_loads=_stream_elements,
     ),
     Kernel(
         name="sliding_window",

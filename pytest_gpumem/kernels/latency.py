@@ -1,4 +1,4 @@
-"""The pointer chase (`kernels/latency.cu`): the same walk at every launch, or one that goes on where the launch before ended."""
+"""The pointer chase (`kernels/latency.cu`): the same walk at every launch, or one that goes on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.records.device import DeviceFacts
 
 NODE_BYTES = 64
 """Bytes of a node: two to a cache line, four sectors apart from no other node's index."""
@@ -25,8 +26,7 @@ def _nodes(call: Call) -> int:
 
 
 def _walk(call: Call, **traits: bool) -> Access:
-    # One 4-byte index a node: a walk along a cycle comes to a node again only after all others. Each index is a sector of its own,
-    # so what the walk occupies in a cache is eight times its footprint: footprint x sectors_per_request / 4.
+    # A 4-byte index a node, each in a sector of its own: a walk occupies eight times its footprint.
     steps = _steps(call)
     nodes = min(steps, _nodes(call))
     return touch(
@@ -37,7 +37,6 @@ def _walk(call: Call, **traits: bool) -> Access:
         requests=steps,
         sectors=SECTORS_SCATTERED,
         dependent=True,
-        random=True,
         **traits,
     )
 
@@ -55,22 +54,19 @@ def _check(call: Call) -> str | None:
 
 def _starts_inside(call: Call) -> str | None:
     start = call.scalars["start"]
-    return (
-        f"start is {start}, but there are only {_nodes(call)} nodes"
-        if start >= _nodes(call)
-        else None
-    )
+    if start >= _nodes(call):
+        return f"start is {start}, but there are only {_nodes(call)} nodes"
+    return None
 
 
 def _reached(nodes: Any, node: int, steps: int) -> int:
-    """The node reached, by squaring the map from node to next node: log2(steps) gathers in place of a walk on the host.
+    """Return the node reached, by squaring the map from node to next node: log2(steps) gathers.
     Raises `ValueError`: an index points outside the nodes; they hold no cycle.
     """
     jump = nodes[: nodes.size // _WORDS * _WORDS : _WORDS].copy()
     if int(jump.min()) < 0 or int(jump.max()) >= jump.size:
-        raise ValueError(
-            f"nodes hold no cycle: indices from {int(jump.min())} to {int(jump.max())}, {jump.size} nodes"
-        )
+        indices = f"indices from {int(jump.min())} to {int(jump.max())}"
+        raise ValueError(f"nodes hold no cycle: {indices}, {jump.size} nodes")
     while steps:
         if steps & 1:
             node = int(jump[node])
@@ -91,6 +87,32 @@ def _onward_reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     return {"out": filled_like(out, _reached(nodes, start, int(scalars["steps"])))}
 
 
+def _single_thread(_facts: DeviceFacts, _call: Call) -> LaunchShape:
+    return LaunchShape(1, 1)
+
+
+def _accesses(call: Call) -> tuple[Access, ...]:
+    return _walk(call), touch("out", "write", call)
+
+
+def _accesses_through_l1(call: Call) -> tuple[Access, ...]:
+    return _walk(call, through_l1=True), touch("out", "write", call)
+
+
+def _onward_accesses(call: Call) -> tuple[Access, ...]:
+    return _walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)
+
+
+def _arguments(call: Call) -> tuple[str | int, ...]:
+    return "nodes", "out", _steps(call), int(call.scalars["start"])
+
+
+def _onward_arguments(call: Call) -> tuple[str | int, ...]:
+    return "nodes", "out", _steps(call), _nodes(call)
+
+
+_SECTION = "Latency of dependent accesses over a random cycle (pointer chase): "
+
 _CHASE = Kernel(
     name="chase",
     parameters=(
@@ -99,14 +121,14 @@ _CHASE = Kernel(
         Parameter("steps", Role.SCALAR, least=1),
         Parameter("start", Role.SCALAR, 0, least=0),
     ),
-    shape=lambda _facts, _call: LaunchShape(1, 1),
-    accesses=lambda call: (_walk(call), touch("out", "write", call)),
+    shape=_single_thread,
+    accesses=_accesses,
     source="latency.cu",
     entry=f"chase<{NODE_BYTES}>",
     reference=_reference,
-    launch_arguments=lambda call: ("nodes", "out", _steps(call), int(call.scalars["start"])),
+    launch_arguments=_arguments,
     dtypes=("i4",),
-    section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
+    section=_SECTION + "the same walk at every launch",
     checks=(_check, _starts_inside),
     accesses_per_launch=_steps,
     content={"nodes": "cycle"},
@@ -117,9 +139,9 @@ KERNELS = (
     replace(
         _CHASE,
         name="chase_l1",
-        accesses=lambda call: (_walk(call, through_l1=True), touch("out", "write", call)),
+        accesses=_accesses_through_l1,
         entry=f"chase_l1<{NODE_BYTES}>",
-        section="Latency of dependent accesses over a random cycle (pointer chase): the same walk, with loads through L1",
+        section=_SECTION + "the same walk, with loads through L1",
     ),
     replace(
         _CHASE,
@@ -130,15 +152,11 @@ KERNELS = (
             Parameter("out", Role.UPDATE),
             Parameter("steps", Role.SCALAR, least=1),
         ),
-        accesses=lambda call: (
-            _walk(call, onward=True),
-            touch("out", "read", call),
-            touch("out", "write", call),
-        ),
+        accesses=_onward_accesses,
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
-        launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),
-        section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
+        launch_arguments=_onward_arguments,
+        section=_SECTION + "lines that no launch before has touched",
         checks=(_check,),
     ),
 )

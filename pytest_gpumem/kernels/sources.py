@@ -1,6 +1,7 @@
 """The folder of the CUDA sources, and the options that every compilation of them needs.
 
-They live in the repository's top-level `kernels/` and ship inside the wheel as `pytest_gpumem/kernels/cu/`.
+They live in the repository's top-level `kernels/` and ship inside the wheel as
+`pytest_gpumem/kernels/cu/`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import hashlib
 from pathlib import Path
 
 COMPILE_OPTIONS = ("--std=c++17",)
-"""Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need no other option."""
+"""Options of NVRTC and nvcc alike, besides the architecture. The sources include no header and need
+no other option."""
 
 CPP_TYPES = {
     "f4": "float",
@@ -33,7 +35,8 @@ class SourceMissing(FileNotFoundError):
 
 
 def folder() -> Path:
-    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's `kernels/`, as for an editable install.
+    """The folder that holds the `.cu` files: the copy shipped in the wheel, else the checkout's
+    `kernels/`, as for an editable install.
     Raises `SourceMissing`: there is neither.
     """
     shipped, checkout = _PACKAGE / "cu", _PACKAGE.parent.parent / "kernels"
@@ -60,5 +63,6 @@ def read(name: str) -> str:
 
 
 def fingerprint(name: str) -> str:
-    """SHA-256 of a source's text, in hexadecimal: equal fingerprints mean the same code, wherever it was read from."""
+    """SHA-256 of a source's text, in hexadecimal: equal fingerprints mean the same code, wherever
+    it was read from."""
     return hashlib.sha256(read(name).encode("utf-8")).hexdigest()

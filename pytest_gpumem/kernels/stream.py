@@ -1,7 +1,7 @@
-"""STREAM: copy, mul, add, triad and dot with BabelStream's arithmetic, and the one-way read and write (`kernels/stream.cu`).
+"""STREAM: copy, mul, add, triad and dot as in BabelStream, read and write (`kernels/stream.cu`).
 
-The first array is the one that is written; `read` and `dot` take their small array of sums last. They isolate DRAM where the
-footprint is at least 4x L2; below that the figure is partly L2's.
+The first array is written; `read` and `dot` take their small array of sums last. They isolate DRAM
+where the footprint is at least 4x L2; below that the figure is partly L2's.
 """
 
 from __future__ import annotations
@@ -11,17 +11,27 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels import calls
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.kernel import (
+    Access,
+    Call,
+    Kernel,
+    LaunchShape,
+    Parameter,
+    Reference,
+    Role,
+)
 from pytest_gpumem.records.device import DeviceFacts
 
 VECTOR_BYTES = 16  # bytes of one load or store of a thread
 
 MEMORY_LATENCY = 700e-9
-"""Seconds from a load to its data under load: what bytes in flight have to bridge (Little's law). H100 and H200 take about 600 ns."""
+"""Seconds from a load to its data under load: what bytes in flight have to bridge (Little's
+law)."""
 
 REDUCE_THREADS = 512
 REDUCE_VECTORS = {"read": 8, "dot": 4}
-"""Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in total."""
+"""Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in
+total."""
 
 _SECTION = "STREAM (McCalpin) with BabelStream's arithmetic"
 
@@ -32,19 +42,22 @@ def tile_bytes(kernel: str) -> int:
 
 
 def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
-    """Threads of a block, and vectors of each array that a thread handles at once, for a kernel that reads `sources` arrays and writes one.
-
-    The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight. Two sources take large blocks where they fill an
-    SM without a rest; one that only writes stores two vectors. On an H200 each is within 0.5 % of the best of nine shapes.
+    """Return the threads of a block, and the vectors of each array that a thread handles at once,
+    for a kernel that reads `sources` arrays and writes another: the fewest vectors with which full
+    SMs keep peak bandwidth x latency bytes in flight.
     """
     if sources == 0:
         return 512, 2
-    large = 1024 if facts.max_threads_per_sm % 1024 == 0 else 512
+    large = 512
+    if facts.max_threads_per_sm % 1024 == 0:
+        large = 1024
     in_flight = facts.sm_count * facts.max_threads_per_sm * sources * VECTOR_BYTES
     vectors = 1
     while vectors < 4 and vectors * in_flight < facts.dram_peak * MEMORY_LATENCY:
         vectors *= 2
-    return (256 if sources == 1 else large), vectors
+    if sources == 1:
+        return 256, vectors
+    return large, vectors
 
 
 def _map(
@@ -52,53 +65,45 @@ def _map(
     written: str,
     sources: tuple[str, ...],
     scalar: Parameter | None,
-    reference: calls.Reference,
+    reference: Reference,
 ) -> Kernel:
-    """A kernel that computes each element of `written` from the same element of each source."""
-    arrays = (written, *sources)
-    scalars = () if scalar is None else (scalar,)
+    """Return a kernel that computes each element of `written` from that of each source."""
+    parameters = [Parameter(written, Role.WRITE)]
+    parameters += [Parameter(source, Role.READ) for source in sources]
+    checks = [calls.same_size(written, *sources)]
+    if scalar is not None:
+        parameters.append(scalar)
+        checks.append(calls.in_element_type(scalar.name))
 
     def shape(facts: DeviceFacts, call: Call) -> LaunchShape:
         threads, vectors = map_shape(facts, len(sources))
         tiles = calls.ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
         return replace(calls.grid(call, tiles, threads), vectors=vectors)
 
-    def accesses(call: Call) -> tuple[Access, ...]:
-        return (
-            *(calls.touch(source, "read", call) for source in sources),
-            calls.touch(written, "write", call),
-        )
-
     def launch_arguments(call: Call) -> tuple[str | int, ...]:
-        return (*arrays, *(s.name for s in scalars), call.arrays[written].size)
+        return (*(parameter.name for parameter in parameters), call.arrays[written].size)
 
     return Kernel(
         name=name,
-        parameters=(
-            Parameter(written, Role.WRITE),
-            *(Parameter(source, Role.READ) for source in sources),
-            *scalars,
-        ),
+        parameters=tuple(parameters),
         shape=shape,
-        accesses=accesses,
+        accesses=calls.whole(reads=sources, writes=(written,)),
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,
         elementwise=True,
         launch_arguments=launch_arguments,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
-        loads_in_flight=max(len(sources), 1),
-        load_bytes=VECTOR_BYTES,
-        checks=(calls.same_size(*arrays), *(calls.in_element_type(s.name) for s in scalars)),
+        checks=tuple(checks),
     )
 
 
 def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> Kernel:
-    """A kernel that gives one sum for each tile of its sources; `sums` may be longer.
+    """Return a kernel that gives a sum for each tile of its sources; `sums` may be longer.
 
-    In float a sum takes at most 32 additions in a thread, 5 across the warp, 5 across the block and a product: 43 roundings of 6e-8
-    relative to the sum of magnitudes, 2.6e-6 for non-negative data. The tolerance of 1e-5 is four times that, and a sixth of 1/16384,
-    one average element's share.
+    In float a sum takes 43 roundings of 6e-8 relative to the sum of magnitudes, 2.6e-6 for
+    non-negative data. The tolerance of 1e-5 is four times that, and a sixth of the share of an
+    average element.
     """
     vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 
@@ -127,8 +132,6 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
         section=f"{_SECTION}: {name}",
-        loads_in_flight=vectors * len(sources),
-        load_bytes=VECTOR_BYTES,
         checks=(calls.same_size(*sources), _whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )
@@ -138,17 +141,20 @@ def _whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
     def check(call: Call) -> str | None:
         array, sums = call.arrays[source], call.arrays["sums"]
         if array.nbytes % tile:
-            return f"{kernel} adds up tiles of {tile} bytes; {source} has {array.nbytes} bytes, which is no multiple of that"
+            size = f"{source} has {array.nbytes} bytes, which is no multiple of that"
+            return f"{kernel} adds up tiles of {tile} bytes; {size}"
         needed = array.nbytes // tile
         if sums.size < needed:
-            return f"{kernel} gives one sum for each {tile} bytes of {source}: sums needs {needed} elements, it has {sums.size}"
+            size = f"sums needs {needed} elements, it has {sums.size}"
+            return f"{kernel} gives one sum for each {tile} bytes of {source}: {size}"
         return None
 
     return check
 
 
 def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
-    """Sums over the sources' whole tiles: floats in float64 and rounded once, integers modulo 2^32 as on the device."""
+    """Return the sums over whole tiles of `terms([source, ...])`: floats in float64 and rounded
+    once, integers modulo 2^32 as on the device."""
     dtype = sources[0].dtype
     width = tile // dtype.itemsize
     count = min(source.size for source in sources) // width
@@ -157,12 +163,21 @@ def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     step = max((1 << 22) // width, 1)  # so that temporaries stay at 32 MiB
     for first in range(0, count, step):
         last = min(first + step, count)
-        parts = [
-            source[first * width : last * width].reshape(-1, width).astype(wide)
-            for source in sources
-        ]
-        result[first:last] = terms(*parts).sum(axis=1).astype(dtype)
+        parts = []
+        for source in sources:
+            part = source[first * width : last * width]
+            parts.append(part.reshape(-1, width).astype(wide))
+        result[first:last] = terms(parts).sum(axis=1).astype(dtype)
     return result
+
+
+def itself(sources: list[Any]) -> Any:
+    """Return the terms of a sum over a single source."""
+    return sources[0]
+
+
+def _product(sources: list[Any]) -> Any:
+    return sources[0] * sources[1]
 
 
 def _copy(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
@@ -196,6 +211,6 @@ KERNELS = (
     _map("stream_add", "c", ("a", "b"), None, _stream_add),
     _map("triad", "a", ("b", "c"), _S, _triad),
     _map("write", "a", (), Parameter("value", Role.SCALAR, 1.0), _write),
-    _reduce("read", ("a",), lambda a: a),
-    _reduce("dot", ("a", "b"), lambda a, b: a * b),
+    _reduce("read", ("a",), itself),
+    _reduce("dot", ("a", "b"), _product),
 )

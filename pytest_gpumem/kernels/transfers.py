@@ -1,4 +1,5 @@
-"""Copies by the copy engine, work to overlap them with, and reads of memory that stays on the host (`kernels/transfers.cu`)."""
+"""Copies by the copy engine, work to overlap them with, and reads of memory that stays on the host
+(`kernels/transfers.cu`)."""
 
 from __future__ import annotations
 
@@ -10,48 +11,45 @@ from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 256
 _BLOCKS_PER_SM = 8
-_LANES = 128  # single-precision operations that an SM does in a cycle (CUDA C++ Programming Guide, Arithmetic Instructions, 8.6 and 9.0)
+_LANES = 128
+"""Single-precision operations of an SM in a cycle (CUDA C++ Programming Guide, Arithmetic
+Instructions, 8.6 and 9.0)."""
 
 
 def _no_grid_chosen(call: Call) -> str | None:
-    return (
-        f"a copy by the copy engine has no grid; {call.blocks} blocks were asked for"
-        if call.blocks is not None
-        else None
-    )
+    if call.blocks is not None:
+        return f"a copy by the copy engine has no grid; {call.blocks} blocks were asked for"
+    return None
 
 
-def _rounds(call: Call) -> int:
-    return int(call.scalars["rounds"])
+def _no_shape(_facts: DeviceFacts, _call: Call) -> LaunchShape:
+    return LaunchShape(0, 0)
+
+
+def _copy(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
+    return {"destination": arrays["source"].copy()}
 
 
 def _elementwise_cycles(call: Call) -> float:
-    """Two products and a difference a round, none of them fused; an SM does 128 of 4 bytes in a cycle, half as many of 8 bytes."""
+    """Two products and a difference a round, none of them fused; half as many of 8 bytes."""
     x = call.arrays["x"]
-    return x.size * _rounds(call) * 3 / (_LANES * 4 / x.itemsize)
+    return x.size * int(call.scalars["rounds"]) * 3 / (_LANES * 4 / x.itemsize)
 
 
 def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
-    rate, one, subtract = (
-        calls.element(3.75, result),
-        calls.element(1, result),
-        calls.module_of(result).subtract,
-    )
+    rate, unity = calls.element(3.75, result), calls.element(1, result)
     for _ in range(int(scalars["rounds"])):
-        rest = subtract(one, result)
+        rest = calls.module_of(result).subtract(unity, result)
         result *= rate
         result *= rest
     return {"x": result}
 
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    """As many blocks as run at once: every pass goes through the whole array before the next begins."""
-    return calls.grid(
-        call,
-        min(_BLOCKS_PER_SM * facts.sm_count, calls.ceil_div(call.arrays["y"].size, _THREADS)),
-        _THREADS,
-    )
+    """As many blocks as run at once: every pass goes through the whole array before the next."""
+    blocks = calls.ceil_div(call.arrays["y"].size, _THREADS)
+    return calls.grid(call, min(_BLOCKS_PER_SM * facts.sm_count, blocks), _THREADS)
 
 
 def _reread_accesses(call: Call) -> tuple[Access, ...]:
@@ -70,22 +68,19 @@ def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
 
 def _whole_rows(call: Call) -> str | None:
     size, stride = call.arrays["x"].size, int(call.scalars["stride"])
-    return (
-        f"stride is {stride}, which does not divide the {size} elements" if size % stride else None
-    )
+    if size % stride:
+        return f"stride is {stride}, which does not divide the {size} elements"
+    return None
 
 
 KERNELS = (
     Kernel(
         name="memcpy",
         parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
-        shape=lambda _facts, _call: LaunchShape(0, 0),
-        accesses=lambda call: (
-            calls.touch("source", "read", call),
-            calls.touch("destination", "write", call),
-        ),
+        shape=_no_shape,
+        accesses=calls.whole(reads=("source",), writes=("destination",)),
         source=None,
-        reference=lambda arrays, _scalars: {"destination": arrays["source"].copy()},
+        reference=_copy,
         elementwise=True,
         dtypes=("f4", "f8", "i4", "i8", "u1", "u4"),
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
@@ -95,14 +90,17 @@ KERNELS = (
         name="elementwise",
         parameters=(Parameter("x", Role.UPDATE), Parameter("rounds", Role.SCALAR, 1, least=1)),
         shape=calls.thread_per_element("x"),
-        accesses=lambda call: (calls.touch("x", "read", call), calls.touch("x", "write", call)),
+        accesses=calls.whole(reads=("x",), writes=("x",)),
         source="transfers.cu",
         entry="elementwise<{dtype}>",
         reference=_elementwise,
         elementwise=True,
         on_chip_cycles=_elementwise_cycles,
         dtypes=("f4", "f8"),
-        section="CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with Computation",
+        section=(
+            "CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with "
+            "Computation"
+        ),
     ),
     Kernel(
         name="reread",

@@ -1,6 +1,8 @@
-"""Matrix transpose, three ways: strided writes, a tile in shared memory, a padded tile (`kernels/transpose.cu`).
+"""Matrix transpose, three ways: strided writes, a tile in shared memory, a padded tile
+(`kernels/transpose.cu`).
 
-Matrices are dense and lie row by row: `idata` has `height` rows of `width` elements, `odata` has `width` rows of `height`.
+Matrices are dense and lie row by row: `idata` has `height` rows of `width` elements, `odata` has
+`width` rows of `height`.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Para
 from pytest_gpumem.records.device import DeviceFacts
 
 TILE = 64
-"""Elements along each side of a tile. The guide's tile has 32, one for each bank; the banks see the same conflicts with 64, and a thread
-has four times the loads in flight, which a memory of several TB/s needs."""
+"""Elements along each side of a tile. The guide's tile has 32, one for each bank; with 64 the
+conflicts are the same, and a thread has four times the loads in flight."""
 
 _ROWS = 4  # of a tile that a block handles at once; `ROWS` in the source
 _THREADS = TILE * _ROWS
@@ -31,31 +33,36 @@ def _shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
 def _fits(call: Call) -> str | None:
     (width, height), size = _matrix(call), call.arrays["idata"].size
     if width * height != size:
-        return f"a matrix of width {width} and height {height} has {width * height} elements; the arrays have {size}"
+        matrix = f"a matrix of width {width} and height {height} has {width * height} elements"
+        return f"{matrix}; the arrays have {size}"
     return None
 
 
+def _arguments(call: Call) -> tuple[str | int, ...]:
+    return ("odata", "idata", *_matrix(call))
+
+
 def _transpose(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
-    """The transpose; of a prefix as much as it decides: its rows' first elements, which open the result's first row."""
+    """Return the transpose; of a prefix its rows' first elements, which begin the first row."""
     source, width, height = arrays["idata"], int(scalars["width"]), int(scalars["height"])
     rows = source.size // width
     matrix = source[: rows * width].reshape(rows, width)
-    known = matrix if rows == height else matrix[:, :1]
-    return {"odata": calls.module_of(source).ascontiguousarray(known.T).reshape(-1).copy()}
+    if rows != height:
+        matrix = matrix[:, :1]
+    return {"odata": calls.module_of(source).ascontiguousarray(matrix.T).reshape(-1).copy()}
 
 
 def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
-    """One way of turning.
-    `sectors`: of a written request. A tile's rows are read together, so the words that share a written sector come soon after each other.
-    `cycles`: on chip, to turn one warp's 32 words.
-    """
+    """`sectors`: of a written request. `cycles`: on chip, to turn a warp's 32 words."""
 
     def accesses(call: Call) -> tuple[Access, ...]:
-        nearby = sectors > calls.SECTORS_COALESCED
         return (
             calls.touch("idata", "read", call),
-            calls.touch("odata", "write", call, sectors=sectors, nearby=nearby),
+            calls.touch("odata", "write", call, sectors=sectors),
         )
+
+    def on_chip_cycles(call: Call) -> float:
+        return call.arrays["idata"].size / calls.WARP * cycles
 
     return Kernel(
         name=name,
@@ -70,16 +77,16 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
         source="transpose.cu",
         entry=entry,
         reference=_transpose,
-        launch_arguments=lambda call: ("odata", "idata", *_matrix(call)),
+        launch_arguments=_arguments,
         dtypes=("f4", "i4"),  # sectors and bank conflicts hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
-        loads_in_flight=TILE // _ROWS,
         checks=(calls.same_size("odata", "idata"), _fits),
-        on_chip_cycles=lambda call: call.arrays["idata"].size / calls.WARP * cycles,
+        on_chip_cycles=on_chip_cycles,
     )
 
 
-# Cycles for one warp's words: a coalesced request touches one line, a strided one 32; a column of an unpadded tile is one bank's.
+# Cycles: a coalesced request touches a line, a strided one 32; a column of an unpadded tile is of
+# a single bank.
 KERNELS = (
     _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", calls.SECTORS_SCATTERED, 1 + calls.WARP),
     _kernel(

@@ -1,4 +1,7 @@
-"""The state that the measurements of a session share: streams, flushes of L2, launch floors, and clocks that are up."""
+"""The state that the measurements of a session share.
+
+These are streams, flushes of L2, the floors of readings, and clocks that are up.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -22,13 +26,38 @@ from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions
 
-FLUSH_FACTOR = 2  # size over L2: nothing of the sample before survives least-recently-used eviction, an eighth survives random eviction
+FLUSH_FACTOR = 2
+"""Size of a flush over L2: nothing of the sample before survives least-recently-used eviction, an
+eighth survives random eviction."""
+BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernels
+STREAMS = 4
+"""Streams that take turns. Launch overhead differs between streams by 30 ns, and between processes
+by 60 ns (H200, standard deviations); more streams average no better."""
+FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
+FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
+BUSY = 2.0
+"""Reading of an idle launch over the usual one, above which other work keeps the device busy. A
+reading varies by some 2 %."""
+LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
+"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
+because looks of one rhythm could all miss work of the same rhythm."""
+SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
+WAIT = 0.01  # seconds between two looks while the device is throttled or busy
+WAKE_BATCH = 100  # flushes between two readings of the clocks
+WAKE_SECONDS = 0.3
+"""Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds."""
+WAKE_LIMIT = 2.0
+"""Most seconds of that work: every measurement warms up besides."""
 
 
 class Flush:
-    """Fills L2 with lines of a buffer of its own. clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for
-    their write-back, which made a 32 MiB triad on an H100 26 % slower. hot does nothing."""
+    """Fills L2 with lines of its own buffer.
+
+    clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their
+    write-back (26 % of a 32 MiB triad on an H100). hot does nothing.
+    """
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
@@ -37,23 +66,21 @@ class Flush:
         if mode == "hot":
             return
         try:
-            self._launch = self._made(mode)
+            self._launch = self._sweep(mode)
         except BaseException:
             self._arena.close()
             raise
 
-    def _made(self, mode: str) -> Launch:
-        device = self._device
-        swept = self._arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
+    def _sweep(self, mode: str) -> Launch:
+        device, arena = self._device, self._arena
+        swept = arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
         if mode == "clean-cold":
-            sums = self._arena.buffer(
-                (swept.nbytes // tile_bytes("read"),), "f4", MemoryKind.DEVICE
-            )
-            return self._bound("read").launch({"a": swept, "sums": sums}, {})
-        return self._bound("write").launch({"a": swept}, {"value": 1.0})
-
-    def _bound(self, name: str) -> BoundKernel:
-        return BoundKernel(CATALOGUE[name], self._device, self._arena.stream)
+            size = swept.nbytes // tile_bytes("read")
+            sums = arena.buffer((size,), "f4", MemoryKind.DEVICE)
+            read = BoundKernel(CATALOGUE["read"], device, arena.stream)
+            return read.launch({"a": swept, "sums": sums}, {})
+        write = BoundKernel(CATALOGUE["write"], device, arena.stream)
+        return write.launch({"a": swept}, {"value": 1.0})
 
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""
@@ -65,35 +92,16 @@ class Flush:
         self._arena.close()
 
 
-BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernels
-STREAMS = 4
-"""Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
-deviations on an H200); more than four streams average no better."""
-FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
-BUSY = 2.0
-"""Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
-LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
-"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ because looks of one rhythm could all
-miss work of the same rhythm."""
-SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
-WAIT = 0.01  # seconds between two looks while the device is throttled or busy
-WAKE_BATCH = 100  # flushes between two readings of the clocks
-WAKE_SECONDS = 0.3
-"""Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds: longer than a warm-up by samples would notice."""
-WAKE_LIMIT = 2.0
-"""Most seconds of that work. A GPU that is not steady by then is measured all the same; every measurement warms up besides."""
-
-
 @dataclass(frozen=True)
 class Floors:
-    """What a reading contains besides the timed work."""
+    """What a reading contains besides the timed work, in seconds."""
 
-    empty: float  # seconds between two events with nothing between them
-    launch: float  # seconds between two events with an idle launch between them: the launch overhead of this process
+    empty: float  # between two events with nothing between them
+    launch: float  # with an idle launch between them: the launch overhead of this process
 
 
 class Harness:
-    """Streams, flush buffers and floors of one device; each is made at its first use and lives as long as the session."""
+    """Streams, flush buffers and floors of a device; each is made at its first use."""
 
     def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
         self.device = device
@@ -103,21 +111,22 @@ class Harness:
         self._streams: tuple[Stream, ...] = ()
         self._floors: Floors | None = None
         self._awake = False
+        self._watched = False  # CUPTI has counted or watched something in this process
         self._arena = Arena(device, seed=0)
         self._idle: Launch | None = None
         self._pauses = itertools.cycle(LOOK_PAUSES)
 
     def streams(self) -> tuple[Stream, ...]:
-        """The streams that take turns for a target that runs on any stream."""
+        """Return the streams that take turns for a target that runs on any stream."""
         if not self._streams:
             self._streams = tuple(self.device.streams.create() for _ in range(STREAMS))
         return self._streams
 
     def flush(self, mode: str) -> Flush:
-        """The flush of a mode, loaded."""
+        """Return the flush of a mode, loaded."""
         if mode not in self._flushes:
             flush = self._flushes[mode] = Flush(self.device, mode)
-            # A kernel is loaded at its first launch, which waits for the device: never behind a held stream.
+            # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
             stream = self.streams()[0]
             flush(stream)
             self.device.streams.synchronize(stream)
@@ -129,10 +138,11 @@ class Harness:
             return
         device = self.device
         stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
-        begun, means = device.now(), list[float]()
+        begun = device.now()
         flush = self.flush("clean-cold")
         asleep = device.conditions()
-        while True:
+        means: list[float] = []
+        while not self._awake:
             device.streams.record(start, stream)
             for _ in range(WAKE_BATCH):
                 flush(stream)
@@ -140,20 +150,13 @@ class Harness:
             device.streams.synchronize(stream)
             means.append(device.streams.elapsed(start, end) / WAKE_BATCH)
             spent, now = device.now() - begun, device.conditions()
-            unchanged = (now.sm_clock_hz, now.memory_clock_hz) == (
-                asleep.sm_clock_hz,
-                asleep.memory_clock_hz,
-            )
-            if (
-                (unchanged and now.sm_clock_hz is not None)
-                or (spent > WAKE_SECONDS and steady(means))
-                or spent > WAKE_LIMIT
-            ):
-                break
-        self._awake = True
+            if now.sm_clock_hz is not None and now.sm_clock_hz == asleep.sm_clock_hz:
+                self._awake = now.memory_clock_hz == asleep.memory_clock_hz
+            if spent > WAKE_LIMIT or (spent > WAKE_SECONDS and steady(means)):
+                self._awake = True
 
     def floors(self) -> Floors:
-        """What readings contain besides the timed work; measured at the first call and after `forget_floors`."""
+        """Return what readings contain besides the timed work."""
         if self._floors is None:
             streams, hold = self.streams(), not (self.profiled or self.device.launches_wait())
             empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
@@ -162,22 +165,21 @@ class Harness:
         return self._floors
 
     def idle(self) -> Launch:
-        """A launch that does nothing, loaded."""
+        """Return a launch that does nothing, loaded."""
         if self._idle is None:
-            self._idle = idle_launch(
-                self.device.facts, self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
-            )
-            # The first launch loads the kernel, which waits for the device: never behind a held stream.
+            memory = self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
+            self._idle = idle_launch(self.device.facts, memory)
+            # The first launch loads the kernel, which waits for the device: not behind a hold.
             self.device.kernels.launch(self._idle, self.streams()[0])
             self.device.streams.synchronize()
         return self._idle
 
     def busy(self) -> bool:
-        """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then.
+        """True if other work of any thread or process keeps the device busy.
 
-        It reads an idle launch twice, after a pause and behind a hold. Another thread of Python needs the interpreter's lock to launch, and
-        gets it in the pause. On an H100, such a thread made each sample eleven times as long; 57 of 60 looks after a pause and a reading of
-        the clocks saw it, and no look behind a hold (2026-11-28).
+        An idle launch has to wait for room then. It is read twice, after a pause and behind a hold.
+        Another thread of Python gets the interpreter's lock, which it needs to launch, in the
+        pause: 57 of 60 such looks saw it on an H100, and no look behind a hold.
         """
         if self.device.launches_wait():
             return False
@@ -187,7 +189,10 @@ class Harness:
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
-        """Seconds that an idle launch waits for room after a pause. The stream is not held: a hold would begin when there is room."""
+        """Return the seconds that an idle launch waits for room after a pause.
+
+        The stream is not held: a hold would begin when there is room.
+        """
         device, stream, idle = self.device, self.streams()[0], self.idle()
         start, end = device.streams.event(), device.streams.event()
         device.pause(next(self._pauses))
@@ -201,17 +206,28 @@ class Harness:
         return device.streams.elapsed(start, end) - queued
 
     def wait_out(self, most: float) -> float:
-        """Wait while the device is throttled or busy with other work, for `most` seconds at most; gives the seconds."""
-        begun = self.device.now()
-        while (waited := self.device.now() - begun) < most and (
-            self.device.conditions().throttle_reasons or self.busy()
-        ):
-            self.device.pause(min(WAIT, most - waited))
-        return waited
+        """Wait while the device is throttled or busy; return the seconds.
 
-    def forget_floors(self) -> None:
-        """Measure the floors anew before the next measurement."""
-        self._floors = None
+        `most`: seconds after which it waits no longer.
+        """
+        device = self.device
+        begun = device.now()
+        while True:
+            waited = device.now() - begun
+            if waited >= most or not (device.conditions().throttle_reasons or self.busy()):
+                return waited
+            device.pause(min(WAIT, most - waited))
+
+    def after_passes(self, *, busy: bool, counted: bool, looked: bool) -> None:
+        """Measure the floors anew where other work or a first look by CUPTI may change them.
+
+        `busy`: other work was seen. `counted`: pages were counted. `looked`: work was watched.
+        """
+        first_look = looked and not self._watched and not self.device.facts.simulated
+        if counted or first_look:
+            self._watched = True
+        if busy or counted or first_look:
+            self._floors = None
 
     def close(self) -> None:
         """Free the flush buffers."""
@@ -222,10 +238,10 @@ class Harness:
 
 
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
-    """A launch of a full grid of `write` with no elements to write; `memory` is any device memory.
+    """Return a launch of a full grid of `write` with no elements to write to `memory`.
 
-    One element would not do: the address of a written line changes the reading by as much as processes differ (standard deviation 52 ns
-    on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
+    The address of a written line would change the reading by as much as processes differ
+    (ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
     """
     kernel = CATALOGUE["write"]
     call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
@@ -233,7 +249,7 @@ def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
 
 
 def middle_mean(readings: Sequence[float]) -> float:
-    """Mean of the middle half: finer than the ticks that a median falls on, and untouched by outliers."""
+    """Return the mean of the middle half, which is finer than ticks and ignores outliers."""
     quarter = len(readings) // 4
     return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
 
@@ -246,14 +262,14 @@ def readings(
     *,
     hold: bool = True,
 ) -> list[float]:
-    """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
-    `streams`: read one after another in each round.
+    """Return the seconds between two events around all of `launches`, each stream in turn.
+
     `launches`: kernels that are loaded already; none for an empty interval.
-    `rounds`: readings on each stream, including the one that is left out.
+    `rounds`: readings on each stream. The first round, whose launches are slow, is left out.
     `hold`: hold the stream while work is queued; given up once a hold expires.
     """
     start, end = device.streams.event(), device.streams.event()
-    found = list[float]()
+    seconds = []
     for _ in range(rounds):
         for stream in streams:
             with uncollected(), held(device, stream) if hold else nullcontext():
@@ -263,7 +279,51 @@ def readings(
                 device.streams.record(end, stream)
             try:
                 device.streams.synchronize(stream)
-            except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
+            except HoldExpired:  # every launch waits, as by CUDA_LAUNCH_BLOCKING
                 hold = False
-            found.append(device.streams.elapsed(start, end))
-    return found[len(streams) :]
+            seconds.append(device.streams.elapsed(start, end))
+    return seconds[len(streams) :]
+
+
+def at_full_speed(
+    reported: Conditions, ran_at_hz: float | None, highest_hz: float | None
+) -> str | None:
+    """Return a note if throttle reasons are reported although the SM clock ran at full speed."""
+    if not reported.throttle_reasons or ran_at_hz is None or highest_hz is None:
+        return None
+    if ran_at_hz < FULL_SPEED * highest_hz:
+        return None
+    full = f"{100 * FULL_SPEED:.0f} % or more of {highest_hz / 1e6:.0f} MHz"
+    return f"{', '.join(reported.throttle_reasons)} reported, but the SM clock ran at {full}"
+
+
+def without_throttling(reported: Conditions) -> Conditions:
+    """Return conditions without throttle reasons."""
+    return replace(reported, throttle_reasons=())
+
+
+def worst(conditions: Sequence[Conditions]) -> Conditions | None:
+    """Return the least favourable conditions, or None if there are none.
+
+    These are the lowest clocks, every throttle reason, the highest temperature and power, and the
+    most other processes. A figure that the driver never gave stays None.
+    """
+    if not conditions:
+        return None
+    reasons = None
+    for each in conditions:
+        if each.throttle_reasons is not None:
+            reasons = dict.fromkeys((*(reasons or ()), *each.throttle_reasons))
+    return Conditions(
+        sm_clock_hz=min(_known(conditions, "sm_clock_hz"), default=None),
+        memory_clock_hz=min(_known(conditions, "memory_clock_hz"), default=None),
+        temperature_c=max(_known(conditions, "temperature_c"), default=None),
+        power_w=max(_known(conditions, "power_w"), default=None),
+        throttle_reasons=None if reasons is None else tuple(reasons),
+        other_processes=max(_known(conditions, "other_processes"), default=None),
+    )
+
+
+def _known(conditions: Sequence[Conditions], field: str) -> list[int]:
+    values = [getattr(each, field) for each in conditions]
+    return [value for value in values if value is not None]

@@ -1,4 +1,5 @@
-"""Stopping rules: confidence over placements, steadiness of a warm-up, and how to spend a budget. Pure functions."""
+"""Stopping rules: confidence over placements, steadiness of a warm-up, and how to spend a budget.
+Pure functions."""
 
 from __future__ import annotations
 
@@ -14,32 +15,47 @@ import numpy as np
 from pytest_gpumem.judging import student
 
 LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
-FEW_SAMPLES = 256  # samples of a measurement from which its own estimate of noise is used, where they cost next to nothing
+# samples of a measurement from which its own estimate of noise is used, where they cost next to
+# nothing
+FEW_SAMPLES = 256
 NOTHING = 0.12  # share of the budget that counts as next to nothing
-MOST_SAMPLES = 1000  # samples of a measurement: placements and processes differ by more than further samples would resolve
+# samples of a measurement: placements and processes differ by more than further samples would
+# resolve
+MOST_SAMPLES = 1000
 MOST_PLACEMENTS_FACTOR = 4
-"""Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
-ENOUGH_SAMPLES = 25  # samples that each placement may take however many placements there are, where these follow each other
+"""Placements may grow to this many times the wanted number: while the interval is too wide, or at
+once where they are small."""
+# samples that each placement may take however many placements there are, where these follow each
+# other
+ENOUGH_SAMPLES = 25
 BELOW_PROCESSES = 10e-9
-"""Standard error from samples, in seconds, below which more samples do not help either: processes differ by 24 to 31 ns (H200; rows of
-2 and of 32 MiB, three records of 30 processes), to which it adds 8 % at most."""
-NEGLIGIBLE = 0.5  # standard error from samples over standard error from placements, below which more samples do not help
+"""Standard error from samples, in seconds, below which more samples do not help either: processes
+differ by 24 to 31 ns (H200; rows of 2 and of 32 MiB, three records of 30 processes), to which it
+adds 8 % at most."""
+# standard error from samples over standard error from placements, below which more samples do not
+# help
+NEGLIGIBLE = 0.5
 FEW_IN_TURN = 12
-"""Samples of one placement of several that follow each other, from which their own noise decides. In the rows of an H200's and an H100's
-suite that have such placements, it widens the interval by 2 % in the median and saves two of three samples."""
+"""Samples of one placement of several that follow each other, from which their own noise decides.
+In the rows of an H200's and an H100's suite that have such placements, it widens the interval by 2
+% in the median and saves two of three samples."""
 SHORT = 40e-6
-"""Seconds of a launch below which each placement takes all of its samples: they vary by per cents there, and cost next to nothing."""
+"""Seconds of a launch below which each placement takes all of its samples: they vary by per cents
+there, and cost next to nothing."""
 SPREAD_SHARE = 0.25
-"""Standard error of one placement's median over the standard deviation between placements, below which more samples do not help."""
+"""Standard error of one placement's median over the standard deviation between placements, below
+which more samples do not help."""
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample. `statistics.stdev` computes in fractions: thirty values take a third of a millisecond."""
+    """Standard deviation of a sample. `statistics.stdev` computes in fractions: thirty values take
+    a third of a millisecond."""
     return float(np.std(values, ddof=1))
 
 
 def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | None:
-    """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer than two."""
+    """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer
+    than two."""
     if len(medians) < 2:
         return None
     return (
@@ -56,13 +72,16 @@ def precise(medians: Sequence[float], wanted: float) -> bool:
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
-    """The part of the standard error of the mean of the medians that comes from the samples, in their unit.
+    """The part of the standard error of the mean of the medians that comes from the samples, in
+    their unit.
 
-    A median's standard error is half the distance between the samples that lie one standard deviation of the median's rank, sqrt(n) / 2,
-    below and above it, whatever the distribution (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and
-    it covers two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 % apart; the median absolute
-    deviation covers the nearer one only.) It is 0 where the clock's ticks are coarser than the samples' variation: further samples would
-    not reduce the error of the ticks.
+    A median's standard error is half the distance between the samples that lie one standard
+    deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
+    (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and it covers
+    two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 %
+    apart; the median absolute deviation covers the nearer one only.) It is 0 where the clock's
+    ticks are coarser than the samples' variation: further samples would not reduce the error of the
+    ticks.
     """
     variance = 0.0
     for count, alike in groupby(
@@ -75,7 +94,8 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
 
 
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> Any:
-    """A quantile of each row of an array that is sorted by row, between its two next values. `np.quantile` takes four times as long."""
+    """A quantile of each row of an array that is sorted by row, between its two next values.
+    `np.quantile` takes four times as long."""
     last = ordered.shape[1] - 1
     at = share * last
     low, high = int(at), min(int(at) + 1, last)
@@ -90,8 +110,10 @@ def enough(
     Each has at least three samples (one, if twice the budget is spent), and
 
     - the budget is spent, or there are 1000 samples; or
-    - there are 256 samples, or they took 12 % of the budget, and the interval over placements is within the share `wanted` of the
-      latency, or is wide because of the placements, which more samples do not change; or the error that the samples leave is small beside
+    - there are 256 samples, or they took 12 % of the budget, and the interval over placements is
+    within the share `wanted` of the
+      latency, or is wide because of the placements, which more samples do not change; or the error
+      that the samples leave is small beside
       the difference between processes.
     `placements`: seconds of the samples so far, of each placement.
     `wanted`: half-width of the interval over placements, as a share of the latency.
@@ -120,13 +142,15 @@ def enough(
 
 
 def rounds_left(rounds: int, places: int) -> int:
-    """Rounds until `enough` may end the sampling of `places` placements side by side, each of which has `rounds` samples; at least one."""
+    """Rounds until `enough` may end the sampling of `places` placements side by side, each of which
+    has `rounds` samples; at least one."""
     next_look = FEW_SAMPLES if rounds * places < FEW_SAMPLES else MOST_SAMPLES
     return max(1, -(-next_look // places) - rounds)
 
 
 def affordable(cost: float, budget: float) -> int:
-    """Largest number of placements side by side, at least two: each takes one sample to warm up and then the fewest samples.
+    """Largest number of placements side by side, at least two: each takes one sample to warm up and
+    then the fewest samples.
     `cost`: seconds that one sample takes.
     `budget`: seconds for all of them.
     """
@@ -138,7 +162,8 @@ def affordable(cost: float, budget: float) -> int:
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
-    """Most samples that each placement gets, where placements follow each other: fewer than three where two placements exceed the budget.
+    """Most samples that each placement gets, where placements follow each other: fewer than three
+    where two placements exceed the budget.
     `cost`: seconds that one sample takes, with its flush.
     `budget`: seconds for the whole measurement.
     """
@@ -185,9 +210,10 @@ def go_on(
 ) -> bool:
     """True if one more placement is to be measured.
 
-    It goes on until there are `placements` of them, or one more, after the second, would exceed twice the budget (seconds); then while the
-    interval is wider than the share `wanted`, the budget is not spent, and there are fewer than `most`. One wanted placement stays one: the
-    buffers do not move.
+    It goes on until there are `placements` of them, or one more, after the second, would exceed
+    twice the budget (seconds); then while the interval is wider than the share `wanted`, the budget
+    is not spent, and there are fewer than `most`. One wanted placement stays one: the buffers do
+    not move.
     """
     if placements == 1:
         return not medians
@@ -198,13 +224,19 @@ def go_on(
     return len(medians) < most and spent < budget and not precise(medians, wanted)
 
 
-WINDOW = 12  # fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet samples
-MOST_WINDOW = 100  # most samples of the test: launches that need so many are short, and a hundred of them cost some milliseconds
+# fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet
+# samples
+WINDOW = 12
+# most samples of the test: launches that need so many are short, and a hundred of them cost some
+# milliseconds
+MOST_WINDOW = 100
 RESOLVED = 0.0075
-"""Largest standard error of the drift within the window, as a share of the median. On an H200 the first hundred samples of a triad of 2 MiB
-arrays fall by 5 % while they vary by 3 %: twelve of them show no trend, and the next fifty read 3 % too much."""
+"""Largest standard error of the drift within the window, as a share of the median. On an H200 the
+first hundred samples of a triad of 2 MiB arrays fall by 5 % while they vary by 3 %: twelve of them
+show no trend, and the next fifty read 3 % too much."""
 _MEDIANS = 2 * 1.2533
-"""Standard error of the difference between the medians of a series' halves, times the square root of its length, over the standard
+"""Standard error of the difference between the medians of a series' halves, times the square root
+of its length, over the standard
 deviation: sqrt(2 pi) for normal data."""
 
 
@@ -215,10 +247,11 @@ LEVEL = 0.05  # significance level of the test for a trend
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     """True if the last samples no longer move in one direction.
 
-    The test uses as many samples as resolve a drift from their noise. They are steady if the Mann-Kendall test finds no trend in them at
-    `LEVEL`, or if the medians of their halves differ by at most the share `DRIFT`: a real but tiny trend must not prolong the warm-up.
-    They are not steady if the last two to six samples lie beyond all before them (by chance, one time in twenty): a rank correlation
-    hardly notices a step near the end.
+    The test uses as many samples as resolve a drift from their noise. They are steady if the
+    Mann-Kendall test finds no trend in them at `LEVEL`, or if the medians of their halves differ by
+    at most the share `DRIFT`: a real but tiny trend must not prolong the warm-up. They are not
+    steady if the last two to six samples lie beyond all before them (by chance, one time in
+    twenty): a rank correlation hardly notices a step near the end.
     `samples`: seconds, oldest first.
     `most`: largest number of samples that the test uses, 12 or more.
     """
@@ -235,7 +268,8 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
 
 
 def _stepped(series: Sequence[float]) -> bool:
-    """True if the last few samples lie apart from all before them, by more than the share `DRIFT`."""
+    """True if the last few samples lie apart from all before them, by more than the share
+    `DRIFT`."""
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
         apart = max(after) < min(before) or min(after) > max(before)
@@ -247,14 +281,16 @@ def _stepped(series: Sequence[float]) -> bool:
 
 
 def _resolving(samples: Sequence[float]) -> int:
-    """Number of samples that resolve a drift, from the median absolute deviation of those there are."""
+    """Number of samples that resolve a drift, from the median absolute deviation of those there
+    are."""
     middle = statistics.median(samples)
     sigma = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
     return max(WINDOW, math.ceil((_MEDIANS * sigma / RESOLVED) ** 2))
 
 
 def trend_significance(series: Sequence[float]) -> float:
-    """Two-sided p-value of the Mann-Kendall trend test, in its normal approximation with ties (Mann 1945; Kendall 1975).
+    """Two-sided p-value of the Mann-Kendall trend test, in its normal approximation with ties (Mann
+    1945; Kendall 1975).
 
     The approximation is good enough from ten values on.
     """

@@ -1,4 +1,8 @@
-"""The target of a measurement as one record, and the code that the describers of its four kinds share."""
+"""The target of a measurement: a kernel, a callable, a `Case` or work, by the same record.
+
+How the four differ is in the fields; `target_kernel`, `target_callable`, `target_case` and `works`
+fill them in.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,12 @@ _MEMORY_ERRORS = (
     "_alloc_failed",
     "_allocation_failed",
 )
-"""What messages contain: of PyTorch, CUDA's driver and runtime, RMM, XLA, cuBLAS, cuFFT, cuDNN, cuSOLVER, cuSPARSE and cuRAND."""
+"""What messages contain: of PyTorch, CUDA's driver and runtime, RMM, XLA, cuBLAS, cuFFT, cuDNN,
+cuSOLVER, cuSPARSE and cuRAND."""
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Return True for a lack of memory, whichever library raised it. None is imported for its classes."""
+    """Return True for a lack of memory, whichever library raised it; none is imported."""
     if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, AssertionError):
@@ -54,9 +59,7 @@ class Target:
     """One thing to measure, where it is now."""
 
     name: str
-    kind: Literal[
-        "kernel", "callable", "case", "work"
-    ]  # a kernel of the catalogue, any function, a `Case`, or work of `gpu_work`
+    kind: Literal["kernel", "callable", "case", "work"]
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
     places: int = 1  # placements of its buffers that live side by side
@@ -64,27 +67,31 @@ class Target:
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
     sectors_per_request: float | None = None
-    """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is
-    known."""
+    """Mean sectors of a launch's warp-wide requests, if it makes any and their pattern is known."""
     requested: int | None = None
-    """Bytes that the threads of one launch request, repeats counted; None where
-    `sectors_per_request` is."""
+    """Bytes that the threads of a launch request, repeats counted, if `sectors_per_request` is."""
     kernel_source: str | None = None  # SHA-256 of the source file of a catalogue kernel
     host_memory: tuple[tuple[str, str], ...] = ()
-    """Name and kind of memory of each argument that is not plain device memory; empty where arguments are not known by name."""
+    """Name and kind of memory of each argument that is not plain device memory, if known."""
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     window: PersistingStream | None = None  # the persisting stream, if it runs on one
     notes: tuple[str, ...] = ()  # what a reader of the result must know
-    waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory: no held stream can show its time
-    restores: bool = False  # something comes before every launch, so that launches do not follow each other in a batch
+    waits: bool = False
+    """The host takes part in every launch, as in a copy of pageable memory: no held stream can show
+    its time."""
+    restores: bool = False
+    """Something comes before every launch: launches do not follow each other in a batch."""
     prepare: Callable[[Stream], None] = nothing  # queues what restores changed inputs, untimed
     check: Callable[[], None] | None = None
-    """Launches once on poisoned outputs and restored inputs and compares. Raises `WrongResult`, or `NotChecked` where memory is short."""
+    """Launches once on poisoned outputs and restored inputs and compares.
+
+    Raises `WrongResult`, or `NotChecked` where memory is short.
+    """
     move: Callable[[int, int, np.random.Generator], Target] | None = None
     """Returns the same thing at fresh addresses; None for what stays where it is.
 
-    Takes the number of placements wanted side by side, and the largest number where they are small. Makes fewer where memory is short, at
-    least one. Raises `OutOfMemory` and leaves everything usable where not even one fits.
+    Takes the number of placements wanted side by side, and the largest number where they are small.
+    Raises `OutOfMemory` and leaves everything usable where not even a single placement fits.
     """
     run_on: Callable[[Stream], Target] | None = None
     """Returns the same thing on another stream, for functions whose library sends its work there.
@@ -95,7 +102,7 @@ class Target:
 
     @property
     def foreign(self) -> bool:
-        """True for code that is not ours: what it does on the host is unknown, so it is not captured unasked."""
+        """True for code of the user, which is not captured unasked: it may do anything."""
         return self.kind in ("callable", "case")
 
     @property
@@ -115,7 +122,8 @@ def declared_bytes(name: str, moved: object) -> int | None:
         moved = parse_bytes(moved)
     if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
         raise BadCall(
-            f'{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a size such as "64 MiB"'
+            f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a "
+            'size such as "64 MiB"'
         )
     return int(moved)
 
@@ -141,7 +149,7 @@ def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
 
 
 def padding(random: np.random.Generator) -> int:
-    """Bytes to keep allocated, so that the next allocation lies elsewhere than the one freed last."""
+    """Return bytes to keep allocated, so that the next allocation gets another address."""
     return int(random.integers(1, MOST_PADDING + 1)) * PADDING_STEP
 
 
@@ -160,7 +168,8 @@ def refuse_window(name: str, window: PersistingStream | None) -> None:
     """Raise `BadCall` if work that runs on another stream has a window."""
     if window is not None:
         raise BadCall(
-            f"{name} does not launch on the persisting stream, so its window does not cover what {name} does"
+            f"{name} does not launch on the persisting stream, so its window does not cover what "
+            f"{name} does"
         )
 
 

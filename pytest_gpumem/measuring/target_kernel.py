@@ -31,15 +31,13 @@ from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.units import MiB
 
 PIECE_BYTES = 256 * MiB
-"""Bytes of each array that are compared at once where memory is too short for the reference of
-the whole."""
+"""Bytes of each array that are compared at once where memory is too short for the whole."""
 
 
 class KernelLaunches:
-    """The launches of a kernel on its buffers, wherever these are now, compiled and with its content filled in; `target` describes them.
-    `arguments`, `keywords`: of the call; buffers, arrays over them, NumPy arrays and numbers.
+    """The launches of a kernel on its buffers, wherever these are now; `target` describes them.
+
     `window`: the persisting stream, if `stream` is one.
-    Raises `BadCall`: the arguments do not fit, or the window is to lie on a copy.
     """
 
     def __init__(
@@ -60,48 +58,48 @@ class KernelLaunches:
         call = bound.call(self._buffers, self._values)
         if window is not None and window.where != "stream" and bound.kernel.source is None:
             raise BadCall(
-                f'where="{window.where}": {bound.name} is a copy, which is no kernel that could carry a window'
+                f'where="{window.where}": {bound.name} is a copy, which is no kernel that could '
+                "carry a window"
             )
+        self._written = self._names(Role.WRITE)
         self._places: list[list[Allocation]] = []
         """Copies of the movable buffers, for each of several placements side by side."""
         self._graph: Graph | None = None
-        """The launch, where the window is on a graph's kernels; such buffers move one placement at a time."""
+        """The launch, where the window is on a graph's kernels."""
         self._launches = [bound.launch(self._buffers, self._values)]
         device.kernels.compile(self._launches[0])
         bound.fill(self._buffers, stream)
-        self._movable = tuple(b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b))
+        self._movable = []
+        for buffer in dict.fromkeys(self._buffers.values()):
+            if arena.can_move(buffer):
+                self._movable.append(buffer)
         self._saved: dict[str, Allocation] = {}
-        for parameter in bound.kernel.parameters:
-            if parameter.role is Role.UPDATE:
-                self._save(parameter.name)
+        for name in self._names(Role.UPDATE):
+            self._save(name)
         if window is not None and window.where == "graph":
-            # A kernel is loaded at its first launch, which waits for the device: not within a capture.
+            # A kernel is loaded at its first launch, which waits: not within a capture.
             device.kernels.launch(self._launches[0], stream)
             device.streams.synchronize(stream)
             self._bind()
         self.target = self._describe(call)
+
+    def _names(self, role: Role) -> list[str]:
+        return [p.name for p in self._bound.kernel.parameters if p.role is role]
 
     def _describe(self, call: Call) -> Target:
         kernel, buffers = self._bound.kernel, self._buffers
         accesses = kernel.accesses(call)
         footprints: dict[str, int] = {}
         for access in accesses:
-            footprints[access.argument] = max(footprints.get(access.argument, 0), access.footprint)
-        # A copy engine makes no warp-wide requests, nor does one thread that follows a chain.
-        requests = kernel.source is not None and not any(access.dependent for access in accesses)
-        return Target(
+            largest = max(footprints.get(access.argument, 0), access.footprint)
+            footprints[access.argument] = largest
+        target = Target(
             name=self._bound.name,
             kind="kernel",
             stream=self._stream,
             launch=self.launch,
             moved_bytes=kernel.traffic(call),
             footprint=sum(footprints.values()),
-            accesses_per_launch=None
-            if kernel.accesses_per_launch is None
-            else kernel.accesses_per_launch(call),
-            sectors_per_request=sectors_per_request(accesses) if requests else None,
-            requested=requested_bytes(accesses) if requests else None,
-            kernel_source=None if kernel.source is None else fingerprint(kernel.source),
             host_memory=tuple(
                 (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
             ),
@@ -113,22 +111,30 @@ class KernelLaunches:
             move=self._move if self._movable else None,
             close=self.close,
         )
+        if kernel.accesses_per_launch is not None:
+            target = replace(target, accesses_per_launch=kernel.accesses_per_launch(call))
+        if kernel.source is None:
+            return target  # a copy engine makes no requests
+        if not any(access.dependent for access in accesses):  # a thread that follows a chain
+            target = replace(
+                target,
+                sectors_per_request=sectors_per_request(accesses),
+                requested=requested_bytes(accesses),
+            )
+        return replace(target, kernel_source=fingerprint(kernel.source))
 
     def _notes(self) -> tuple[str, ...]:
-        window, device = self._window, self._device
-        notes = (
-            *window_notes(device, window),
-            *managed_notes(device.facts, self._buffers.values()),
-        )
-        if (
-            window is not None
-            and window.set_aside
-            and not any(b is window.buffer for b in self._buffers.values())
-        ):
-            notes += (
-                f"{self._bound.name} touches nothing of the buffer under the window: a cost without a gain",
+        window, buffers = self._window, self._buffers.values()
+        notes = [
+            *window_notes(self._device, window),
+            *managed_notes(self._device.facts, buffers),
+        ]
+        if window is not None and window.set_aside and window.buffer not in buffers:
+            name = self._bound.name
+            notes.append(
+                f"{name} touches nothing of the buffer under the window: a cost without a gain"
             )
-        return notes
+        return tuple(notes)
 
     def _save(self, name: str) -> None:
         """Keep the content that an updated argument has now: every check starts from it."""
@@ -140,7 +146,7 @@ class KernelLaunches:
         self._saved[name] = saved
 
     def launch(self, place: int, stream: Stream) -> None:
-        """Queue one launch on the buffers of one placement."""
+        """Queue a launch on the buffers of a placement."""
         device = self._device
         if self._graph is not None:
             device.graphs.replay(self._graph, stream)
@@ -155,18 +161,10 @@ class KernelLaunches:
         self._leave()
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
         if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
-            nbytes = sum(b.nbytes for b in self._movable)
-            if (
-                self._arena.keeps
-                and side_by_side(
-                    nbytes, wanted, wanted, self._device.memory.free_bytes(MemoryKind.DEVICE)
-                )
-                < wanted
-            ):
+            nbytes = sum(buffer.nbytes for buffer in self._movable)
+            if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
                 self._arena.close_kept()
-            count = side_by_side(
-                nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE)
-            )
+            count = self._fitting(nbytes, wanted, most)
             if count:
                 self._scatter(count, random)
                 return replace(self.target, places=count)
@@ -178,6 +176,9 @@ class KernelLaunches:
             self._bind()
         return self.target
 
+    def _fitting(self, nbytes: int, wanted: int, most: int) -> int:
+        return side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
+
     def _bind(self) -> None:
         """Make the launch, and its graph, for where the buffers now are."""
         self._launches = [self._bound.launch(self._buffers, self._values)]
@@ -187,14 +188,12 @@ class KernelLaunches:
 
     def _scatter(self, count: int, random: np.random.Generator) -> None:
         """Copy the buffers to `count` placements at random addresses."""
-        each = len(self._movable)
-        copies = self._arena.scatter(
-            [b.nbytes for b in self._movable] * count, int(random.integers(2**32))
-        )
-        self._places = [copies[first : first + each] for first in range(0, len(copies), each)]
-        outputs = {
-            self._buffers[p.name] for p in self._bound.kernel.parameters if p.role is Role.WRITE
-        }
+        sizes = [buffer.nbytes for buffer in self._movable]
+        copies = self._arena.scatter(sizes * count, int(random.integers(2**32)))
+        outputs = [self._buffers[name] for name in self._written]
+        self._places = []
+        for first in range(0, len(copies), len(sizes)):
+            self._places.append(copies[first : first + len(sizes)])
         self._launches = []
         for place in self._places:
             placed = dict(zip(self._movable, place, strict=True))
@@ -210,23 +209,26 @@ class KernelLaunches:
         if self._places:
             self._launches = [self._bound.launch(self._buffers, self._values)]
             places, self._places = self._places, []
-            for allocation in (a for place in places for a in place):
-                self._arena.release(allocation)
+            for place in places:
+                for allocation in place:
+                    self._arena.release(allocation)
 
     # Checking
 
     def check(self) -> None:
-        """Launch once on poisoned outputs and restored inputs and compare with the reference. Raises `WrongResult` or `NotChecked`."""
-        kernel, device, stream = self._bound.kernel, self._device, self._stream
+        """Launch once on poisoned outputs and restored inputs, and compare with the reference.
+
+        Raises `WrongResult` or `NotChecked`.
+        """
+        device, stream = self._device, self._stream
         self._leave()
-        for parameter in kernel.parameters:
+        for parameter in self._bound.kernel.parameters:
+            name = parameter.name
             if parameter.role is Role.UPDATE:
-                buffer = self._buffers[parameter.name]
-                device.content.copy(
-                    buffer.allocation, self._saved[parameter.name], buffer.nbytes, stream
-                )
+                buffer = self._buffers[name]
+                device.content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
             elif parameter.role is Role.WRITE:
-                device.content.poison(self._buffers[parameter.name].allocation, stream)
+                device.content.poison(self._buffers[name].allocation, stream)
         device.streams.synchronize(stream)
         expected = self._whole_reference()
         self.launch(0, stream)
@@ -234,26 +236,27 @@ class KernelLaunches:
         if expected is None:
             self._compare_pieces()
         else:
-            outputs = self._arrays({name: self._buffers[name].allocation for name in expected})
-            self._refuse(
-                self._wrong(outputs, expected),
-                {name: content.size for name, content in expected.items()},
-            )
+            outputs = self._outputs(list(expected))
+            for name, content in expected.items():
+                wrong = self._mismatch(outputs[name], content)
+                if wrong is not None:
+                    raise self._wrong(name, wrong, content.size)
         for buffer in self.target.managed:
             buffer.put_home(stream)
         device.streams.synchronize(stream)
 
     def _inputs(self) -> dict[str, Any]:
-        """What a launch starts from: updated arguments have their saved content."""
-        return self._arrays(
-            {
-                name: self._saved.get(name, buffer.allocation)
-                for name, buffer in self._buffers.items()
-            }
-        )
+        """Return what a launch starts from: updated arguments have their saved content."""
+        allocations = {}
+        for name, buffer in self._buffers.items():
+            allocations[name] = self._saved.get(name, buffer.allocation)
+        return self._arrays(allocations)
+
+    def _outputs(self, names: list[str]) -> dict[str, Any]:
+        return self._arrays({name: self._buffers[name].allocation for name in names})
 
     def _whole_reference(self) -> Mapping[str, Any] | None:
-        """The reference's result; None where memory is too short for it."""
+        """Return the reference's result; None where memory is too short for it."""
         try:
             return self._bound.expected(self._inputs(), self._values)
         except Exception as error:
@@ -263,71 +266,66 @@ class KernelLaunches:
         return None
 
     def _compare_pieces(self) -> None:
-        """Compare after a launch, a piece at a time. Its inputs are what they were, so far as the kernel wrote its outputs alone."""
+        """Compare after a launch, a piece at a time."""
         kernel = self._bound.kernel
         if not kernel.elementwise:
             raise NotChecked("the result was not checked: memory is too short for its reference")
+        wrong: dict[str, tuple[int, int]] = {}
         try:
             inputs = self._inputs()
-            written = [p.name for p in kernel.parameters if p.role in (Role.WRITE, Role.UPDATE)]
-            outputs = self._arrays({name: self._buffers[name].allocation for name in written})
+            roles = (Role.WRITE, Role.UPDATE)
+            outputs = self._outputs([p.name for p in kernel.parameters if p.role in roles])
             size = min(array.size for array in inputs.values())
             step = max(1, PIECE_BYTES // max(array.itemsize for array in inputs.values()))
-            wrong: dict[str, tuple[int, int]] = {}
             for start in range(0, size, step):
                 piece = slice(start, start + step)
-                expected = self._bound.expected(
-                    {name: array[piece] for name, array in inputs.items()}, self._values
-                )
-                for name, (count, first) in self._wrong(
-                    {name: outputs[name][piece] for name in expected}, expected
-                ).items():
-                    before, at = wrong.get(name, (0, start + first))
-                    wrong[name] = before + count, at
+                arrays = {name: array[piece] for name, array in inputs.items()}
+                for name, content in self._bound.expected(arrays, self._values).items():
+                    mismatch = self._mismatch(outputs[name][piece], content)
+                    if mismatch is not None:
+                        count, first = wrong.get(name, (0, start + mismatch[1]))
+                        wrong[name] = count + mismatch[0], first
         except Exception as error:
             if not out_of_memory(error):
                 raise
             raise NotChecked(
                 "the result was not checked: memory is too short for a piece of its reference"
             ) from error
-        self._refuse(wrong, dict.fromkeys(written, size))
+        for name, mismatch in wrong.items():
+            raise self._wrong(name, mismatch, size)
 
-    def _wrong(
-        self, outputs: Mapping[str, Any], expected: Mapping[str, Any]
-    ) -> dict[str, tuple[int, int]]:
-        """Number of wrong elements and the first of them, of each output that has some."""
-        # A reference may give fewer elements than the array has room for, such as one sum for each tile.
-        found = {
-            name: self._device.content.mismatch(
-                outputs[name][: content.size], content, self._bound.kernel.relative_tolerance
-            )
-            for name, content in expected.items()
-        }
-        return {name: wrong for name, wrong in found.items() if wrong is not None}
+    def _mismatch(self, output: Any, expected: Any) -> tuple[int, int] | None:
+        """Return the number of wrong elements and the first of them."""
+        # A reference may give fewer elements than the array has room for, such as sums of tiles.
+        tolerance = self._bound.kernel.relative_tolerance
+        return self._device.content.mismatch(output[: expected.size], expected, tolerance)
 
-    def _refuse(self, wrong: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> None:
-        for name, (count, first) in wrong.items():
-            raise WrongResult(
-                f"{self._bound.name}: {count} of {sizes[name]} elements of {name!r} are wrong after one launch on poisoned outputs; "
-                f"the first is element {first}"
-            )
+    def _wrong(self, name: str, mismatch: tuple[int, int], size: int) -> WrongResult:
+        count, first = mismatch
+        return WrongResult(
+            f"{self._bound.name}: {count} of {size} elements of {name!r} are wrong after one "
+            f"launch on poisoned outputs; the first is element {first}"
+        )
 
     def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
-        """Arrays of one library over arguments, or over copies of them as soon as one argument lies beyond the link."""
-        # a copy is right to the bit, whatever the bits mean: a NaN equals itself
-        copied = self._bound.kernel.source is None
-        content = {
-            name: (allocation, "u1", buffer.nbytes)
-            if copied
-            else (allocation, buffer.dtype_name, buffer.size)
-            for name, allocation in allocations.items()
-            for buffer in (self._buffers[name],)
-        }
-        if any(b.kind.beyond_link for b in self._buffers.values()):
-            return dict(
-                zip(content, self._device.content.copies(list(content.values())), strict=True)
-            )
-        return {name: self._device.memory.view(*one) for name, one in content.items()}
+        """Return arrays of one library over arguments.
+
+        They are copies as soon as an argument lies beyond the link.
+        """
+        content: dict[str, tuple[Allocation, str, int]] = {}
+        for name, allocation in allocations.items():
+            buffer = self._buffers[name]
+            content[name] = allocation, buffer.dtype_name, buffer.size
+            if self._bound.kernel.source is None:
+                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
+                content[name] = allocation, "u1", buffer.nbytes
+        if any(buffer.kind.beyond_link for buffer in self._buffers.values()):
+            copies = self._device.content.copies(list(content.values()))
+            return dict(zip(content, copies, strict=True))
+        arrays = {}
+        for name, (allocation, dtype, size) in content.items():
+            arrays[name] = self._device.memory.view(allocation, dtype, size)
+        return arrays
 
     def close(self) -> None:
         """Free the placements and the saved inputs; a second call does nothing."""

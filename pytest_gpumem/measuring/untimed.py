@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Undelivered
+from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Span, Undelivered
 from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
@@ -19,8 +19,9 @@ from pytest_gpumem.units import format_bytes
 
 PASSES = 3
 """Passes until two that follow each other are equal. The first may still set something up."""
-
 LONG = 0.1  # seconds of a launch that is not repeated to see that it runs the same
+OUTSIDE = 0.01  # share of the latency up to which work outside of the interval does not matter
+TRIES = 4  # passes until counts that CUPTI does not deliver are given up
 
 
 def put_back(device: Device, target: Target) -> None:
@@ -38,18 +39,13 @@ def launch(device: Device, target: Target) -> None:
     device.streams.synchronize()
 
 
-OUTSIDE = 0.01
-"""Share of the latency up to which work outside of the timed interval does not matter."""
-
-
 def find_outside(device: Device, target: Target, idle: Launch) -> float:
-    """Seconds of one launch's work that run outside of the interval in which samples are timed, such as on a stream of its own.
+    """Return the seconds of a launch's work that run outside of the timed interval.
 
-    The launch is queued behind a hold, as for a sample, between two idle launches on the timed stream: what does not run between these two
-    is outside. Two parts that run at once count twice.
-    `idle`: the idle launch.
-    Raises `NotCounted`: with the reason.
-    Raises `HoldExpired`: the launch waits for the device.
+    The launch is queued behind a hold, as for a sample, between two idle launches: what does not
+    run between these is outside, such as work on another stream. Parts that run at once count
+    twice.
+    Raises `NotCounted` with the reason; `HoldExpired`: the launch waits for the device.
     """
     stream = target.stream
 
@@ -60,33 +56,37 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
             device.kernels.launch(idle, stream)
         device.streams.synchronize()
 
-    name = idle.kernel.entry.partition("<")[0]
     for _ in range(PASSES):  # the first records of a process may be lost
         put_back(device, target)
         with uncollected():
             spans = device.counters.spans(queue)
-        marks = [span for span in spans if span.grid == idle.shape.blocks and name in span.name]
-        if len(marks) >= 2:
+        idle_spans = [span for span in spans if _is_launch(span, idle)]
+        if len(idle_spans) >= 2:
             break
     else:
         raise Undelivered("CUPTI did not deliver all kernels")
-    first, last = min(marks, key=lambda span: span.start), max(marks, key=lambda span: span.end)
-    others = [span for span in spans if span not in (first, last)]
-    return sum(
-        max(0.0, min(one.end, first.start) - one.start)
-        + max(0.0, one.end - max(one.start, last.end))
-        for one in others
-    )
+    first = min(idle_spans, key=lambda span: span.start)
+    last = max(idle_spans, key=lambda span: span.end)
+    seconds = 0.0
+    for span in spans:
+        if span not in (first, last):
+            before = max(0.0, min(span.end, first.start) - span.start)
+            after = max(0.0, span.end - max(span.start, last.end))
+            seconds += before + after
+    return seconds
+
+
+def _is_launch(span: Span, launch: Launch) -> bool:
+    return span.grid == launch.shape.blocks and launch.kernel.entry.partition("<")[0] in span.name
 
 
 def find_what_ran(
     device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
 ) -> WhatRan:
-    """What one launch runs; a reason why that is unknown is in the result, not raised.
+    """Return what a launch runs, or in its place the reason why that is unknown.
 
-    Inputs and pages are put back before each pass, as before a sample. Two launches of code that is not ours have to run the same: else the
-    digest of one would say nothing of the others. Words of arguments in which they differ are left out. A launch of `LONG` or longer
-    (`latency`) is watched once.
+    Two launches of code of the user have to run the same: else the digest of either would say
+    nothing of the others. A launch of `LONG` or longer is watched once.
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
@@ -95,11 +95,10 @@ def find_what_ran(
     why = f"no two of {PASSES} launches ran the same"
     for _ in range(PASSES):
         put_back(device, target)
+        work = partial(target.launch, 0, target.stream)
         try:
             with uncollected():  # objects that are freed at any time call the runtime
-                seen = device.counters.what_ran(
-                    partial(target.launch, 0, target.stream), device.streams.synchronize
-                )
+                seen = device.counters.what_ran(work, device.streams.synchronize)
         except Undelivered as reason:
             why = str(reason)
             continue
@@ -114,48 +113,45 @@ def find_what_ran(
             state = _state(device, target, managed)
             return what_ran(merged.launch, merged.calls, state, not_watched=merged.not_watched)
         before = seen
-    return (
-        WhatRan(not_watched=why)
-        if before is None
-        else replace(before, digest=None, not_watched=why)
-    )
+    if before is None:
+        return WhatRan(not_watched=why)
+    return replace(before, digest=None, not_watched=why)
 
 
 def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
-    """As `WhatRan.state`."""
-    found = {f"argument {name}": kind for name, kind in target.host_memory}
+    """Return the state of memory as in `WhatRan.state`."""
+    state = {f"argument {name}": kind for name, kind in target.host_memory}
     if device.facts.persists:
-        found["set-aside of L2"] = format_bytes(device.l2.set_aside())
+        state["set-aside of L2"] = format_bytes(device.l2.set_aside())
     for number, buffer in enumerate(managed, 1):
-        found[f"managed buffer {number}"] = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
+        text = f"{format_bytes(buffer.nbytes)}, {buffer.home}"
         if isinstance(buffer, ManagedBuffer) and buffer.advice.words:
-            found[f"managed buffer {number}"] += f", {buffer.advice.words}"
-    return found
-
-
-TRIES = 4  # passes until counts that CUPTI does not deliver are given up
+            text += f", {buffer.advice.words}"
+        state[f"managed buffer {number}"] = text
+    return state
 
 
 def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:
-    """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised. Pages are put back before the
-    launch, as before a sample. Counting slows faults down, so the pass is not timed."""
+    """Count page faults and migrations of a launch, or return the reason why it cannot.
+
+    Counting slows faults down, so the pass is not timed.
+    """
     if profiled:
         return Migrations(
-            not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself"
+            not_counted="a profiler is attached, and the driver serves one tool at a time; it "
+            "shows the faults itself"
         )
-
-    before, one_launch = partial(put_back, device, target), partial(launch, device, target)
+    before, once = partial(put_back, device, target), partial(launch, device, target)
     source = "the model" if device.facts.simulated else "CUPTI"
     undelivered = ""
     for _ in range(TRIES):
         try:
-            return Migrations(
-                before=device.counters.pages(before),
-                launch=device.counters.pages(one_launch),
-                source=source,
-            )
+            pages_before = device.counters.pages(before)
+            pages = device.counters.pages(once)
         except Undelivered as reason:
             undelivered = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:
             return Migrations(not_counted=str(reason))
+        else:
+            return Migrations(before=pages_before, launch=pages, source=source)
     return Migrations(not_counted=undelivered)

@@ -1,4 +1,4 @@
-"""Work of copy engines, kernels and the host, as a test composes it (`gpu_work`, `staged_copy`) and as a target."""
+"""Work as a test composes it (`gpu_work`, `staged_copy`), and as a target."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.measuring.work import Copy, Host, InTurn, KernelWork, StagedCopy, Together, Work
-from pytest_gpumem.memory.buffers import Arena, Buffer, on_its_device
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
-_W = TypeVar("_W", bound=Work)
+_WorkT = TypeVar("_WorkT", bound=Work)
 
 
 def work_target(work: Work, arena: Arena) -> Target:
-    """Describe a piece of work where it is: its buffers do not move, because addresses make no difference to a link."""
+    """Describe a piece of work where it is.
+
+    Its buffers do not move, because addresses make no difference to a link.
+    """
     device, stream = arena.device, arena.stream
+
+    def launch(place: int, queue: Stream) -> None:
+        work.queue(queue)
 
     def check() -> None:
         work.poison(stream)
@@ -33,11 +41,11 @@ def work_target(work: Work, arena: Arena) -> Target:
         name=work.name,
         kind="work",
         stream=stream,
-        launch=lambda place, queue: work.queue(queue),
+        launch=launch,
         moved_bytes=work.moved_bytes,
         waits=work.on_host,
         prepare=nothing if work.before is None else work.before.queue,
-        restores=True,  # where nothing is restored, launches that spread over streams do not follow each other in a batch
+        restores=True,  # launches that spread over streams do not follow each other in a batch
         check=check if work.verifies else None,
     )
 
@@ -62,18 +70,13 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        return self._keep(
-            Copy(
-                self.device,
-                self._buffer("destination", destination),
-                self._buffer("source", source),
-                pieces=pieces,
-            )
-        )
+        to = self._buffer("destination", destination)
+        origin = self._buffer("source", source)
+        return self._keep(Copy(self.device, to, origin, pieces=pieces))
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> KernelWork:
-        """One launch of a kernel of `gpu_kernels`, on the persisting stream of its `with_stream` if it has one.
+        """One launch of a kernel of `gpu_kernels`, on its persisting stream if it has one.
 
         Raises:
             BadCall: the arguments do not fit.
@@ -88,12 +91,12 @@ class Works:
         """A function that runs on the host."""
         if not callable(function):
             raise BadCall(f"host() takes a function without arguments, not {function!r}")
-        return self._keep(
-            Host(
-                lambda _: function(),
-                name or str(getattr(function, "__name__", type(function).__name__)),
-            )
-        )
+        name = name or str(getattr(function, "__name__", type(function).__name__))
+
+        def run(stream: Stream) -> None:
+            function()
+
+        return self._keep(Host(run, name))
 
     def busy(self, seconds: float) -> Host:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
@@ -114,7 +117,9 @@ class Works:
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Host:
-        """One allocation and its free, by "cudaMalloc", "cudaMallocAsync", "CuPy pool" or another allocator of `devices.protocol`.
+        """One allocation and its free, by "cudaMalloc", "cudaMallocAsync", "CuPy pool" or another.
+
+        `devices.protocol` has the allocators.
 
         Raises:
             DeviceError: there is no such allocator.
@@ -129,8 +134,8 @@ class Works:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
         return self._keep(InTurn(self.device, self._works(works)))
 
-    def after(self, before: Work, work: _W) -> _W:
-        """`work`, with an untimed run of `before` ahead of every sample, which leaves the caches to it.
+    def after(self, before: Work, work: _WorkT) -> _WorkT:
+        """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
@@ -141,7 +146,7 @@ class Works:
 
     @on_its_device
     def together(self, *works: Work) -> Together:
-        """Pieces of work on separate data, at once; its measurement reports how much of the time is hidden.
+        """Pieces of work on separate data, at once; the result says how much of the time is hidden.
 
         Raises:
             BadCall: fewer than two.
@@ -162,13 +167,16 @@ class Works:
         back: bool = True,
         **scalars: Any,
     ) -> StagedCopy:
-        """Data copied to the device, worked on and copied back, chunk by chunk over `n_streams` streams: the fixture `staged_copy`.
+        """Data copied to the device, worked on and copied back, chunk by chunk: `staged_copy`.
 
         Args:
             n_streams: streams that chunks use in turn.
-            shape, dtype: of the data, as for the buffer fixtures; a second call with the same uses the same buffers.
-            kernel: of `gpu_kernels`, updates its one array element by element; default: `elementwise`.
-            chunks: number of chunks; default: one for each stream. It need not divide the data, nor the streams divide it.
+            shape, dtype: of the data, as for the buffer fixtures; a second call with the same uses
+                the same buffers.
+            kernel: of `gpu_kernels`, updates its one array element by element; default:
+                `elementwise`.
+            chunks: number of chunks; default: one for each stream. It need not divide the data, nor
+                the streams divide it.
             back: copy the result back to the host.
             scalars: the kernel's, such as `rounds=8`.
 
@@ -187,7 +195,10 @@ class Works:
 
     @on_its_device
     def enqueue(self, work: Work) -> tuple[float, float]:
-        """Seconds until the call that queues `work` returned, and until the work was done: an asynchronous call returns first."""
+        """Seconds until the call that queues `work` returned, and until the work was done.
+
+        An asynchronous call returns first.
+        """
         self._works([work])
         device, stream = self.device, self._arena.stream
         work.queue(stream)  # the first run loads kernels
@@ -204,7 +215,7 @@ class Works:
         for work in made:
             work.close()
 
-    def _keep(self, work: _W) -> _W:
+    def _keep(self, work: _WorkT) -> _WorkT:
         self._made.append(work)
         return work
 
@@ -212,7 +223,8 @@ class Works:
         taken = self._arena.taken(value)
         if not isinstance(taken, Buffer):
             raise BadCall(
-                f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not {type(value).__name__}"
+                f"copy(): {name!r} is a buffer from a fixture or a NumPy array, not "
+                f"{type(value).__name__}"
             )
         return taken
 

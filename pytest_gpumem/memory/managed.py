@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, on_its_device
+from pytest_gpumem.memory.buffers import Arena, Buffer, Home
+from pytest_gpumem.memory.current_device import on_its_device
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import short_bytes
 
@@ -32,13 +34,13 @@ class BufferAdvice:
     @property
     def words(self) -> str:
         """Each advice that is set: "read_mostly, preferred_location device, accessed_by device"."""
-        places = [f"accessed_by {place}" for place in PLACES if place in self.accessed_by]
-        preferred = (
-            []
-            if self.preferred_location is None
-            else [f"preferred_location {self.preferred_location}"]
-        )
-        return ", ".join([*(["read_mostly"] if self.read_mostly else []), *preferred, *places])
+        words = []
+        if self.read_mostly:
+            words.append("read_mostly")
+        if self.preferred_location is not None:
+            words.append(f"preferred_location {self.preferred_location}")
+        words += [f"accessed_by {place}" for place in PLACES if place in self.accessed_by]
+        return ", ".join(words)
 
     def calls(self, before: BufferAdvice) -> Iterator[tuple[Advice, bool, bool]]:
         """The calls that lead here from `before`: the advice, True for the host, True to set it."""
@@ -55,39 +57,36 @@ class BufferAdvice:
 
 
 def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
-    """`before` with what was asked for; `NOT_GIVEN` leaves an advice as it is.
+    """Return `before` with the given changes; `NOT_GIVEN` leaves an advice as it is.
     Raises `BadBuffer`: a place other than "device" and "host", or a `read_mostly` that is no bool.
     """
     given = {name: value for name, value in changes.items() if value is not NOT_GIVEN}
     if not isinstance(given.get("read_mostly", False), bool):
         raise BadBuffer(f"read_mostly={given['read_mostly']!r}; accepted are True and False")
-    if (place := given.get("preferred_location")) is not None and place not in PLACES:
-        raise BadBuffer(f'preferred_location={place!r}; accepted are "device", "host" and None')
+    preferred = given.get("preferred_location")
+    if preferred is not None and preferred not in PLACES:
+        raise BadBuffer(f'preferred_location={preferred!r}; accepted are "device", "host" and None')
     if "accessed_by" in given:
         places = given["accessed_by"]
-        listed = (
-            places
-            if isinstance(places, (tuple, list, set, frozenset))
-            else ()
-            if places is None
-            else (places,)
-        )
-        given["accessed_by"] = frozenset(place for place in PLACES if place in listed)
-        if not all(place in PLACES for place in listed):
-            raise BadBuffer(
-                f'accessed_by={places!r}; accepted are "device", "host", both in a tuple, and None'
-            )
+        listed = places
+        if places is None:
+            listed = ()
+        elif not isinstance(places, (tuple, list, set, frozenset)):
+            listed = (places,)
+        for place in listed:
+            if place not in PLACES:
+                accepted = '"device", "host", both in a tuple, and None'
+                raise BadBuffer(f"accessed_by={places!r}; accepted are {accepted}")
+        given["accessed_by"] = frozenset(listed)
     return replace(before, **given)
 
 
 class ManagedBuffer(Buffer):
-    """Managed memory, which lives where it is touched. A move keeps its advice. `managed_buffer` and `prefetched_buffer` make it."""
+    """Managed memory, which lives where it is touched. A move keeps its advice."""
 
     _wanted = BufferAdvice()
-    _advised: tuple[Allocation | None, BufferAdvice] = (
-        None,
-        BufferAdvice(),
-    )  # the allocation that was advised, and its advice
+    _advised: tuple[Allocation | None, BufferAdvice] = (None, BufferAdvice())
+    """The allocation that was advised, and its advice."""
     discards = False  # drop the content before every sample, after the pages were put back
     oversubscribed = False  # it is larger than the device's free memory
 
@@ -107,9 +106,12 @@ class ManagedBuffer(Buffer):
         """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
 
         Args:
-            read_mostly: readers get copies of their own; a write drops the others. False removes it, which leaves one copy.
-            preferred_location: "device" or "host", where pages stay and from where they are mapped; None removes it.
-            accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a fault; None removes it.
+            read_mostly: readers get copies of their own; a write drops the others. False removes
+                it, which leaves one copy.
+            preferred_location: "device" or "host", where pages stay and from where they are mapped;
+                None removes it.
+            accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a
+                fault; None removes it.
 
         Raises:
             BadBuffer: another place, or a `read_mostly` that is no bool.
@@ -140,7 +142,8 @@ class ManagedBuffer(Buffer):
 
     @on_its_device
     def discard(self) -> None:
-        """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
+        """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); until the next write it is
+        undefined.
 
         Raises:
             Unsupported: driver or bindings are older than CUDA 13.
@@ -151,9 +154,10 @@ class ManagedBuffer(Buffer):
         device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
-        """Put pages back to where they are before every sample; waits where an advice has to change, which is in no stream's order."""
+        """Put pages where they are before every sample; waits where an advice has to change."""
         device = self._arena.device
-        # Copies on both sides would survive a prefetch: only without the advice do they become one.
+        # Copies on both sides would survive a prefetch: without the advice they become a single
+        # copy.
         alone = replace(self._wanted, read_mostly=False)
         if self._in_force != alone:
             device.streams.synchronize(stream)
@@ -173,7 +177,10 @@ class ManagedBuffer(Buffer):
     @property
     def _in_force(self) -> BufferAdvice:
         """The advice that the driver knows; none for a fresh allocation."""
-        return self._advised[1] if self._advised[0] is self.allocation else BufferAdvice()
+        allocation, advice = self._advised
+        if allocation is not self.allocation:
+            return BufferAdvice()
+        return advice
 
     def _apply(self, wanted: BufferAdvice) -> None:
         for advice, to_host, on in wanted.calls(self._in_force):
@@ -191,12 +198,13 @@ def managed(
     advice: BufferAdvice,
     discard: bool = False,
 ) -> ManagedBuffer:
-    """A managed buffer with its advice and its pages at `home`.
-    Raises `Unsupported`: see `no_migration`; or discarding is asked for and the driver cannot.
+    """Return a managed buffer with its advice and its pages at `home`.
+    Raises `Unsupported`: see `no_migration`; or the driver cannot discard.
     Raises `OutOfMemory`: it is more than the device has free, and the test did not opt in to that.
     Raises `BadBuffer`: as `Arena.buffer`, or `discard` without a home.
     """
-    if (why := no_migration(arena.device.facts)) is not None:
+    why = no_migration(arena.device.facts)
+    if why is not None:
         raise Unsupported(why)
     if discard and home == "as left":
         raise BadBuffer(
@@ -212,12 +220,10 @@ def managed(
             if arena.keeps:  # the arena tries again without what it keeps
                 raise
         if not arena.oversubscribes:
-            asked, free = (
-                f"{amount / 2**30:.3g} GiB"
-                for amount in (nbytes, memory.free_bytes(MemoryKind.MANAGED))
-            )
+            free = memory.free_bytes(MemoryKind.MANAGED)
             raise OutOfMemory(
-                f"{asked} of managed memory asked for, {free} are free on the device: more than fits can hang a GPU, so it needs "
+                f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are "
+                "free on the device: more than fits can hang a GPU, so it needs "
                 "@pytest.mark.gpumem(oversubscribe=True) on the test"
             )
         over = True
@@ -241,29 +247,46 @@ def managed(
 
 
 def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:
-    """Why managed pages do not migrate on demand on this device; None where they do."""
+    """Return why managed pages do not migrate on demand on this device; None where they do."""
     if facts.concurrent_managed_access:
         return None
-    system = _system() if system is None else system
-    why = {
-        "Windows": "on Windows the driver moves managed memory as a whole at every launch",
-        "WSL": "under WSL the driver moves managed memory as a whole at every launch",
-    }.get(system, "managed memory moves as a whole at every launch")
-    return f"{facts.name} does not migrate managed pages on demand here (concurrentManagedAccess is 0): {why}"
+    why = "managed memory moves as a whole at every launch"
+    system = system or _system()
+    if system == "Windows":
+        why = "on Windows the driver moves managed memory as a whole at every launch"
+    elif system == "WSL":
+        why = "under WSL the driver moves managed memory as a whole at every launch"
+    pages = "does not migrate managed pages on demand here (concurrentManagedAccess is 0)"
+    return f"{facts.name} {pages}: {why}"
 
 
 def _system() -> str:
-    return "WSL" if "microsoft" in platform.release().lower() else platform.system()
+    if "microsoft" in platform.release().lower():
+        return "WSL"
+    return platform.system()
 
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
-    """Notes for results with managed memory on this device."""
+    """Yield notes for results with managed memory on this device."""
     pages = [buffer for buffer in buffers if buffer.kind.managed]
     if not pages:
         return
     if facts.host_page_tables:
-        yield "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, and access counters decide what migrates"
+        yield (
+            "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, and "
+            "access counters decide what migrates"
+        )
     elif facts.pageable_memory_access:
-        yield "HMM: the GPU also faults on plain malloc memory (pageableMemoryAccess is 1); managed memory migrates as without it"
-    if over := sum(b.nbytes for b in pages if isinstance(b, ManagedBuffer) and b.oversubscribed):
-        yield f"{short_bytes(over)} of managed memory are more than the device had free: pages are evicted to the host meanwhile"
+        yield (
+            "HMM: the GPU also faults on plain malloc memory (pageableMemoryAccess is 1); managed "
+            "memory migrates as without it"
+        )
+    over = 0
+    for buffer in pages:
+        if isinstance(buffer, ManagedBuffer) and buffer.oversubscribed:
+            over += buffer.nbytes
+    if over:
+        yield (
+            f"{short_bytes(over)} of managed memory are more than the device had free: pages are "
+            "evicted to the host meanwhile"
+        )

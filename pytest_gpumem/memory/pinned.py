@@ -1,7 +1,8 @@
-"""Page-locked memory: how much of the host's RAM it may take, and pages that exist before anything is measured.
+"""Page-locked memory: how much of the host's RAM it may take, and pages that exist before anything
+is measured.
 
-Locked pages cannot be swapped, and a host without free pages stalls with everything on it: "pinned memory should not be overused"
-(CUDA C++ Best Practices Guide, 9.1.1).
+Locked pages cannot be swapped, and a host without free pages stalls with everything on it: "pinned
+memory should not be overused" (CUDA C++ Best Practices Guide, 9.1.1).
 """
 
 from __future__ import annotations
@@ -22,25 +23,23 @@ class TooMuchPinned(OutOfMemory):
 
 
 def check_cap(device: Device, nbytes: int) -> None:
-    """Refuse `nbytes` more of page-locked memory if all buffers together would pass the cap.
-    Raises `TooMuchPinned`: names what was asked for, what is locked already, and the cap.
-    """
+    """Raise `TooMuchPinned` if `nbytes` more of page-locked memory would pass the cap."""
     memory = device.memory.host()
     cap = int(SHARE * memory.total)
     if memory.locked + nbytes <= cap:
         return
-    already = (
-        f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
-    )
+    size = f"{format_bytes(nbytes)} of page-locked memory"
+    if memory.locked:
+        size += f" beside {format_bytes(memory.locked)} that are locked already"
     raise TooMuchPinned(
-        f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {short_bytes(cap)}, half of the host's "
+        f"{size} pass the cap of {short_bytes(cap)}, half of the host's "
         f"{short_bytes(memory.total)}: ask for less"
     )
 
 
 def touch(array: np.ndarray[Any, Any]) -> None:
-    """Write one byte of every page of a C-contiguous, writable array back to it, so that each page exists and is the array's own. A page
-    that nobody has written is no memory: all of them read from one page of zeros, which looks as if the link were faster."""
+    """Write a byte of every page of a C-contiguous, writable array back to it, so that each page
+    exists: all unwritten pages read from a single page of zeros, as if the link were faster."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:: mmap.PAGESIZE] = flat[:: mmap.PAGESIZE]
     flat[-1:] = flat[-1:]

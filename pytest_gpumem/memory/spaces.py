@@ -11,19 +11,22 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
+from pytest_gpumem.memory.buffers import Arena, Buffer, Home
 from pytest_gpumem.memory.managed import BufferAdvice, Place, advised, managed
+from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 
 
 class Memory:
     """Buffers of every kind of memory, one method for each kind.
 
-    Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and random: floats uniform in [0, 1),
-    integers over their full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, `jax`, `warp`, `cudf`, or `numpy` for managed and
-    host memory): then an array of that library over the memory itself is given instead of a `Buffer`, and it stays at its address.
+    Sizes are bytes, as an integer or as "64 MiB", or elements as a tuple. Content is seeded and
+    random: floats uniform in [0, 1), integers over their full range. `like` is a module (`cupy`,
+    `torch`, `numba.cuda`, `jax`, `warp`, `cudf`, or `numpy` for managed and host memory): then an
+    array of that library over the memory itself is given instead of a `Buffer`, and it stays at its
+    address.
 
-    All methods raise `BadBuffer` for a size or type that cannot be, `OutOfMemory` if less is free, and `Unsupported` (the test skips)
-    where the device has no such memory.
+    All methods raise `BadBuffer` for a size or type that cannot be, `OutOfMemory` if less is free,
+    and `Unsupported` (the test skips) where the device has no such memory.
     """
 
     def __init__(self, arena: Arena, stream: Stream | None = None) -> None:
@@ -32,7 +35,8 @@ class Memory:
 
     @property
     def stream(self) -> Stream:
-        """The stream that a case without a window is timed on, for libraries that have no current stream."""
+        """The stream that a case without a window is timed on, for libraries without a current
+        stream."""
         return self._stream or self.arena.stream
 
     def device(
@@ -53,8 +57,10 @@ class Memory:
 
         Args:
             shape, dtype, like: as for every kind.
-            pool: gives an object that owns so many bytes, with their address as `ptr`, such as `cupy.get_default_memory_pool().malloc` or
-                `lambda nbytes: rmm.DeviceBuffer(size=nbytes)`; None: the driver's stream-ordered pool (`cudaMallocAsync`).
+            pool: gives an object that owns so many bytes, with their address as `ptr`, such as
+                `cupy.get_default_memory_pool().malloc` or `lambda nbytes:
+                rmm.DeviceBuffer(size=nbytes)`; None: the driver's stream-ordered pool
+                (`cudaMallocAsync`).
 
         Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator.
         """
@@ -77,11 +83,13 @@ class Memory:
 
         Args:
             shape, dtype, like: as for every kind.
-            first_touch: "host" (kernels then fault the pages in), "device", or "none": no page exists until somebody
-                touches it, and samples find the pages where the one before left them.
-            read_mostly, preferred_location, accessed_by: advice that holds from the start; `ManagedBuffer.advise` says what each does.
-            discard: drop the content before every sample, after the pages were put back: for what a launch writes whole
-                (`cudaMemDiscardBatchAsync`, CUDA 13).
+            first_touch: "host" (kernels then fault the pages in), "device", or "none": no page
+                exists until somebody touches it, and samples find the pages where the one before
+                left them.
+            read_mostly, preferred_location, accessed_by: advice that holds from the start;
+                `ManagedBuffer.advise` says what each does.
+            discard: drop the content before every sample, after the pages were put back: for what a
+                launch writes whole (`cudaMemDiscardBatchAsync`, CUDA 13).
 
         Source: CUDA C++ Programming Guide, Unified Memory Programming.
         """
@@ -117,7 +125,7 @@ class Memory:
         accessed_by: Any = None,
         like: Any = None,
     ) -> Any:
-        """Managed memory that goes back to the host and is prefetched to the device before every sample.
+        """Managed memory that is prefetched from the host to the device before every sample.
 
         Args as for `managed`.
         """
@@ -149,11 +157,13 @@ class Memory:
             mapped: visible to kernels (zero copy, 9.1.3).
             write_combined: fast for the host to write and for the link, slow for the host to read.
             portable: page-locked for every CUDA context, not for that of this device alone.
-            numa: NUMA node of the host on which it is to lie; None: the one that the device is attached to, where the host says it.
+            numa: NUMA node of the host on which it is to lie; None: the one that the device is
+                attached to, where the host says it.
 
         Raises:
             TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
-            Unsupported: the device cannot map host memory, or the host has no such NUMA node; the test skips.
+            Unsupported: the device cannot map host memory, or the host has no such NUMA node; the
+                test skips.
         """
         if numa is not None and (
             isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0
@@ -178,8 +188,8 @@ class Memory:
     def peer(self, shape: int | str | Sequence[int], dtype: Any = "f4", *, like: Any = None) -> Any:
         """Device memory of another GPU (CUDA C++ Programming Guide, Peer-to-Peer Memory Access).
 
-        Copies from and to it are direct while `peer_access(True)` of the device holds, else staged through the host; kernels of this
-        device see it only then.
+        Copies from and to it are direct while `peer_access(True)` of the device holds, else staged
+        through the host; kernels of this device see it only then.
 
         Raises:
             Unsupported: there is one GPU; the test skips.
@@ -190,13 +200,14 @@ class Memory:
         """Pageable host memory, page-locked afterwards by `cudaHostRegister`.
 
         Args:
-            array: a C-contiguous NumPy array, whose own memory is registered until the test ends; or a size, for a new one.
+            array: a C-contiguous NumPy array, whose own memory is registered until the test ends;
+                or a size, for a new one.
             dtype, like: as for every kind, where `array` is a size.
         """
         return self._give(self._host(array, dtype, register=True), like)
 
     def pageable(self, array: Any, dtype: Any = "f4", *, like: Any = None) -> Any:
-        """Ordinary host memory, for comparison: a NumPy array's own memory, or a new one of the given size."""
+        """Ordinary host memory: that of a NumPy array, or new memory of the given size."""
         return self._give(self._host(array, dtype, register=False), like)
 
     def _host(self, array: Any, dtype: Any, *, register: bool) -> Any:
@@ -204,12 +215,12 @@ class Memory:
             return self.arena.adopt(array, register=register)
         shape, element = parse_shape(array, dtype)
         generator = np.random.default_rng(self.arena.seed)
-        block = (
-            generator.integers(0, 2**31 - 1, 4096, dtype=np.int32)
-            if element.kind in "iu"
-            else generator.random(4096)
-        )
-        # np.resize repeats the block: the pages must exist, their content need not be unique for a link.
+        block: np.ndarray[Any, Any]
+        if element.kind in "iu":
+            block = generator.integers(0, 2**31 - 1, 4096, dtype=np.int32)
+        else:
+            block = generator.random(4096)
+        # np.resize repeats the block: the pages must exist, their content need not be unique.
         with self.arena.device.memory.near_host(None):
             made = np.resize(block.astype(element), shape)
         return self.arena.adopt(made, register=register)
@@ -219,11 +230,11 @@ class Memory:
 
 
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
-    """The kind of memory that a pointer belongs to, according to the driver and the operating system.
+    """Return the kind of memory of a pointer, by the driver and the operating system.
     `device`: whose memory is "device"; another GPU's is "peer".
     `pointer`: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
     `__array_interface__`), of which its first element counts.
-    Returns None for an address outside this process's memory, such as the first byte past the end of the last allocation.
+    Returns None for an address outside this process's memory.
     Raises `BadBuffer`: it is none of these, or a negative address.
     """
     address = address_of(pointer)
@@ -234,14 +245,13 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
 
 
 def address_of(pointer: Any) -> int:
-    """The address of an integer, a buffer or an array's first element. Raises `BadBuffer` for anything else."""
+    """Return the address of an integer, a buffer or an array's first element. Raises `BadBuffer`."""
     if isinstance(pointer, Integral) and not isinstance(pointer, bool):
         return int(pointer)
     if isinstance(pointer, Buffer):
         return pointer.host_address or pointer.address
-    if callable(
-        data_ptr := getattr(pointer, "data_ptr", None)
-    ):  # PyTorch: a tensor of the CPU has no other interface to ask for
+    data_ptr = getattr(pointer, "data_ptr", None)
+    if callable(data_ptr):  # PyTorch: a tensor of the CPU has no other interface
         return int(data_ptr())
     for name in ("__cuda_array_interface__", "__array_interface__"):
         interface = getattr(pointer, name, None)

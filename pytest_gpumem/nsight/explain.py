@@ -148,7 +148,7 @@ def ran_differently(
     environment: Mapping[str, str],
 ) -> dict[str, list[str]]:
     """What differs in a plain run of each side, by row. Raises `RunError`: a process broke off."""
-    words = [*arguments, "--gpumem-count-pages", test]
+    words = [*arguments, test]
     processes = Processes(sides, words, (), environment, ahead=0, evidence=True)
     records = []
     with contextlib.closing(processes):

@@ -11,8 +11,9 @@ import pytest
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.memory.buffers import BadBuffer
-from pytest_gpumem.memory.l2 import BadWindow, LeftoverWarning
+from pytest_gpumem.memory.l2 import LeftoverWarning
+from pytest_gpumem.memory.shapes import BadBuffer
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import UnknownPeak

@@ -15,9 +15,10 @@ from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.conductor import Passes, with_overlap
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.overlap import with_overlap
+from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import Target, WrongResult
-from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
@@ -113,7 +114,7 @@ class GpuBenchmark:
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot";
                 default: the marker's or the session's.
             count_pages: count page faults and migrations of managed memory in an untimed pass;
-                default: the marker's or the session's.
+                without it where a limit on them needs it.
             limits: limits of this measurement by name, such as `max_latency="12 us"`. They take
                 precedence over those of the marker and the session, and None lifts them.
                 `max_gpu_page_faults` and `max_migrated` make the test count pages.
@@ -256,12 +257,12 @@ class GpuBenchmark:
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
-        """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""
+        """True if page faults are counted: a limit needs them, or the call asks for it."""
         if count_pages is not None and not isinstance(count_pages, bool):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
-        return self._test.settings.count_pages if count_pages is None else count_pages
+        return bool(count_pages)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

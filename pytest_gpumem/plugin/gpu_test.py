@@ -11,7 +11,7 @@ import pytest
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from pytest_gpumem.limits import OF_LAUNCH
+from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 from pytest_gpumem.plugin.marks import (
     MARKER,
     NEEDS_GPUMEM,
@@ -25,9 +26,6 @@ from pytest_gpumem.plugin.marks import (
 )
 from pytest_gpumem.settings import (
     BASE_SELECTION,
-    MARKER_KEYWORDS,
-    OPTIONS,
-    Option,
     Settings,
     SettingsError,
     marker_keywords,
@@ -61,8 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                 help=text.replace("%", "%%"),
                 **more,
             )
-        kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
-        parser.addini(option.key, text, type=kind, default=None)
+        parser.addini(option.key, text, type="string", default=None)
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options
@@ -126,43 +123,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def _settings(config: pytest.Config) -> Settings:
-    options = {option.key: getattr(config.option, option.key, None) for option in OPTIONS}
-    ini = _unknown_ini_keys(config)
-    for option in OPTIONS:
-        ini[option.key] = _ini_value(config, option)
-    name = config.inipath.name if config.inipath else "the ini file"
+    command_line = {}
+    ini = {}
     try:
-        return resolve(options, os.environ, ini, name, _overrides(config))
+        for option in OPTIONS:
+            command_line[option.key] = getattr(config.option, option.key, None)
+            ini[option.key] = config.getini(option.key)
+        return resolve(
+            command_line,
+            os.environ,
+            ini,
+            config.inipath.name if config.inipath else "the ini file",
+            [text.partition("=")[0].strip() for text in config.option.override_ini or ()],
+        )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-
-
-def _ini_value(config: pytest.Config, option: Option) -> object:
-    """The value of an option in the ini file; in native TOML of its own type."""
-    written = getattr(config, "_inicfg", {}).get(option.key)
-    if written is not None and not option.repeats and getattr(written, "mode", "ini") == "toml":
-        return written.value
-    return config.getini(option.key)
-
-
-def _overrides(config: pytest.Config) -> list[str]:
-    """The ini keys that `-o` sets."""
-    return [text.partition("=")[0].strip() for text in config.option.override_ini or ()]
-
-
-def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
-    """Keys of the ini file and of `-o` that no plugin has registered: pytest only warns of them."""
-    written = getattr(config, "_inicfg", None)  # from pytest 9 on, which deprecates `inicfg`
-    keys = [*(config.inicfg if written is None else written), *_overrides(config)]
-    unknown: dict[str, object] = {}
-    for key in keys:
-        try:
-            config.getini(key)
-        except ValueError:
-            unknown[key] = None
-        except (TypeError, pytest.UsageError):  # a value of another type, which pytest reports
-            continue
-    return unknown
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import NONE
-from pytest_gpumem.baselines.history import changes
+from pytest_gpumem.baselines.history import changes, times_of
 from pytest_gpumem.judging.differences import row_differences
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, merged
@@ -34,6 +33,7 @@ from pytest_gpumem.records.row import LimitResult, Row, key_of
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import figures
+from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
@@ -63,8 +63,8 @@ def with_differences(row: Row, session: GpuSession) -> Row:
     """The row with its differences from the newest run of its baseline."""
     if row.measurement is None:
         return row
-    past = session.baseline.reference_runs(row)
-    return replace(row, differences=row_differences(row, past[-1].measurement)) if past else row
+    past = times_of(session.baseline.reference_runs(row))
+    return replace(row, differences=row_differences(row, past[-1][1])) if past else row
 
 
 def why_text(row: Row) -> str:
@@ -73,10 +73,9 @@ def why_text(row: Row) -> str:
     why = why_lines(row)
     if not why:
         return ""
-    width = shutil.get_terminal_size().columns
-    lines = wrapped(f"why: {row.key}: {why[0]}", width, indent="    ")
+    lines = wrapped(f"why: {row.key}: {why[0]}", columns(), indent="    ")
     for line in why[1:]:
-        lines += wrapped(f"  {line}", width, indent="    ")
+        lines += wrapped(f"  {line}", columns(), indent="    ")
     return "\n".join(lines)
 
 
@@ -153,7 +152,6 @@ def judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) -
         session.facts,
         siblings=siblings,
         strict=session.settings.strict,
-        evidence=session.evidence,
     )
 
 
@@ -176,9 +174,7 @@ def undecided_fails(session: GpuSession) -> bool:
     """
     waiting = {row.key for row in session.rows if verdicts.waits(row)}
     strict = session.settings.strict
-    rows = verdicts.screened(
-        list(session.rows), session.baseline, evidence=session.evidence, strict=strict
-    )
+    rows = verdicts.screened(list(session.rows), session.baseline, strict=strict)
     session.rows.replace(rows)
     undecided = 0
     for row in session.rows:
@@ -261,7 +257,7 @@ def judge_or_fail(item: pytest.Item, session: GpuSession, error: BaseException |
     else:
         texts = failure_texts(failing, session.facts)
         texts += memory_texts(failing, session)
-    for row in failing:
+    for row in by_key.values():
         why = why_text(row)
         if why:
             texts.append(why)

@@ -8,12 +8,15 @@ from inspect import Parameter, signature
 from typing import Any
 
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, asked, persisting
+from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
+from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.units import did_you_mean
 
 KEYWORDS = tuple(
-    p.name for p in signature(asked).parameters.values() if p.kind is Parameter.KEYWORD_ONLY
+    p.name
+    for p in signature(window_request).parameters.values()
+    if p.kind is Parameter.KEYWORD_ONLY
 )
 
 

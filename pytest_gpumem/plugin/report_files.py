@@ -12,10 +12,11 @@ import pytest
 
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.conclusion import conclusion_of
 from pytest_gpumem.plugin.running import NOTHING
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.concerns import VARIABLE, place_of, summarise, workflow_commands
+from pytest_gpumem.reporting.github import VARIABLE, place_of, summarise, workflow_commands
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
@@ -110,8 +111,8 @@ class ReportFiles:
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             revision=entries.revision(gpu.config),
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
-            footprints=gpu.baseline.newest_footprints,
             remarks=missing_lines(gpu.missing),
+            conclusion=conclusion_of(gpu),
         )
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
@@ -14,7 +13,8 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.row_facts import failure_text
+from pytest_gpumem.reporting.details import failure_text
+from pytest_gpumem.reporting.terminal import columns
 
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 """How a test ends. The rows of a passed test alone may enter a baseline."""
@@ -31,16 +31,14 @@ ROWS_ATTRIBUTE = "gpumem_rows"
 
 
 def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
-    """The texts of failing rows, as wide as the terminal; 80 columns in a worker."""
-    width = shutil.get_terminal_size().columns
-    return [failure_text(row, device, width) for row in rows]
+    """The texts of failing rows, as wide as the terminal."""
+    return [failure_text(row, device, columns()) for row in rows]
 
 
 def short_texts(rows: Iterable[Row]) -> list[str]:
     """Their verdicts alone."""
-    width = shutil.get_terminal_size().columns
     return [
-        "\n".join(wrapped(printable(f"{row.verdict.reason} ({row.key})"), width, indent=""))
+        "\n".join(wrapped(printable(f"{row.verdict.reason} ({row.key})"), columns(), indent=""))
         for row in rows
     ]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.quantity import Quantity
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.units import Quantity, format_rate, format_share, format_time
+from pytest_gpumem.units import format_rate, format_share, format_time
 
 
 class NoTraffic(ValueError):
@@ -155,7 +156,7 @@ class Result:
     def counts(self) -> Migrations | None:
         """Page faults and migrations of an untimed pass: `counts.launch.gpu_faults`, `counts.launch.migrated`, `counts.before` and more.
 
-        None unless requested (`count_pages=True`, `--gpumem-count-pages`, a limit). If counting failed, `counts.not_counted`
+        None unless requested (`count_pages=True`, a limit). If counting failed, `counts.not_counted`
         gives the reason and `counts.launch` is None.
         """
         return self.measurement.migrations

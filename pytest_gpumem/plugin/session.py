@@ -125,7 +125,7 @@ class GpuSession:
     @property
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own."""
-        return not self.settings.no_what_ran and not self.ranges.tool_attached()
+        return not self.ranges.tool_attached()
 
     @property
     def provenance(self) -> Provenance:

@@ -17,9 +17,9 @@ def ledger_of(session: GpuSession, items: Iterable[pytest.Item]) -> Ledger:
     """Divide the total budget among the tests, by their cost in the baseline."""
     known: dict[str, dict[str, Measurement]] = {}
     for rows in session.baseline.rows.values():
-        row = rows[-1]
-        if row.measurement is not None:
-            known.setdefault(row.nodeid, {})[row.label] = row.measurement
+        for row in rows:
+            if row.measurement is not None:
+                known.setdefault(row.nodeid, {})[row.label] = row.measurement
     expected = {}
     for item in items:
         if not uses(item, BENCHMARK_FIXTURE):

@@ -8,18 +8,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pytest_gpumem.baselines.accepting import changes_of, command
 from pytest_gpumem.baselines.history import Baseline, SavedProcess
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import is_failure
-from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import entries, saving
 from pytest_gpumem.plugin.adoption import rows_of_table
+from pytest_gpumem.plugin.conclusion import conclusion_of
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
@@ -27,10 +24,10 @@ from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import Controller
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.columns import fitted, wrapped
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
-from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
-from pytest_gpumem.settings import ANNOUNCE, OptionRole, loosened, of_role, switched_off
+from pytest_gpumem.reporting.terminal import baseline_line, columns, header, missing_lines
+from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
 from pytest_gpumem.units import format_time
 
 EVERY = 60.0  # seconds between two lines where the output is no terminal
@@ -80,13 +77,11 @@ class TerminalFeature(Feature):
             self._baseline(),
             fallback_reason=session.chosen.fallback_reason,
             conditions=session.chosen.conditions(),
-            short=config.get_verbosity() <= 0,
         )
-        width = config.get_terminal_writer().fullwidth
-        return [
-            *self._workers.header(config),
-            *(part for line in lines for part in wrapped(line, width, indent="    ")),
-        ]
+        shown = list(self._workers.header(config))
+        for line in lines:
+            shown += wrapped(line, columns(), indent="    ")
+        return shown
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
@@ -99,9 +94,9 @@ class TerminalFeature(Feature):
             return (
                 f"{baseline.note}; --gpumem-save makes one"
                 if place.devices()
-                else baseline_line(0, None, shown)
+                else baseline_line(0, shown)
             )
-        line = baseline_line(baseline.processes, None, shown)
+        line = baseline_line(baseline.processes, shown)
         revision = _newest_revision(baseline)
         if revision is not None:
             line += f", the newest of {revision}"
@@ -120,7 +115,7 @@ class TerminalFeature(Feature):
             f"gpumem: budget of {format_time(ledger.total)}{self._of_process} shared out over {counted(ledger.tests, 'test')} {how}, "
             f"at most {format_time(ledger.most())} a measurement to begin with; what one leaves goes to the others"
         )
-        return wrapped(line, config.get_terminal_writer().fullwidth, indent="    ")
+        return wrapped(line, columns(), indent="    ")
 
     @property
     def _of_process(self) -> str:
@@ -186,134 +181,69 @@ class TerminalFeature(Feature):
         _, saved = self._tried(save)
         session.exitstatus = exit_code(session.exitstatus, failed=not saved)
 
-    def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
-        """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""
-        from pytest_gpumem.reporting.summary import counts_text, summary
+    def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> list[str]:
+        """The table; with -v all rows and their notes."""
         from pytest_gpumem.reporting.table import table
 
-        session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
-        measured = [row for row in rows if row.measured_something]
-        how: dict[str, Any] = {
-            "width": width,
-            "colour": colour,
-            "saved": session.settings.save or session.in_gate,
-        }
-        how["memory"] = session.settings.footprint in ("on", "trace")
-        if writer.verbosity == 0:
-            drawn = [summary(rows, session.facts, in_session=True, **how)]
-        else:
-            notes = writer.verbosity > 0
-            shown = (
-                measured
-                if notes
-                else [row for row in measured if row.failed or is_failure(row.verdict, True)]
-            )
-            drawn = [
-                table(shown, session.facts, notes=notes, **how),
-                *wrapped(counts_text(rows), width),
-            ]
-        return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
+        session = self._session
+        drawn = table(
+            rows,
+            session.facts,
+            width=columns(),
+            colour=writer._tw.hasmarkup,
+            every=writer.verbosity > 0,
+            saved=session.settings.save or session.in_gate,
+            memory=session.settings.footprint in ("on", "trace"),
+        )
+        return [*drawn.splitlines(), *self._loosened(rows)]
 
-    def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:
+    def _loosened(self, rows: Iterable[Row]) -> Iterator[str]:
         """Lines that name the tests whose own limits are looser than this run's options."""
-        found: dict[str, list[Row]] = {}
+        tests: dict[str, list[Row]] = {}
         for row in rows:
-            if row.measurement is None:
-                continue  # it has no limits
-            for sentence in loosened(row.limits, self._session.settings):
-                found.setdefault(sentence, []).append(row)
-        for sentence, of in found.items():
-            yield from wrapped(
-                printable(
-                    f"LOOSENED: {sentence}: {of[0].key}{f' and {len(of) - 1} more' if len(of) > 1 else ''}"
-                ),
-                width,
-            )
+            if row.measurement is not None:
+                for sentence in loosened(row.limits, self._session.settings):
+                    tests.setdefault(sentence, []).append(row)
+        for sentence, those in tests.items():
+            more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+            line = f"LOOSENED: {sentence}: {those[0].key}{more}"
+            yield from wrapped(printable(line), columns())
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
-        """Print the results."""
+        """Print the results, and the conclusion of a session that fails."""
+        from pytest_gpumem.reporting.conclusion import conclusion_lines
+        from pytest_gpumem.reporting.terminal import profiled_lines
+
         session = self._session
         rows = rows_of_table(session)
         if not rows and not self._notes:
             return
-        title = f"gpumem: {printable(session.facts.name)}" + (
-            " (simulated)" if session.facts.simulated else ""
-        )
+        profiled = session.ranges.tool_attached()
+        simulated = " (simulated)" if session.facts.simulated else ""
         writer.ensure_newline()  # so that the section's heading has no blank line below
-        writer.section(title)
-        if session.ranges.tool_attached():
-            from pytest_gpumem.reporting.summary import profiled_lines
-
-            for line in profiled_lines(rows):
-                writer.write_line(line)
+        writer.section(f"gpumem: {printable(session.facts.name)}{simulated}")
+        lines: list[str] = []
+        if profiled:
+            lines += profiled_lines(rows)
         elif rows:
-            for line in self._results(
-                rows, writer
-            ).splitlines():  # pytest escapes all of a text that the output cannot encode
-                writer.write_line(line)
-        slow: Iterable[str] = ()
-        if (count := session.config.getoption("durations", None)) is not None:
-            from pytest_gpumem.reporting.summary import slowest
-
-            slow = slowest(rows, count)
-        for note in filter(
-            None, (*slow, self._budget(), *self._notes)
-        ):  # not wrapped: some end with a command to copy
-            writer.write_line(printable(note))
-        if (
-            ANNOUNCE not in switched_off(os.environ) and not session.ranges.tool_attached()
-        ):  # a gate has lines of its own
-            for line in self._ending(rows):
-                for part in fitted(line, writer._tw.fullwidth):
-                    writer.write_line(part)
-
-    def _ending(self, rows: Sequence[Row]) -> list[str]:
-        """The rows that fail by their verdicts, why, and what to do: as the end of a gate."""
-        gpu = self._session
-        if not (
-            failing := [
-                row
-                for row in rows
-                if row.measured_something and is_failure(row.verdict, gpu.settings.strict)
-            ]
-        ):
-            return []
-        from pytest_gpumem.reporting.concerns import ending, worst_first
-
-        failing = worst_first(failing)
-        lines = ending(failing, self._again)
-        if meant := [row for row in failing if row.test_error is not True and any(changes_of(row))]:
-            which = f" (the worst of {len(meant)})" if len(meant) > 1 else ""
-            lines += printable(
-                [f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"]
-            )
-        return lines
-
-    def _again(self, row: Row) -> list[str]:
-        """The command that measures a row again; of memory, with the lines that allocate it."""
-        config = self._session.config
-        tests, left_out = (
-            config.option.file_or_dir,
-            {option.flag for option in of_role(OptionRole.SAVING)},
-        )
-        words = [
-            word
-            for word in map(str, config.invocation_params.args)
-            if word not in tests and word not in left_out
-        ]
-        of_memory = (
-            any(one.code is Code.TOO_MUCH_MEMORY for one in row.verdict.limits)
-            and self._session.settings.footprint != "trace"
-        )
-        return ["pytest", *words, *(["--gpumem-footprint=trace"] if of_memory else []), row.nodeid]
+            lines += self._results(rows, writer)
+        budget = self._budget()
+        if budget is not None:
+            lines.append(budget)
+        lines += self._notes  # not wrapped: some end with a command to copy
+        conclusion = conclusion_of(session)
+        # A gate has a conclusion of its own.
+        if conclusion is not None and not profiled and ANNOUNCE not in switched_off(os.environ):
+            lines += conclusion_lines(conclusion, columns())
+        for line in lines:  # pytest escapes all of a text that the output cannot encode
+            writer.write_line(printable(line) if "\x1b" not in line else line)
 
 
 def _newest_revision(baseline: Baseline) -> str | None:
     """The revision of the newest run, shortened; None if it is not known."""
     newest: SavedProcess | None = None
-    processes = [runs[-1].process for runs in baseline.rows.values()]
-    processes += [runs[-1].process for runs in baseline.footprints.values()]
-    for process in processes:
+    for runs in baseline.rows.values():
+        process = runs[-1].process
         if newest is None or process.utc > newest.utc:
             newest = process
     if newest is None or newest.revision is None:
@@ -384,13 +314,13 @@ class ProgressFeature(Feature):
             return
         if self._live:
             # One column stays free: a line that is full wraps on some terminals.
-            line = self._progress.line(self._reporter._tw.fullwidth - 1)
+            line = self._progress.line(columns() - 1)
             self._write(f"{_ROOM}{_SAVE}{_BELOW}{line}{_RESTORE}")
             self._drawn = True
         elif time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
             self._reporter.ensure_newline()
-            self._reporter.write_line(self._progress.line(self._reporter._tw.fullwidth))
+            self._reporter.write_line(self._progress.line(columns()))
 
     def _clear(self) -> None:
         if self._drawn:

@@ -13,13 +13,10 @@ from pytest_gpumem.devices.allocation_sites import is_allowed, sites
 from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import MemoryWatch
 from pytest_gpumem.judging.differences import fails_by_memory, memory_differences
-from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.footprints import site_lines
 
 
 def traced(
@@ -82,16 +79,8 @@ def with_lines(row: Row, session: GpuSession) -> Row:
 
 
 def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:
-    """For each failing row with a limit on memory: its largest lines, and those that grew since the baseline."""
-    texts = []
-    for row in rows:
-        footprint = row.footprint
-        if footprint is None or all(getattr(row.limits, name) is None for name in OF_FOOTPRINT):
-            continue
-        past = session.baseline.reference_footprints(row)
-        lines = site_lines(footprint, past[-1].footprint if past else None)
-        if not lines and row.verdict.code is Code.TOO_MUCH_MEMORY:
-            lines = ["--gpumem-footprint=trace names the lines that allocated"]
-        if lines:
-            texts.append("\n".join(printable(lines)))
-    return texts
+    """How to find the lines of a row that takes too much memory, if nothing traced them."""
+    traced = session.settings.footprint == "trace"
+    if not traced and any(row.verdict.code is Code.TOO_MUCH_MEMORY for row in rows):
+        return ["--gpumem-footprint=trace names the lines that allocated"]
+    return []

@@ -1,1 +1,2 @@
-"""Plain data that all rooms share: frozen msgspec Structs with arithmetic on their own fields, and their JSON."""
+"""Plain data that all rooms share: frozen msgspec Structs with arithmetic on their own fields, and
+their JSON."""

@@ -41,12 +41,18 @@ def text(value: bytes, offset: int, memory: Callable[[int], str | None]) -> str:
 
 def common(first: str, second: str) -> str:
     """Return the first text without the words that the second has other values of."""
-    return _changed(first, second, lambda word, other: word if word == other else _LEFT_OUT)
+    words = []
+    for word, other in _pairs(first, second):
+        words.append(word if word == other else _LEFT_OUT)
+    return " ".join(words)
 
 
 def hidden(first: str, second: str) -> str:
     """Return the first text without the words that the second leaves out."""
-    return _changed(first, second, lambda word, other: other if other == _LEFT_OUT else word)
+    words = []
+    for word, other in _pairs(first, second):
+        words.append(other if other == _LEFT_OUT else word)
+    return " ".join(words)
 
 
 def unknown_bytes(text: str) -> int:
@@ -61,9 +67,10 @@ def in_words(words: Sequence[str]) -> str:
     return " ".join(word for word in words if word != "-")
 
 
-def _changed(first: str, second: str, change: Callable[[str, str], str]) -> str:
-    """The first text with each word changed by the second's; unchanged if their sizes differ."""
+def _pairs(first: str, second: str) -> list[tuple[str, str]]:
+    """Return the words of the first text, each with that of the second, or with itself if the sizes
+    of the texts differ."""
     words, others = first.split(), second.split()
     if len(words) != len(others):
-        return first
-    return " ".join(map(change, words, others))
+        others = words
+    return list(zip(words, others, strict=True))

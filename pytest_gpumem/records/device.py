@@ -20,7 +20,8 @@ SIMULATED = "simulated"  # begins the key of a simulated device
 class DeviceFacts(Record, frozen=True):
     """The facts of one device, read once when it is opened.
 
-    Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does not report it.
+    Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does
+    not report it.
     """
 
     name: str
@@ -46,7 +47,8 @@ class DeviceFacts(Record, frozen=True):
     memory_bus_bits: int
     """Width of the memory bus in bits; 0 where the driver reports none."""
     dram_peak: float = field(name="peak_bandwidth")
-    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it is unknown."""
+    """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it
+    is unknown."""
     async_engines: int
     """`asyncEngineCount`: copies that can run at the same time as kernels."""
     can_map_host: bool
@@ -60,9 +62,11 @@ class DeviceFacts(Record, frozen=True):
     shared_bytes_per_sm: int | None = None
     """`sharedMemPerMultiprocessor`: shared memory of one SM, for all its resident blocks."""
     max_shared_bytes_per_block: int | None = None
-    """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts in."""
+    """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts
+    in."""
     host_page_tables: bool = False
-    """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and reads host pages without a fault."""
+    """`pageableMemoryAccessUsesHostPageTables` (ATS): the GPU walks the host's page tables, and
+    reads host pages without a fault."""
     uuid: str | None = None
     """UUID of the GPU or of the MIG instance."""
     ecc: bool | None = None
@@ -89,12 +93,13 @@ class DeviceFacts(Record, frozen=True):
         """Theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1).
 
         Raises:
-            UnknownPeak: the driver reports no memory clock or no bus width, so that every bandwidth would pass an assertion on a share.
+            UnknownPeak: the driver reports no memory clock or no bus width.
         """
         if not self.dram_peak:
             raise UnknownPeak(
-                f"the peak bandwidth of {self.name} is unknown: the driver reports no memory clock or no bus width; "
-                "compare with a bandwidth in bytes per second, or set max_regression"
+                f"the peak bandwidth of {self.name} is unknown: the driver reports no memory clock "
+                "or no bus width; compare with a bandwidth in bytes per second, or set "
+                "max_regression"
             )
         return self.dram_peak
 
@@ -105,7 +110,8 @@ class DeviceFacts(Record, frozen=True):
 
     @property
     def persists(self) -> bool:
-        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled there."""
+        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled
+        there."""
         return self.persisting_l2_max_bytes > 0 and self.mig_profile is None
 
     @property
@@ -121,24 +127,27 @@ class DeviceFacts(Record, frozen=True):
     @property
     def name_and_driver(self) -> str:
         """Such as "NVIDIA H200, driver 580.159.04", or "NVIDIA H200 (simulated)"."""
-        return f"{self.name}{' (simulated)' if self.simulated else ''}{f', driver {self.driver}' if self.driver else ''}"
+        text = self.name
+        if self.simulated:
+            text += " (simulated)"
+        if self.driver:
+            text += f", driver {self.driver}"
+        return text
 
     @property
     def key(self) -> str:
-        """Name of the folder of this device's baselines.
-
-        It has the properties whose differences make two results incomparable: name, MIG profile, compute capability, memory, ECC, and
-        simulation. Driver and clocks are context.
+        """Name of the folder of this device's baselines, with the properties whose differences make
+        two results incomparable. Driver and clocks are context.
         """
-        parts = [
-            SIMULATED if self.simulated else "",
-            self.name,
-            self.mig_profile or "",
-            self.arch.replace("_", ""),
-            f"{round(self.memory_bytes / 2**30)}GiB",
-            {True: "ecc", False: "noecc", None: ""}[self.ecc],
-        ]
-        return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(p for p in parts if p)).strip("-")
+        parts = [self.name]
+        if self.simulated:
+            parts.insert(0, SIMULATED)
+        if self.mig_profile:
+            parts.append(self.mig_profile)
+        parts += [self.arch.replace("_", ""), f"{round(self.memory_bytes / 2**30)}GiB"]
+        if self.ecc is not None:
+            parts.append("ecc" if self.ecc else "noecc")
+        return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts)).strip("-")
 
 
 class CardProcess(Record, frozen=True):
@@ -164,9 +173,7 @@ class Card(Record, frozen=True):
     mig: bool | None = None  # The card is split into MIG instances
     ecc: bool | None = None  # ECC is on now
     ecc_pending: bool | None = None  # ECC is on after the next reboot
-    corrected_errors: int | None = None  # Aggregate count of memory errors that ECC corrected
     uncorrected_errors: int | None = None  # Aggregate count of uncorrectable memory errors
-    remapped_rows: int | None = None  # Rows of memory that the card has replaced by spare ones
     remap_pending: bool | None = None  # A row remapping of memory is pending until the next reset
     remap_failed: bool | None = None  # A row remapping of memory failed
     sm_clock_hz: float | None = None  # SM clock now, in hertz
@@ -178,7 +185,8 @@ class Card(Record, frozen=True):
     power_limit_w: float | None = None  # Power limit of the board, in watts
     default_power_limit_w: float | None = None  # Default power limit, in watts
     throttle_reasons: tuple[str, ...] | None = None
-    """Active clock event reasons that slow it, such as "sw_power_cap", without idling and application clocks."""
+    """Active clock event reasons that slow it, such as "sw_power_cap", without idling and
+    application clocks."""
     chosen_clocks: bool | None = None  # Application clocks are set (`nvidia-smi -ac`)
     link_generation: int | None = None  # PCIe generation now; it drops while the card idles
     max_link_generation: int | None = None  # Highest PCIe generation of card and slot together
@@ -198,24 +206,27 @@ _LANE_RATES = {
     5: 32e9 * 128 / 130 / 8,
     6: 64e9 * 242 / 256 / 8,
 }
-"""Bytes per second of one lane, one way, after line coding (PCI Express Base Specification: 8b/10b up to generation 2, 128b/130b up to
-generation 5, 242 of 256 bytes of a FLIT in generation 6)."""
+"""Bytes per second of a lane, one way, after line coding (PCI Express Base Specification)."""
 
 
 def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
-    """Theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1): the factor 2 is the double data rate."""
+    """Return the theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1):
+    the factor 2 is the double data rate."""
     return 2 * memory_clock_hz * bus_bits / 8
 
 
 def host_link(
     generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False
 ) -> tuple[str, float | None]:
-    """The host link in words and its theoretical bandwidth one way in bytes per second, where it is PCIe of a known generation.
-
-    An integrated GPU has the host's memory. One that walks the host's page tables reads it over a coherent link such as NVLink-C2C,
-    whatever PCIe link it has too.
+    """Return the host link in words and its theoretical bandwidth one way in bytes per second,
+    where it is PCIe of a known generation. A GPU that walks the host's page tables reads over a
+    coherent link such as NVLink-C2C, whatever PCIe link it has too.
     """
-    if integrated or host_page_tables:
-        return "memory shared with the host" if integrated else "coherent link to the host", None
-    lane = _LANE_RATES.get(generation)
-    return f"PCIe Gen{generation} x{width}", None if lane is None else lane * width
+    if integrated:
+        return "memory shared with the host", None
+    if host_page_tables:
+        return "coherent link to the host", None
+    bandwidth = None
+    if generation in _LANE_RATES:
+        bandwidth = _LANE_RATES[generation] * width
+    return f"PCIe Gen{generation} x{width}", bandwidth

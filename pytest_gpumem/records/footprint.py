@@ -1,4 +1,5 @@
-"""The footprint of a test: how much memory of the GPU it takes, keeps and reserves, by library and by kind of memory."""
+"""The footprint of a test: how much memory of the GPU it takes, keeps and reserves, by library and
+by kind of memory."""
 
 from __future__ import annotations
 
@@ -8,38 +9,36 @@ from pytest_gpumem.records.record import ByteChange, Bytes, Count, Record, Secon
 from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
-"""Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
+"""Memory of the GPU, managed memory, and page-locked memory of the host, allocated or
+registered."""
 
-FIXTURES = "gpumem"
-"""`MemoryUse.library` of the buffers that a test gets from fixtures of pytest-gpumem."""
-DRIVER = "CUDA"  # `MemoryUse.library` of allocations of the driver that no pool of a library made: raw CUDA, Numba, cuda.core
-GRAPHS = "CUDA graphs"  # `MemoryUse.library` of the memory that CUDA graphs allocate when they run
-
-
-class SizeCount(Record, frozen=True):
-    """Allocations of similar size."""
-
-    up_to: Bytes  # Largest size among them, a power of two: the others are larger than half of it
-    count: Count  # Number of allocations
+# Values of `MemoryUse.library` beside names of libraries:
+FIXTURES = "gpumem"  # buffers that a test gets from fixtures of pytest-gpumem
+DRIVER = "CUDA"  # allocations of the driver that no pool made: raw CUDA, Numba, cuda.core
+GRAPHS = "CUDA graphs"  # memory that CUDA graphs allocate when they run
 
 
 class MemoryUse(Record, frozen=True):
-    """Memory of one kind that one library took. Memory inside a pool counts once: where it is used, and else as reserved."""
+    """Memory of one kind that one library took. Memory inside a pool counts once: where it is used,
+    and else as reserved."""
 
-    library: str  # Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the fixtures
+    library: str
+    """Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the
+    fixtures."""
     kind: MemoryPlace  # Where the memory lies
     peak: Bytes = 0  # Most bytes in use at once, above those before the test
     at_peak: Bytes = 0
     """Bytes in use when the device memory of all libraries together was at its peak."""
     kept: ByteChange = 0
-    """Bytes in use at the end, above those before the test, after the test's references are gone. Below 0 if it freed earlier memory."""
+    """Bytes in use at the end, above those before the test. Below 0 if it freed earlier memory."""
     allowed: Bytes = 0  # Bytes in use at the end besides, from lines that `allow_kept` names
-    reserved: ByteChange = 0  # Bytes that the library's pool holds at the end and nobody uses, above those before the test
+    reserved: ByteChange = 0
+    """Bytes that the library's pool holds at the end and nobody uses, above those before."""
     allocations: Count = 0  # Number of allocations
-    allocated: Bytes = 0  # Bytes of all allocations together
     largest: Bytes = 0  # Bytes of the largest allocation
-    sizes: tuple[SizeCount, ...] = ()  # Number of allocations by size, smallest first
-    source: str = ""  # Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator statistics", "fixtures"
+    source: str = ""
+    """Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator
+    statistics", "fixtures"."""
 
 
 class Course(Record, frozen=True):
@@ -48,8 +47,8 @@ class Course(Record, frozen=True):
     library: str  # As `MemoryUse.library`
     kind: MemoryPlace  # As `MemoryUse.kind`
     points: tuple[tuple[Seconds, ByteChange], ...]
-    """Seconds since the test began, and the bytes in use from then on, above those before the test. Thinned out; each stretch keeps its
-    highest point."""
+    """Seconds since the test began, and the bytes in use from then on, above those before.
+    Thinned out; each stretch keeps its highest point."""
 
 
 class Phase(Record, frozen=True):
@@ -61,9 +60,11 @@ class Phase(Record, frozen=True):
 
 
 class Site(Record, frozen=True):
-    """A line of the user's code that allocates, with what one library allocated there of one kind of memory."""
+    """A line of the user's code that allocates, with what a library allocated of a kind there."""
 
-    file: str  # Relative to pytest's root folder where it lies in it; empty where no Python code ran in the thread that allocated
+    file: str
+    """Relative to pytest's root folder where it lies in it; empty where no Python code ran in the
+    thread that allocated."""
     line: Count  # Number of the line
     function: str  # Name of the function
     code: str  # Text of the line; empty if it cannot be read
@@ -83,26 +84,26 @@ class FootprintRepeat(Record, frozen=True):
 
 
 class Footprint(Record, frozen=True):
-    """The memory that a test took, or a labelled part of it. Work of the harness does not count: flushes, placements, references."""
+    """The memory that a test took, or a labelled part of it. Work of the harness does not count."""
 
-    peak: Bytes  # Most bytes of device memory in use at once, over all libraries, above those before the test
+    peak: Bytes  # Most bytes of device memory in use at once, above those before the test
     uses: tuple[MemoryUse, ...] = ()  # By library and kind; what was not touched is missing
     driver_peak: Bytes | None = None
-    """Most bytes of device memory that the driver gave out at once, in whole pages of 2 MiB, pools' reserves included, above those before
-    the test: what the GPU must have free. None where the driver was not watched."""
+    """Most bytes of device memory that the driver gave out at once, in pages of 2 MiB, with pools'
+    reserves: what the GPU must have free. None where the driver was not watched."""
     peak_bound: Bytes | None = None
     """The most that the peak can be, where that of a library is not known."""
     bound: Bytes | None = None
-    """If the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
-    pages of 2 MiB, other processes included."""
+    """If the driver was not watched: bytes by which the free memory of the GPU shrank beyond what
+    is known, other processes included."""
     watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
     not_watched: tuple[str, ...] = ()  # Parts that were not recorded, each with the reason
     seconds: Seconds = 0.0  # Length of the test
     phases: tuple[Phase, ...] = ()  # Setup, body and teardown, and the labelled parts
     timeline: tuple[Course, ...] = ()  # Bytes in use over the test's time
     sites: tuple[Site, ...] = ()
-    """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
-    out."""
+    """Lines that allocated what was in use at the peak or is kept, largest first; with
+    `--gpumem-footprint=trace`."""
     further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
     ended: bool = True
     """False while the test still runs: what it keeps and reserves is not known yet."""
@@ -111,13 +112,9 @@ class Footprint(Record, frozen=True):
 
     @property
     def needed(self) -> int:
-        """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
+        """Bytes that must be free for a test that starts with empty pools: in an earlier test's
+        pools it finds some."""
         return max(self.peak, self.driver_peak or 0)
-
-    def _sum(
-        self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")
-    ) -> int:
-        return sum(getattr(use, name) for use in self.uses if use.kind in kinds)
 
     @property
     def repeat(self) -> FootprintRepeat:
@@ -126,7 +123,8 @@ class Footprint(Record, frozen=True):
 
     @property
     def kept(self) -> int:
-        """Bytes of all kinds in use at the end beyond those before. A library that uses less than before does not make up for others."""
+        """Bytes of all kinds in use at the end beyond those before. A library that uses less than
+        before does not make up for others."""
         return sum(max(0, use.kept) for use in self.uses)
 
     @property
@@ -137,7 +135,7 @@ class Footprint(Record, frozen=True):
     @property
     def allocations(self) -> int:
         """Number of allocations of all kinds."""
-        return self._sum("allocations")
+        return sum(use.allocations for use in self.uses)
 
     @property
     def largest(self) -> int:
@@ -147,9 +145,9 @@ class Footprint(Record, frozen=True):
     @property
     def pinned_peak(self) -> int:
         """Most page-locked bytes: the sum of the libraries' peaks."""
-        return self._sum("peak", ("pinned",))
+        return sum(use.peak for use in self.uses if use.kind == "pinned")
 
     @property
     def managed_peak(self) -> int:
         """Most managed bytes: the sum of the libraries' peaks."""
-        return self._sum("peak", ("managed",))
+        return sum(use.peak for use in self.uses if use.kind == "managed")

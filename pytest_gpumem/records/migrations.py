@@ -1,4 +1,5 @@
-"""Page faults and migrations of managed memory: of one launch, and as counted from the single events of CUPTI and Nsight Systems."""
+"""Page faults and migrations of managed memory: the counts of one launch, and how they are added
+up."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from msgspec import field
 
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
-SHOWN_GROUPS = 32
-"""Groups of GPU page faults that are kept with their addresses; the totals count all groups."""
+SHOWN_GROUPS = 32  # Groups of GPU page faults that are kept with their addresses
 
 CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "unknown")
-"""Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`): a call of `cudaMemPrefetchAsync`; a page fault; the driver fetches
-neighbours of a page that faulted; the device needs room; the hardware's access counters ask for it; the driver gives no cause."""
+"""Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`). "speculation": the driver
+fetches neighbours of a page that faulted; "eviction": the device needs room."""
+
+TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to device", "to host", "between devices"
+GPU_FAULT, CPU_FAULT, MAPPED = "GPU fault", "CPU fault", "mapped"
 
 
 class FaultGroup(Record, frozen=True):
-    """GPU page faults that the driver handles together, as one line of nvprof's trace shows them (Unified memory, 2.7.2)."""
+    """GPU page faults that the driver handles together, as a line of nvprof's trace shows them."""
 
     address: int  # Page that faults
     faults: int  # Faults on it. All but one are duplicates, which the driver filters.
@@ -38,14 +41,14 @@ class PageCounts(Record, frozen=True):
     mapped: Bytes | None = None
     """Bytes that the device mapped in place, without moving them; None where mappings are not
     counted."""
-    causes: dict[str, Bytes] = field(
-        default_factory=dict
-    )  # Bytes that moved, by cause: the keys are `CAUSES`
+    causes: dict[str, Bytes] = field(default_factory=dict)
+    """Bytes that moved, by cause: "prefetch", "fault", "speculation", "eviction", "access
+    counters", "unknown"."""
     to_device_seconds: Seconds = 0.0
     """Seconds in which at least one copy to the device was in progress."""
     to_host_seconds: Seconds = 0.0  # Seconds in which at least one copy to the host was in progress
     groups: tuple[FaultGroup, ...] = ()
-    """The first groups of GPU page faults, at most `SHOWN_GROUPS`, in the order in which the driver handled them."""
+    """The first groups of GPU page faults, in the order in which the driver handled them."""
 
     @property
     def migrated(self) -> int:
@@ -59,19 +62,17 @@ class PageCounts(Record, frozen=True):
 
     @property
     def to_device_bandwidth(self) -> float | None:
-        """Bytes per second while pages moved to the device; None where none did. It is the rate of the link, not of the kernel."""
-        return (
-            self.to_device / self.to_device_seconds
-            if self.to_device and self.to_device_seconds
-            else None
-        )
+        """Bytes per second while pages moved to the device, which is the link's rate, or None."""
+        if not self.to_device or not self.to_device_seconds:
+            return None
+        return self.to_device / self.to_device_seconds
 
     @property
     def to_host_bandwidth(self) -> float | None:
-        """Bytes per second while pages moved to the host; None where none did."""
-        return (
-            self.to_host / self.to_host_seconds if self.to_host and self.to_host_seconds else None
-        )
+        """Bytes per second while pages moved to the host, or None where none did."""
+        if not self.to_host or not self.to_host_seconds:
+            return None
+        return self.to_host / self.to_host_seconds
 
 
 class Migrations(Record, frozen=True):
@@ -84,51 +85,44 @@ class Migrations(Record, frozen=True):
     not_counted: str | None = None  # Why nothing was counted; `before` and `launch` are None then
 
 
-TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to device", "to host", "between devices"
-GPU_FAULT, CPU_FAULT, MAPPED = "GPU fault", "CPU fault", "mapped"
-
-
 class PageEvent(NamedTuple):
-    """One event."""
+    """One event of CUPTI."""
 
-    kind: str  # `TO_DEVICE`, `TO_HOST` or `BETWEEN_DEVICES` for pages that moved, `GPU_FAULT`, `CPU_FAULT` or `MAPPED`
-    value: int  # Bytes that moved or were mapped; faults on one page that the driver handled together; of a CPU fault it means nothing
-    start: int  # Nanoseconds
-    end: int  # Nanoseconds
-    address: int  # First page
-    why: str  # Cause of a migration, one of `records.migrations.CAUSES`, or access that faulted, as `FaultGroup.access`
+    kind: str  # one of the constants from `TO_DEVICE` to `MAPPED`
+    value: int  # bytes, or faults on one page that the driver handled together
+    start: int  # nanoseconds
+    end: int  # nanoseconds
+    address: int  # first page
+    why: str  # cause of a migration, or access that faulted
 
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     """Add events up. `maps`: True if mappings are recorded too."""
-    by_kind: dict[str, list[PageEvent]] = {}
-    for one in sorted(events, key=lambda e: e.start):
-        by_kind.setdefault(one.kind, []).append(one)
-    faults = by_kind.get(GPU_FAULT, [])
-    down, up, across = (by_kind.get(way, []) for way in (TO_DEVICE, TO_HOST, BETWEEN_DEVICES))
+    totals = dict.fromkeys((TO_DEVICE, TO_HOST, BETWEEN_DEVICES, GPU_FAULT, CPU_FAULT, MAPPED), 0)
+    seconds = {TO_DEVICE: 0.0, TO_HOST: 0.0, BETWEEN_DEVICES: 0.0}
+    until = dict.fromkeys(seconds, 0)
     causes: dict[str, int] = {}
-    for one in (*down, *up, *across):
-        causes[one.why] = causes.get(one.why, 0) + one.value
+    groups = []
+    for event in sorted(events, key=lambda event: event.start):
+        totals[event.kind] += 1 if event.kind == CPU_FAULT else event.value
+        if event.kind == GPU_FAULT:
+            groups.append(FaultGroup(event.address, event.value, event.why))
+        if event.kind in seconds:
+            causes[event.why] = causes.get(event.why, 0) + event.value
+            begin = max(event.start, until[event.kind])  # copies that overlap count once
+            seconds[event.kind] += max(0, event.end - begin) / 1e9
+            until[event.kind] = max(until[event.kind], event.end)
     return PageCounts(
-        gpu_faults=sum(one.value for one in faults),
-        gpu_groups=len(faults),
-        gpu_pages=len({one.address for one in faults}),
-        cpu_faults=len(by_kind.get(CPU_FAULT, [])),
-        to_device=sum(one.value for one in down),
-        to_host=sum(one.value for one in up),
-        between_devices=sum(one.value for one in across),
-        mapped=sum(one.value for one in by_kind.get(MAPPED, [])) if maps else None,
+        gpu_faults=totals[GPU_FAULT],
+        gpu_groups=len(groups),
+        gpu_pages=len({group.address for group in groups}),
+        cpu_faults=totals[CPU_FAULT],
+        to_device=totals[TO_DEVICE],
+        to_host=totals[TO_HOST],
+        between_devices=totals[BETWEEN_DEVICES],
+        mapped=totals[MAPPED] if maps else None,
         causes=causes,
-        to_device_seconds=busy(down),
-        to_host_seconds=busy(up),
-        groups=tuple(FaultGroup(one.address, one.value, one.why) for one in faults[:SHOWN_GROUPS]),
+        to_device_seconds=seconds[TO_DEVICE],
+        to_host_seconds=seconds[TO_HOST],
+        groups=tuple(groups[:SHOWN_GROUPS]),
     )
-
-
-def busy(events: Sequence[PageEvent]) -> float:
-    """Seconds in which at least one of the copies was in progress; the events are in the order of their starts."""
-    total = until = 0
-    for one in events:
-        total += max(0, one.end - max(one.start, until))
-        until = max(until, one.end)
-    return total / 1e9

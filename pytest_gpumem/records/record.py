@@ -1,7 +1,7 @@
 """The base of all records, and the types of their fields.
 
-The text behind a field, or below it, describes it; the JSON Schema has the same text. The limits of a type hold when JSON is read and
-written, not when a record is made.
+The text behind a field, or below it, describes it; the JSON Schema has the same text. The limits of
+a type hold when JSON is read and written, not when a record is made.
 """
 
 from __future__ import annotations
@@ -10,24 +10,17 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-LEAST_TIME, LONGEST_TIME = 1e-12, 1e9
-"""Seconds of a launch. No clock resolves less, and nobody waits longer. Beyond these bounds ratios and squares of times overflow or
-vanish."""
+LEAST_TIME, LONGEST_TIME = 1e-12, 1e9  # Seconds of a launch: ratios and squares stay finite
 _LARGEST = 2**63 - 1
 
 Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
-Launches = Annotated[
-    int, Meta(ge=1, le=_LARGEST)
-]  # A number of launches that figures are of; figures of no launch mean nothing
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
 ByteChange = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
 Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
-Placements = Annotated[
-    tuple[LaunchTimes, ...], Meta(min_length=1)
-]  # Launch times of each buffer placement
+Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]  # Of each buffer placement
 NotNegative = Annotated[float, Meta(ge=0.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for one request of a warp
@@ -35,8 +28,3 @@ Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for one request 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
     """Plain data: frozen, and without unknown fields when it is read from JSON."""
-
-
-def is_time(seconds: float) -> bool:
-    """Whether a launch can take this long."""
-    return LEAST_TIME <= seconds <= LONGEST_TIME

@@ -1,8 +1,9 @@
-"""Records as JSON: runs in schema 2, and profiles.
+"""Records as JSON.
 
-Conversion is strict in both directions: JSON that is written is read back to an equal record. A wrong type, an unknown key and a number
-that is not finite or beyond the limits of its field are refused. A field with a default may be missing, so that fields can be added.
-Derived figures such as a latency are written for readers of the file, and ignored when it is read.
+Conversion is strict in both directions: JSON that is written is read back to an equal record. A
+wrong type, an unknown key and a number that is not finite or beyond the limits of its field are
+refused. Derived figures such as a latency are written for readers of the file, and ignored when it
+is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Omission, Row
 
-SCHEMA = 2  # Version of the layout that is written
+SCHEMA = 2  # Version of the layout
 
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
@@ -33,24 +34,25 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
         "bandwidth",
         "noise",
         "placement_spread",
-        "modes",
     ),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
 """Properties that are written after the fields of a record."""
-_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
+_INSIDE_ROW: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
 """Fields of a row that have properties of their own."""
 
 _T = TypeVar("_T")
 
 
 class SchemaError(ValueError):
-    """JSON that is not of this schema, or a record that cannot be written. The message names the path of the value."""
+    """JSON that is not of this schema, or a record that cannot be written; with the value's
+    path."""
 
 
 class Document(msgspec.Struct, frozen=True):
-    """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI units."""
+    """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI
+    units."""
 
     device: DeviceFacts  # The measured device
     settings: dict[str, Any]  # Settings of the run by the names of the options, as plain values
@@ -59,9 +61,8 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def to_plain(record: object, path: str = "$") -> Any:
-    """A record as plain values, without derived figures.
-    `path`: place of the record in the document, for errors.
-    Raises `SchemaError`: a value that could not be read back.
+    """Return a record as plain values, without derived figures. Raises `SchemaError`: a value that
+    could not be read back. `path`: of the record in the document.
     """
     plain = msgspec.to_builtins(record)
     from_plain(plain, type(record), path)
@@ -69,7 +70,7 @@ def to_plain(record: object, path: str = "$") -> Any:
 
 
 def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
-    """The record of `kind` that `to_plain` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
+    """Return the record that `to_plain` wrote. Raises `SchemaError`: a value that does not fit."""
     _refuse_unplain(value, path)
     try:
         return msgspec.convert(value, kind)
@@ -80,32 +81,30 @@ def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """A row as plain values, with its derived figures.
-    Raises `SchemaError`: a number that is not finite, a measurement without samples or with an impossible time.
-    """
-    plain: dict[str, Any] = to_plain(row)
+    """Return a row as plain values, with its derived figures. Raises `SchemaError`."""
+    plain = _with_derived(row, "$")
     _refuse_other_label(row, "$")
-    for name in _WITH_DERIVED:
-        if (record := getattr(row, name)) is not None:
-            plain[name] |= _derived(record, f"$.{name}")
-    return plain | _derived(row, "$")
+    for name in _INSIDE_ROW:
+        record = getattr(row, name)
+        if record is not None:
+            plain[name] = _with_derived(record, f"$.{name}")
+    return plain
 
 
 def row_from_json(value: object) -> Row:
-    """The row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
+    """Return the row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit."""
     row = from_plain(_without_derived(value, Row), Row)
     _refuse_other_label(row, "$")
     return row
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
-    """A device as plain values, with its baseline key. Raises `SchemaError`: a number that is not finite."""
-    plain: dict[str, Any] = to_plain(facts)
-    return plain | _derived(facts, "$")
+    """Return a device as plain values, with its baseline key. Raises `SchemaError`."""
+    return _with_derived(facts, "$")
 
 
 def device_from_json(value: object) -> DeviceFacts:
-    """The device that `device_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
+    """Return the device that `device_to_json` wrote. Raises `SchemaError`."""
     return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
@@ -115,8 +114,8 @@ def document(
     settings: Mapping[str, object],
     missing: Sequence[Omission] = (),
 ) -> dict[str, Any]:
-    """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
-    Raises `SchemaError`: a number that is not finite, or a setting that is no plain value.
+    """Return a run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
+    Raises `SchemaError`.
     """
     _refuse_unplain(dict(settings), "$.settings")
     return {
@@ -125,63 +124,65 @@ def document(
         "simulated": facts.simulated,
         "settings": dict(settings),
         "rows": [row_to_json(row) for row in rows],
-        "missing": [to_plain(one, "$.missing") | _derived(one, "$.missing") for one in missing],
+        "missing": [_with_derived(omission, "$.missing") for omission in missing],
     }
 
 
 def document_from_json(value: object) -> Document:
-    """The run that `document` wrote. Further keys at the top level belong to the caller.
-    Raises `SchemaError`: another schema, simulated and real mixed, or a value that does not fit, with its path.
+    """Return the run that `document` wrote. Further keys at the top level belong to the caller.
+    Raises `SchemaError`: another schema, simulated and real mixed, or a value that does not fit.
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
-    if (schema := value.get("schema")) != SCHEMA:
-        raise SchemaError(other_schema(schema, SCHEMA))
+    if value.get("schema") != SCHEMA:
+        raise SchemaError(other_schema(value.get("schema"), SCHEMA))
     plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
     plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
     for name, kind in (("rows", Row), ("missing", Omission)):
-        if isinstance(listed := plain.get(name), list):
-            plain[name] = [_without_derived(one, kind) for one in listed]
-    found = from_plain(plain, Document)
-    if value.get("simulated") is not found.device.simulated:
+        if isinstance(plain.get(name), list):
+            plain[name] = [_without_derived(record, kind) for record in plain[name]]
+    run = from_plain(plain, Document)
+    if value.get("simulated") is not run.device.simulated:
         raise SchemaError("$.simulated: contradicts $.device.simulated")
-    for index, row in enumerate(found.rows):
+    for index, row in enumerate(run.rows):
         _refuse_other_label(row, f"$.rows[{index}]")
-        if row.verdict.simulated is not found.device.simulated:
+        if row.verdict.simulated is not run.device.simulated:
             raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
-    return found
+    return run
 
 
-def other_schema(found: object, reads: int) -> str:
-    """The error of a file with another version of its layout; None: with no version."""
-    return f"$.schema: {'missing' if found is None else repr(found)}; this version reads {reads}"
+def other_schema(version: object, reads: int) -> str:
+    """Return the error of a file with another version of its layout; None: with no version."""
+    written = "missing" if version is None else repr(version)
+    return f"$.schema: {written}; this version reads {reads}"
 
 
-def _derived(record: Record, path: str) -> dict[str, Any]:
+def _with_derived(record: Record, path: str) -> dict[str, Any]:
+    plain: dict[str, Any] = to_plain(record, path)
     figures = {name: getattr(record, name) for name in DERIVED[type(record)]}
     _refuse_unplain(figures, path)
-    return figures
+    return plain | figures
 
 
 def _without_derived(value: object, kind: type[Record]) -> object:
     if not isinstance(value, dict):
         return value
-    plain = {name: one for name, one in value.items() if name not in DERIVED[kind]}
-    for name, inner in _WITH_DERIVED.items() if kind is Row else ():
-        if name in plain:
-            plain[name] = _without_derived(plain[name], inner)
+    plain = {name: field for name, field in value.items() if name not in DERIVED[kind]}
+    if kind is Row:
+        for name, inside in _INSIDE_ROW.items():
+            if name in plain:
+                plain[name] = _without_derived(plain[name], inside)
     return plain
 
 
 def _refuse_other_label(row: Row, path: str) -> None:
     if row.measurement is not None and row.label != row.measurement.label:
-        raise SchemaError(
-            f"{path}.measurement.label: {row.measurement.label!r} in a row labelled {row.label!r}"
-        )
+        label = row.measurement.label
+        raise SchemaError(f"{path}.measurement.label: {label!r} in a row labelled {row.label!r}")
 
 
 def _refuse_unplain(value: object, path: str) -> None:
-    """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes without an error."""
+    """Refuse what JSON cannot hold, above all NaN and infinity, which `json.dumps` writes."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise SchemaError(f"{path}: {value!r} is not a finite number")
@@ -198,17 +199,15 @@ def _refuse_unplain(value: object, path: str) -> None:
 
 
 def _located(message: str, value: Any, path: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.a[0]`" as "PATH.a[0]: 'x'; expected `int`, got `str`"."""
-    problem, _, where = message.partition(" - at `$")
-    where = where.rstrip("`")
-    if (
-        unknown := re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)
-    ) is not None:
-        return f"{path}{where}.{unknown[1]}: unknown"
+    """Return msgspec's "Expected `int`, got `str` - at `$.a[0]`" with the value and its path."""
+    problem, _, place = message.partition(" - at `$")
+    place = place.rstrip("`")
+    unknown = re.fullmatch("Object contains unknown field `(.*)`", problem, re.DOTALL)
+    if unknown is not None:
+        return f"{path}{place}.{unknown[1]}: unknown"
     if problem.startswith("Object missing"):
-        return f"{path}{where}: {problem}"
-    for name, index in re.findall(
-        r"\.(\w+)|\[(\d+)\]", where
-    ):  # "[...]" stands for any key: the mapping is shown
+        return f"{path}{place}: {problem}"
+    # "[...]" stands for any key: the mapping is shown.
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
         value = value[name or int(index)]
-    return f"{path}{where}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"
+    return f"{path}{place}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"

@@ -19,15 +19,16 @@ class WaitLine(Record, frozen=True):
     @property
     def place(self) -> str:
         """ "tests/test_a.py:12", or why there is no line."""
-        return f"{self.file}:{self.line}" if self.file else f"line unknown ({self.function})"
+        if not self.file:
+            return f"line unknown ({self.function})"
+        return f"{self.file}:{self.line}"
 
 
 class Waits(Record, frozen=True):
     """The waits of a test's body."""
 
-    lines: tuple[
-        WaitLine, ...
-    ] = ()  # In the order of their first wait, without those of `allow_waits`
+    lines: tuple[WaitLine, ...] = ()
+    """In the order of their first wait, without those of `allow_waits`."""
     not_read: str | None = None  # Why they are not known
 
     @property
@@ -38,6 +39,8 @@ class Waits(Record, frozen=True):
     @property
     def text(self) -> str:
         """The lines in words."""
-        shown = ", ".join(f"{line.place} {line.count} x {line.call}" for line in self.lines[:SHOWN])
+        text = ", ".join(f"{line.place} {line.count} x {line.call}" for line in self.lines[:SHOWN])
         more = len(self.lines) - SHOWN
-        return f"{shown} and {more} more" if more > 0 else shown
+        if more > 0:
+            text += f" and {more} more"
+        return text

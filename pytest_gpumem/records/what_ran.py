@@ -1,4 +1,5 @@
-"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal records."""
+"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal
+records."""
 
 from __future__ import annotations
 
@@ -92,6 +93,9 @@ class WhatRan(Record, frozen=True):
         """The steps of some kinds, in order."""
         return (step for step in self.launch if step.kind in kinds)
 
+    def _count(self, kind: StepKind) -> int:
+        return len(list(self.of(kind)))
+
     @property
     def left_out(self) -> int:
         """Bytes of arguments that differ between unchanged launches; `digest` leaves them out."""
@@ -106,12 +110,12 @@ class WhatRan(Record, frozen=True):
     @property
     def kernels(self) -> int:
         """Launched kernels."""
-        return sum(1 for _ in self.of(StepKind.KERNEL))
+        return self._count(StepKind.KERNEL)
 
     @property
     def copies(self) -> int:
         """Copies."""
-        return sum(1 for _ in self.of(StepKind.COPY))
+        return self._count(StepKind.COPY)
 
     @property
     def copied_bytes(self) -> int:
@@ -121,7 +125,7 @@ class WhatRan(Record, frozen=True):
     @property
     def waits(self) -> int:
         """Times that the host waits."""
-        return sum(1 for _ in self.of(StepKind.SYNCHRONISATION))
+        return self._count(StepKind.SYNCHRONISATION)
 
     @property
     def registers(self) -> int:
@@ -192,7 +196,8 @@ def _with_arguments(record: WhatRan, other: WhatRan, change: Callable[[str, str]
     for step, partner in zip(record.launch, other.launch, strict=True):
         mine, its = step.arguments or (), partner.arguments or ()
         if len(mine) == len(its) > 0:
-            launch.append(replace(step, arguments=tuple(map(change, mine, its))))
+            changed = [change(*pair) for pair in zip(mine, its, strict=True)]
+            launch.append(replace(step, arguments=tuple(changed)))
         else:
             launch.append(step)
     return what_ran(launch, record.calls, record.state)

@@ -1,10 +1,11 @@
-"""Differences as text. All of their sentences are here."""
+"""Differences, and the lines of code that take memory, as text. All of their sentences are here."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
 
 from pytest_gpumem.judging.differences import shape
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.difference import (
     CPU_FAULTS,
     DECLARED,
@@ -12,15 +13,14 @@ from pytest_gpumem.records.difference import (
     GPU_FAULTS,
     MIGRATED,
     ORDER,
+    PEAK,
     Difference,
     Value,
 )
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.footprints import allocations_of, before_text, place
 from pytest_gpumem.units import short_bytes, sizes
 
-LONGEST = 60  # characters of a kernel's name in a sentence
 _OF_BYTES = (DECLARED, MIGRATED, "shared", "dynamic_shared", "local", "nbytes")
 """Kinds, and fields of a step, whose values are bytes."""
 _WORDS = {
@@ -39,7 +39,7 @@ def why_lines(row: Row) -> list[str]:
 
 
 def place_of(row: Row) -> tuple[str, int] | None:
-    """The file and line of a row's first difference, relative to pytest's root folder; None if it is of no line there."""
+    """The file and line of a row's first difference, relative to pytest's root folder, if any."""
     site = row.differences[0].site if row.differences else None
     if site is None or not site.file or PurePosixPath(site.file).is_absolute():
         return None
@@ -47,35 +47,38 @@ def place_of(row: Row) -> tuple[str, int] | None:
 
 
 def describe(difference: Difference) -> str:
-    """One difference as a sentence: "kernel triad: block 256 → 128", "+16 MiB at model.py:4 in layer: y = x * 2 (64 MiB before)"."""
+    """One difference as a sentence: "kernel triad: block 256 → 128"."""
     if difference.site is not None:
         return _of_memory(difference, difference.site)
     kind, field, was, now = difference.kind, difference.field, difference.was, difference.now
     if kind == ORDER:
         return "the same steps in another order"
     if kind == FURTHER:
-        return "1 further difference" if now == 1 else f"{now} {kind}"
+        return f"{now} {kind}"
     if kind in (GPU_FAULTS, CPU_FAULTS) and was == 0:
         return f"{now} {kind} where there were none"
-    subject = f"{kind} {_short(difference.name)}".rstrip()
+    subject = f"{kind} {difference.name}".rstrip()
     if difference.times > 1:
         subject = f"{difference.times} × {subject}"
     if field == "code":
         # The reference that a simulated device runs has no machine code.
-        return (
-            "reference: other source"
-            if difference.name == "reference"
-            else f"{subject}: its module changed"
-        )
-    if not field and was is None:
-        return f"{subject} added" + (f" ({now})" if now else "")
-    if not field and now is None:
-        return f"{subject} removed" + (f" ({was})" if was else "")
+        if difference.name == "reference":
+            return "reference: other source"
+        return f"{subject}: its module changed"
+    if not field and (was is None or now is None):
+        what = "added"
+        if now is None:
+            what = "removed"
+        value = was or now
+        return f"{subject} {what} ({value})" if value else f"{subject} {what}"
     values = " → ".join(_values(difference))
+    if field.startswith("argument"):
+        return f"{subject}: {field}: {values}"
     if field:
-        colon = ":" if field.startswith("argument") else ""
-        return f"{subject}: {_WORDS.get(field, field)}{colon} {values}"
-    return f"{subject}: {values}" if difference.name else f"{subject} {values}"
+        return f"{subject}: {_WORDS.get(field, field)} {values}"
+    if difference.name:
+        return f"{subject}: {values}"
+    return f"{subject} {values}"
 
 
 def _values(difference: Difference) -> tuple[str, ...]:
@@ -87,22 +90,33 @@ def _values(difference: Difference) -> tuple[str, ...]:
 
 
 def _value(value: Value, field: str, of_bytes: bool) -> str:
+    if value is None and field in ("window", "cluster"):
+        return "none"
     if value is None:
-        return "none" if field in ("window", "cluster") else "unknown"
+        return "unknown"
     if isinstance(value, tuple):
         return shape(value)
     if isinstance(value, float):
         return f"{value:.3g}"
-    return short_bytes(value) if of_bytes and isinstance(value, int) else str(value)
+    if of_bytes and isinstance(value, int):
+        return short_bytes(value)
+    return str(value)
 
 
 def _of_memory(difference: Difference, site: Site) -> str:
-    assert isinstance(difference.now, int)
-    if difference.was is None:
-        return f"{short_bytes(difference.now)} at {place(site)} ({allocations_of(site, difference.kind)})"
-    assert isinstance(difference.was, int)
-    return f"+{short_bytes(difference.now - difference.was)} at {place(site)} ({before_text(difference)})"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    """Such as "+16 MiB at model.py:4 in layer: y = x * 2 (64 MiB before)"."""
+    was, now = difference.was, difference.now
+    assert isinstance(now, int)
+    where = "a thread without Python code, such as PyTorch's backward pass"
+    if site.file:
+        code = f": {site.code}" if site.code else ""
+        where = f"{site.file}:{site.line} in {site.function}{code}"
+    if not isinstance(was, int):
+        memory = "" if site.kind == "device" else f" {site.kind}"
+        count = site.at_peak_count if difference.kind == PEAK else site.kept_count
+        by = f"{site.library}{memory}, {counted(count, 'allocation')}"
+        return f"{short_bytes(now)} at {where} ({by})"
+    before = f"{short_bytes(was)} before" if was else "new"
+    if was and difference.name:
+        before += f", by {difference.name}"
+    return f"+{short_bytes(now - was)} at {where} ({before})"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.columns import shortened
 
 
 class Progress:
@@ -17,9 +16,7 @@ class Progress:
         self._clock = clock
         self._begun = clock()
         self._tests: frozenset[str] = frozenset()
-        self._samples: dict[
-            str, int
-        ] = {}  # of each test that has ended, whether it was expected to measure or not
+        self._samples: dict[str, int] = {}  # of each test that has ended
         self._running = ""
 
     def expect(self, tests: Iterable[str]) -> None:
@@ -41,23 +38,16 @@ class Progress:
         return bool(self._tests)
 
     def line(self, width: int) -> str:
-        """One line of at most `width` characters, ASCII."""
+        """One line of at most `width` characters; the running test's name only where it fits."""
         ended, every = len(self._tests & self._samples.keys()), len(self._tests)
-        parts = [
-            f"gpumem: {ended} of {counted(every, 'test')}",
-            counted(sum(self._samples.values()), "sample"),
-        ]
-        if (
-            0 < ended < every
-        ):  # the estimate assumes that each test takes as long as those before it
-            parts.append(
-                f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left"
-            )
-        line = ", ".join(parts)
-        running = printable(self._running) if self._running not in self._samples else ""
-        room = width - len(line) - 2
-        # A shorter piece of an id would be of no use.
-        return f"{line}: {shortened(running, room)}" if running and room >= 12 else line[:width]
+        line = f"gpumem: {ended} of {counted(every, 'test')}"
+        line += f", {counted(sum(self._samples.values()), 'sample')}"
+        if 0 < ended < every:  # the estimate assumes tests as long as those before
+            left = (self._clock() - self._begun) / ended * (every - ended)
+            line += f", about {rounded(left)} left"
+        named = f"{line}: {printable(self._running)}"
+        shown = self._running and self._running not in self._samples and len(named) <= width
+        return named if shown else line[:width]
 
 
 def of_processes(ended: int, processes: int, finished: int, tests: int, seconds: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Past, Row
+from pytest_gpumem.reporting.conclusion import Conclusion, conclusion_lines, failing_rows, row_lines
+from pytest_gpumem.reporting.table import remedies
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,27 @@ class Run:
 
     rows: Sequence[Row]  # in the order in which they are shown; failed ones too
     facts: DeviceFacts
-    settings: Mapping[
-        str, object
-    ]  # plain values that the run was taken under, by the names of the options
+    settings: Mapping[str, object]  # plain values that the run was taken under, by option
     utc: str = ""  # time of the run, ISO 8601
     revision: str | None = None  # of the code that was measured; None if unknown
-    past: Mapping[str, Sequence[Past]] = field(
-        default_factory=dict
-    )  # by `Row.key`, the saved runs, oldest first
-    footprints: Mapping[str, Footprint] = field(
-        default_factory=dict
-    )  # by `Row.key`, of the newest run of the baseline
-    remarks: Sequence[
-        str
-    ] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate
+    past: Mapping[str, Sequence[Past]] = field(default_factory=dict)
+    """By `Row.key`, the saved runs, oldest first."""
+    remarks: Sequence[str] = ()  # sentences about the run, such as what decided a gate
+    conclusion: Conclusion | None = None  # what it decides; None where only rows are known
+
+
+def run_lines(run: Run, width: int) -> list[str]:
+    """What a run decides and why, as the terminal says it, then its remarks."""
+    lines = []
+    if run.conclusion is not None:
+        lines += conclusion_lines(run.conclusion, width)
+    else:
+        for row in failing_rows(run.rows):
+            lines += row_lines(row)
+    for line in run.remarks:
+        if line not in lines:
+            lines.append(line)
+    # The remarks of a gate name the rows without a verdict.
+    if run.conclusion is None or not run.conclusion.remarks:
+        lines += remedies(run.rows, store=run.conclusion is None)
+    return printable(lines)

@@ -1,13 +1,14 @@
-"""The header of a run in a terminal: the device, the settings, the baseline, and a banner if the device is simulated."""
+"""Lines of a session in a terminal: its header, counts, and what was not judged."""
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
@@ -21,13 +22,15 @@ from pytest_gpumem.records.row import (
     TEST,
     UNJUDGED,
     Omission,
+    Row,
 )
-from pytest_gpumem.reporting.row_facts import conditions_text
+from pytest_gpumem.reporting.details import conditions_text
+from pytest_gpumem.reporting.row import mark
 from pytest_gpumem.settings import Settings
-from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+from pytest_gpumem.units import format_bytes, format_rate
 
-MOST = 20  # lost measurements that are listed. The results hold all.
-_ON = {True: "on", False: "off", None: "unknown"}
+MOST = 20  # lost measurements that are listed; the results have all
+REMEDY = "to remove a measurement on purpose: gpumem accept TEST --change removed"
 
 
 def header(
@@ -37,196 +40,158 @@ def header(
     *,
     fallback_reason: str | None = None,
     conditions: Conditions | None = None,
-    short: bool = False,
 ) -> list[str]:
-    """Lines about the device and the run, without colour.
-    `settings`: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
-    max_regression, min_bandwidth, max_latency, strict. Missing names and None are left out.
-    `baseline`: one sentence about the baseline, as `baseline_line` makes it.
+    """Lines about the device and the settings, by option, that are not the default.
+
+    `baseline`: one sentence about it.
     `fallback_reason`: why the device is simulated, if nobody chose that.
-    `conditions`: clocks and throttle reasons at the start.
-    `short`: two lines: the device, and the settings that are not the default with the baseline.
+    `conditions`: at the start; printed where they disturb.
     """
-    if short:
-        usual = Settings().to_json()
-        own = {
-            name: value
-            for name, value in settings.items()
-            if name == "mode" or value != usual.get(name)
-        }
-        parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
-        return printable(
-            [
-                f"gpumem: {_short_device(facts, fallback_reason, conditions)}",
-                f"  {'; '.join(filter(None, parts))}",
-            ]
-        )
-    lines = []
-    if facts.simulated:  # in capitals, so that nobody mistakes a green run for a real one
-        lines.append(
-            f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***"
-        )
-        lines += [f"*** Reason: {fallback_reason} ***"] if fallback_reason else []
-    lines.append(f"gpumem: {_device(facts)}")
-    if not facts.simulated:
-        lines.append(f"  {_software(facts)}")
-    if conditions is not None and (text := conditions_text(conditions)):
-        lines.append(f"  conditions: {text}")
-    if plan := _plan(settings):
-        lines.append(f"  {plan}")
+    device = device_text(facts)
+    if facts.simulated:
+        why = f" ({fallback_reason})" if fallback_reason else ""
+        device = f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
+    elif conditions is not None and (conditions.throttle_reasons or conditions.other_processes):
+        device += f"; {conditions_text(conditions)}"
+    plan = _plan(settings)
     if baseline:
-        lines.append(f"  baseline: {baseline}")
+        plan += f"; baseline: {baseline}"
+    lines = [f"gpumem: {device}"]
+    if plan:
+        lines.append(f"  {plan}")
     return printable(lines)
 
 
-def _short_device(
-    facts: DeviceFacts, fallback_reason: str | None, conditions: Conditions | None
-) -> str:
-    if facts.simulated:
-        why = f" ({fallback_reason})" if fallback_reason else ""
-        return f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
-    device = f"{_name(facts)}, driver {facts.driver or 'unknown'}, CUDA {facts.cuda or 'unknown'}, {_peak(facts)}"
-    disturbed = conditions is not None and (
-        conditions.throttle_reasons or conditions.other_processes
-    )
-    return (
-        f"{device}; {conditions_text(conditions)}"
-        if conditions is not None and disturbed
-        else device
-    )
-
-
-REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed"
-
-
-def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str]:
-    """Lines about what was not judged: each lost measurement, each limit on a test that measured nothing, and how many were not run.
-    `remedy`: what to do about lost measurements.
-    """
-    crashed = [
-        one
-        for one in missing
-        if one.status == LOST and (one.reason == NOT_REACHED or DID_NOT_RUN in one.reason)
-    ]
-    lines = list(_crash_lines(crashed))
-    for status, name in ((LOST, "lost"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
-        those = [one for one in missing if one.status == status and one not in crashed]
-        lines += [
-            f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}"
-            for one in those[:MOST]
-        ]
-        if len(those) > MOST:
-            lines.append(
-                f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}"
-            )
-    if any(one.may_be_meant for one in missing):
-        lines.append(remedy)
-    return [*lines, *_not_run_lines(one for one in missing if one.status == NOT_RUN)]
-
-
-def _crash_lines(crashed: Sequence[Omission]) -> Iterator[str]:
-    """A line for each crash, or end of a session, that kept tests from running."""
-    reasons = dict[str, set[str]]()
-    for one in crashed:
-        lost_in = one.reason.partition(DID_NOT_RUN)[2]
-        why = (
-            f"did not run because {lost_in}"
-            if lost_in
-            else "not reached, because the session ended before"
-        )
-        reasons.setdefault(why, set()).add(one.nodeid)
-    for why, tests in reasons.items():
-        yield f"lost: {counted(len(tests), 'test')} {why}; --gpumem-isolate runs them all the same"
-
-
-def _not_run_lines(missing: Iterable[Omission]) -> Iterator[str]:
-    """A line each about the measurements, the tests and the limits, with their reasons counted."""
-    not_run: dict[str, list[str]] = {"measurement": [], "test": [], "limit": []}
-    for one in missing:
-        not_run[{ROW: "measurement", TEST: "test"}.get(one.what, "limit")].append(one.reason)
-    for things, reasons in not_run.items():
-        if reasons:
-            listed = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).items())
-            yield f"not run: {counted(len(reasons), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})"
-
-
-def baseline_line(processes: int, catches: float | None, where: str) -> str:
-    """One sentence about a baseline.
-    `processes`: saved processes that it holds for this device.
-    `catches`: the smallest slow-down that it catches, as a share; None if it is not known yet.
-    """
-    if processes == 0:
-        return f"none in {where}; --gpumem-save makes one"
-    stored = f"{counted(processes, 'process')} in {where}"
-    return (
-        stored if catches is None else f"{stored}; catches slow-downs from {format_share(catches)}"
-    )
-
-
-def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """True on a terminal, unless NO_COLOR is set (https://no-color.org) or the terminal is dumb."""
-    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-
-
-def one_place(one: TextIO, other: TextIO) -> bool:
-    """True if two streams write to the same terminal, file or pipe."""
-    try:
-        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
-    except (OSError, ValueError):  # closed, or no stream of the operating system
-        return False
-
-
-def _device(facts: DeviceFacts) -> str:
-    l2 = f"L2 {format_bytes(facts.l2_bytes)}"
+def device_text(facts: DeviceFacts) -> str:
+    """The GPU in one line."""
+    peak = "unknown"
+    if facts.dram_peak:
+        peak = format_rate(facts.dram_peak)
     parts = [
-        facts.arch,
-        f"{facts.sm_count} SMs",
-        f"{facts.memory_bytes / 2**30:.1f} GiB",
-        l2,
-        _peak(facts),
-    ]
-    return f"{'simulated ' if facts.simulated else ''}{_name(facts)} ({', '.join(parts)})"
-
-
-def _name(facts: DeviceFacts) -> str:
-    return f"{facts.name} MIG {facts.mig_profile}" if facts.mig_profile else facts.name
-
-
-def _peak(facts: DeviceFacts) -> str:
-    return f"peak {format_rate(facts.dram_peak)}" if facts.dram_peak else "peak unknown"
-
-
-def _software(facts: DeviceFacts) -> str:
-    parts = [
+        facts.name,
         f"driver {facts.driver or 'unknown'}",
         f"CUDA {facts.cuda or 'unknown'}",
-        f"ECC {_ON[facts.ecc]}",
-        f"MIG {facts.mig_profile or 'off'}",
-        f"MPS {_ON[facts.mps]}",
+        f"peak {peak}",
+        f"{facts.memory_bytes / 2**30:.1f} GiB",
+        f"L2 {format_bytes(facts.l2_bytes)}",
     ]
-    return ", ".join([*parts, facts.link] if facts.link else parts)
+    if facts.mig_profile:
+        parts.append(f"MIG {facts.mig_profile}")
+    if facts.ecc is False:
+        parts.append("ECC off")
+    if facts.mps:
+        parts.append("MPS on")
+    if facts.link:
+        parts.append(facts.link)
+    return ", ".join(parts)
+
+
+_PLAN = ("mode", "sampler", "placements", "precision", "budget", "total_budget", "processes")
+_LIMITS = ("max_regression", "min_bandwidth", "max_latency", "strict")
 
 
 def _plan(settings: Mapping[str, object]) -> str:
+    """The mode, and the settings that are not the default."""
+    usual = Settings().to_json()
     parts = []
-    for name, form in (
-        ("mode", "mode {}"),
-        ("sampler", "sampler {}"),
-        ("placements", "{} placements"),
-        ("max_regression", "max_regression {}"),
-        ("min_bandwidth", "min_bandwidth {}"),
-        ("max_latency", "max_latency {}"),
-    ):
-        if settings.get(name) is not None:
-            parts.append(form.format(settings[name]))
-    if isinstance(precision := settings.get("precision"), float):
-        parts.append(f"precision {format_share(precision)}")
-    if isinstance(each := settings.get("budget"), (int, float)):
-        parts.append(f"{format_time(each)} a measurement")
-    if isinstance(total := settings.get("total_budget"), (int, float)):
-        parts.append(f"{format_time(total)} in total")
-    if isinstance(processes := settings.get("processes"), int) and processes > 1:
-        parts.append(f"{processes} processes")
-    if settings.get("strict"):
-        parts.append("strict")
+    for name in (*_PLAN, *_LIMITS):
+        value = settings.get(name)
+        if value is not None and (name == "mode" or value != usual.get(name)):
+            parts.append(f"{name} {value}".removesuffix(" True"))
     return ", ".join(parts)
+
+
+def baseline_line(processes: int, where: str) -> str:
+    """One sentence about a baseline. `processes`: that it holds for this device."""
+    if processes == 0:
+        return f"none in {where}; --gpumem-save makes one"
+    return f"{counted(processes, 'process')} in {where}"
+
+
+def columns() -> int:
+    """The columns of the terminal; 120 where the output is no terminal."""
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """True on a terminal, unless NO_COLOR is set (https://no-color.org) or it is dumb."""
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+def counts_text(rows: Sequence[Row]) -> str:
+    """Such as "9 rows (simulated): 1 FAIL, 2 PASS; 1 test failed without a measurement"."""
+    counts: Counter[Outcome] = Counter()
+    by_error, nothing, simulated = set[str](), set[str](), False
+    for row in rows:
+        simulated = simulated or row.verdict.simulated
+        if not row.measured_something:
+            nothing.add(row.nodeid)
+            continue
+        counts[row.verdict.outcome] += 1
+        if row.test_error is True:
+            by_error.add(row.nodeid)
+    outcomes = []
+    for outcome in sorted(counts, key=lambda outcome: outcome.rank):
+        outcomes.append(f"{counts[outcome]} {outcome.word}")
+    parts = [f"{counted(counts.total(), 'row')}{mark(simulated)}"]
+    if outcomes:
+        parts[0] += f": {', '.join(outcomes)}"
+    if by_error:
+        parts.append(f"{counted(len(by_error), 'test')} failed by an assertion or an error")
+    if nothing:
+        parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
+    return "; ".join(parts)
+
+
+def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str]:
+    """Lines about what was not judged: each lost measurement, each limit on a test that measured
+    nothing, and how many were not run.
+
+    `remedy`: what to do about lost measurements.
+    """
+    names = {LOST: "lost", ACCEPTED: "removed", UNJUDGED: "not judged"}
+    crashed: dict[str, set[str]] = {}
+    not_run: dict[str, Counter[str]] = {}
+    listed: dict[str, list[str]] = {}
+    for omission in missing:
+        if omission.status == NOT_RUN:
+            thing = {ROW: "measurement", TEST: "test"}.get(omission.what, "limit")
+            not_run.setdefault(thing, Counter())[omission.reason] += 1
+        elif omission.status == LOST and omission.reason == NOT_REACHED:
+            why = "not reached, because the session ended before"
+            crashed.setdefault(why, set()).add(omission.nodeid)
+        elif omission.status == LOST and DID_NOT_RUN in omission.reason:
+            why = f"did not run because {omission.reason.partition(DID_NOT_RUN)[2]}"
+            crashed.setdefault(why, set()).add(omission.nodeid)
+        else:
+            key = omission.key
+            if omission.what not in (ROW, TEST):
+                key += f", {omission.what}"
+            name = names[omission.status]
+            listed.setdefault(name, []).append(f"{name}: {key}: {omission.reason}")
+    lines = []
+    for why, tests in crashed.items():
+        count = counted(len(tests), "test")
+        lines.append(f"lost: {count} {why}; --gpumem-isolate runs them all the same")
+    for name in names.values():
+        entries = listed.get(name, [])
+        lines += entries[:MOST]
+        if len(entries) > MOST:
+            lines.append(f"{name}: {len(entries) - MOST} further")
+    if any(omission.may_be_meant for omission in missing):
+        lines.append(remedy)
+    for thing, reasons in not_run.items():
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        what = counted(reasons.total(), thing)
+        if thing == "measurement":
+            what += " of the baseline"
+        lines.append(f"not run: {what} ({counts})")
+    return lines
+
+
+def profiled_lines(rows: Sequence[Row]) -> list[str]:
+    """Lines about a session under a profiler, whose times are not comparable with others."""
+    tests = {row.nodeid: None for row in rows if row.measurement is not None}
+    count = counted(len(tests), "test")
+    names = [f"  {printable(test)}" for test in tests]
+    return [f"profiled: {count}; times under a profiler are not judged", *names]

@@ -1,7 +1,6 @@
-"""The processes that commands start, pytest and other programs: the command line, the environment, the output.
+"""The processes that commands start: the command line, the environment, the output.
 
 No other module of this package starts pytest.
-Programs that are no pytest, such as git, have a module each that asks them.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, OptionRole, of_role, switch_off
+from pytest_gpumem.options import OptionRole, of_role
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
-"""Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
+"""Part of the plugin that runs selected tests alone. Its name: this package is below the plugin."""
 _LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 _PIPE = 65536  # bytes that are read of a pipe at once
 WATCHED = 1.0  # seconds between two looks at a process that is watched
@@ -41,42 +41,43 @@ def pytest_command(
     python: str = sys.executable,
 ) -> list[str]:
     """The command line of a pytest with `--gpumem`.
+
     `arguments`: the user's; they win over `options`, the defaults of the command that starts it.
-    `tests`: node ids; no other tests run. Empty: all that the arguments select. None: the same, without the part of the plugin for it.
+    `tests`: node ids of the only tests to run; empty or None: all that the arguments select.
     `results`: the file for `--benchmark-json`.
     """
     # Unbuffered, so that its lines come in the order in which they and a profiler's are printed.
     command = [python, "-u", "-m", "pytest", "--gpumem", *options]
     if tests is not None:
-        command += [
-            "-p",
-            ONLY_PLUGIN,
-            *(part for test in tests for part in ("--gpumem-only", test)),
-        ]
+        command += ["-p", ONLY_PLUGIN]
+        for test in tests:
+            command += ["--gpumem-only", test]
     command += [*arguments, *(tests or ())]
-    return [*command, f"--benchmark-json={results}"] if results is not None else command
+    if results is not None:
+        command.append(f"--benchmark-json={results}")
+    return command
 
 
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
-    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off, and its
-    baseline is an empty folder. With `evidence`, it records what a launch runs."""
-    return switch_off(environment, [*OF_A_RUN, *([] if evidence else [EVIDENCE])])
+    """Variables of a pytest that is a part of a run: options of a whole run are off, such as those
+    that save. With `evidence`, it records what a launch runs."""
+    names = list(OF_A_RUN)
+    if not evidence:
+        names.append(EVIDENCE)
+    return switch_off(environment, names)
 
 
 def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a pytest that is a run of its own, and saves nothing and writes nothing for GitHub."""
-    return switch_off(
-        environment, [*(option.name for option in of_role(OptionRole.SAVING)), ANNOUNCE]
-    )
+    """Variables of a pytest that is a run, saves nothing and writes nothing for GitHub."""
+    saving = [option.name for option in of_role(OptionRole.SAVING)]
+    return switch_off(environment, [*saving, ANNOUNCE])
 
 
 def name_of(argument: str) -> str:
     """The option of a word of a command line, without its value."""
-    return (
-        "-n"
-        if argument.startswith("-n") and not argument.startswith("--")
-        else argument.partition("=")[0]
-    )
+    if argument.startswith("-n") and not argument.startswith("--"):
+        return "-n"
+    return argument.partition("=")[0]
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,10 @@ def run(
     *,
     folder: Path | None = None,
 ) -> CommandResult:
-    """Run a command to its end, in `folder` or the working directory; each line that it prints goes to `echo` at once.
-    Raises `OSError`: it cannot be started.
+    """Run a command to its end. Raises `OSError`: it cannot be started.
+
+    `echo`: gets each line that it prints at once.
+    `folder`: to run in; None: the working directory.
     """
     lines = []
     try:
@@ -140,14 +143,18 @@ def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 class Background:
-    """A process that gets ready while others measure, and waits for its turn. Two pipes carry lines of JSON; a log keeps its output."""
+    """A process that gets ready while others measure, and waits for its turn.
+
+    Two pipes carry lines of JSON; a log keeps its output.
+    """
 
     def __init__(self, within: Path | None = None) -> None:
-        """Nothing is started yet. `within` is the folder for `folder`; default: the system's temporary one."""
+        """Nothing is started yet. `within`: the folder for `folder`; None: the temporary one."""
         self._scratch = tempfile.TemporaryDirectory(prefix="process-", dir=within)
         self.folder = Path(self._scratch.name)  # removed by `close`
         self.results = self.folder / "results.json"  # the file for its `--benchmark-json`
-        self._log: IO[str] = open(self.folder / "log", "w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by `close`)
+        log = self.folder / "log"
+        self._log: IO[str] = log.open("w+", encoding="utf-8", errors="replace")  # `close` closes it
         self.reads, tell = os.pipe()
         heard, self.writes = os.pipe()
         self._tell = os.fdopen(tell, "w", encoding="utf-8")
@@ -156,7 +163,8 @@ class Background:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        """Start it. Signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
+        """Start it. Signals of the terminal, such as Ctrl-C, do not reach it.
+
         `command`: knows the descriptors `reads` and `writes`, which it inherits.
         """
         try:
@@ -188,7 +196,8 @@ class Background:
     def hear(
         self, timeout: float, watch: Callable[[], object] = lambda: None
     ) -> dict[str, Any] | None:
-        """Its next line; None if it ended, or had to be ended after `timeout` seconds.
+        """Return its next line; None if it ended, or had to be ended after `timeout` seconds.
+
         `watch`: is called every second meanwhile.
         """
         assert self._process is not None
@@ -196,12 +205,12 @@ class Background:
         with selectors.DefaultSelector() as selector:
             selector.register(self._heard, selectors.EVENT_READ)
             while b"\n" not in self._begun:
-                # A process of its own may keep the pipe open.
+                # A process that it started may keep the pipe open.
                 ended = self._process.poll() is not None
-                if selector.select(
-                    0 if ended else min(WATCHED, max(0.0, until - time.monotonic()))
-                ):
-                    if not (more := self._heard.read(_PIPE)):
+                left = 0.0 if ended else max(0.0, until - time.monotonic())
+                if selector.select(min(WATCHED, left)):
+                    more = self._heard.read(_PIPE)
+                    if not more:
                         return None
                     self._begun += more
                 elif ended:
@@ -258,8 +267,10 @@ def shown(command: Sequence[str]) -> str:
 
 
 def recorded(command: Sequence[str], root: Path | None = None) -> str:
-    """A command as a record keeps it: as a shell takes it, without paths of the machine that it ran on.
-    Python is `python`; a path below `root` (default: the working folder) is relative to it; of any other path the name stays.
+    """A command as a record keeps it: as a shell takes it, without paths of the machine.
+
+    Python is `python`; a path below `root` (None: the working folder) is relative to it; of any
+    other path the name stays.
     """
     here = Path.cwd() if root is None else root
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 
 from msgspec import structs
@@ -23,6 +22,7 @@ from pytest_gpumem.records.row import (
     Row,
     did_not_run,
 )
+from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.open_rows import compared_limits
 from pytest_gpumem.runs.pairs import PEAK, TIME
@@ -57,31 +57,6 @@ EXITS: Mapping[State, tuple[Exit, Exit]] = {
 
 A LOST test and a looser limit that the change does not accept are FAILED too.
 """
-COLOURS: Mapping[int, str] = {Exit.FINE: "green", Exit.FAILED: "red"}
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """How a gate ends."""
-
-    code: int
-    causes: tuple[str, ...]  # of the colour, such as "1 of 3 rows fails"
-    rows: tuple[Row, ...] = ()
-    missing: tuple[Omission, ...] = ()  # what was not judged
-    lines: tuple[str, ...] = ()  # what a reader should know, a sentence each
-    accepted: tuple[str, ...] = ()  # what the change accepts, such as "test_a.py::test_x +8.41 %"
-
-    @property
-    def colour(self) -> str:
-        """ "red", "green" or "no verdict"."""
-        return COLOURS.get(self.code, "no verdict")
-
-    def result(self, *, simulated: bool) -> str:
-        """Return the end in one sentence."""
-        colour = f"{self.colour}{' (simulated)' if simulated else ''}"
-        if self.accepted and self.code == Exit.FINE:
-            return f"{colour}: ACCEPTED: {', '.join(self.accepted)}"
-        return f"{colour}: {'; '.join(self.causes)}"
 
 
 def conclude(
@@ -95,7 +70,7 @@ def conclude(
     strict_session: bool = False,
     real_devices: Sequence[str] = (),
 ) -> Conclusion:
-    """Return the end of a gate.
+    """Return the end of a gate, without advice.
 
     `rows`, `missing`: of the session, after the duet.
     `looser`: limits that the change loosens and does not accept.
@@ -110,14 +85,14 @@ def conclude(
         code, causes = ended[0], [ended[1]]
         if lost_ones and session.code not in (Exit.USAGE, Exit.NO_VERDICT):
             code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
-        end = Conclusion(code, tuple(causes), tuple(rows), tuple(missing))
-        return replace(end, lines=tuple(missing_lines(missing)))
+        return _conclusion(session, code, causes, rows, missing, missing_lines(missing))
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
-    lines = [*looser_lines(looser), *missing_lines(missing)]
-    lines += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
-    lines += [f"open: {row.key}: {row.verdict.reason}" for row in states[State.OPEN]]
+    remarks = [*looser_lines(looser), *missing_lines(missing)]
+    remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
+    for row in (*states[State.OPEN], *states[State.ACCEPTED]):
+        remarks.append(f"{row.verdict.outcome.word} {row.key}: {row.verdict.reason}")
 
     causes = _failures(session, states, rows, lost_ones, looser)
     code = Exit.FAILED
@@ -127,14 +102,33 @@ def conclude(
         causes = _not_strict(states, rows)
     if not causes:
         code, causes = Exit.FINE, [_green(states, rows)]
-        lines += _advice(rows)
+        accepted = _accepted_in_words(rows, missing)
+        if accepted:
+            causes = [f"ACCEPTED: {', '.join(accepted)}"]
+        remarks += _without_limit(rows)
+    return _conclusion(session, code, causes, rows, missing, remarks)
+
+
+def _conclusion(
+    session: SessionResult,
+    code: int,
+    causes: Sequence[str],
+    rows: Sequence[Row],
+    missing: Sequence[Omission],
+    remarks: Sequence[str],
+) -> Conclusion:
+    errors = {}
+    for failure in session.failures:
+        if not failure.not_run:
+            errors[failure.nodeid] = failure.message
     return Conclusion(
         code,
         tuple(causes),
         tuple(rows),
         tuple(missing),
-        tuple(lines),
-        tuple(_accepted_in_words(rows, missing)),
+        tuple(remarks),
+        errors=errors,
+        simulated=session.document is not None and session.document.device.simulated,
     )
 
 
@@ -258,8 +252,8 @@ def _green(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> str:
     return text
 
 
-def _advice(rows: Sequence[Row]) -> list[str]:
-    """What a reader of a green gate should know."""
+def _without_limit(rows: Sequence[Row]) -> list[str]:
+    """A line about the rows of a green gate whose slow-downs nothing detects."""
     free = 0
     for row in rows:
         if row.measurement is not None and row.limits.max_regression is None:

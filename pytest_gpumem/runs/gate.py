@@ -29,10 +29,11 @@ from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.records.schema import Document
+from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.base import selecting
-from pytest_gpumem.runs.conclusion import Conclusion, conclude, excused, may_be_excused
+from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
 from pytest_gpumem.runs.duet import DuetResult
 from pytest_gpumem.runs.open_rows import (
     crept_in_memory,
@@ -279,11 +280,8 @@ class Gate:
 
     def _saved_limits(self, row: Row) -> Limits | None:
         """The limits of the newest saved run of a row; None without one."""
-        if row.measurement is not None:
-            runs = self._baseline.saved(row)
-            return runs[-1].limits if runs else None
-        footprints = self._baseline.saved_footprints(row)
-        return footprints[-1].limits if footprints else None
+        runs = self._baseline.saved(row)
+        return runs[-1].limits if runs else None
 
     def _compare_limits(self, row: Row, base: Limits) -> None:
         """Take the limits of calls that demand less than those of BASE."""

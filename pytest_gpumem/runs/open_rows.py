@@ -9,7 +9,7 @@ from statistics import fmean
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import NONE, Acceptances, Figure
-from pytest_gpumem.baselines.history import SavedFootprint, SavedRow
+from pytest_gpumem.baselines.history import SavedRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import worst
 from pytest_gpumem.judging.footprint import peaks_of
@@ -191,17 +191,14 @@ def crept_in_time(verdict: DuetVerdict, reference: Sequence[SavedRow]) -> bool:
     """
     if verdict.pairs is None or verdict.pairs.outcome is not Outcome.PASS or not reference:
         return False
-    runs = []
-    for run in reference:
-        runs.append((run.process.utc.date(), run.measurement))
     changes = []
     for row in verdict.head:
         if row.measurement is not None:
-            changes.append(against_reference(row.measurement, runs).log_ratio)
+            changes.append(against_reference(row.measurement, times_of(reference)).log_ratio)
     return fmean(changes) > verdict.pairs.limit
 
 
-def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[SavedFootprint]) -> bool:
+def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[SavedRow]) -> bool:
     """Return whether head takes more memory than its reference allows, and passes against BASE.
 
     `limit`: the allowed growth, as written. `reference`: the saved runs of the row's reference.
@@ -211,7 +208,7 @@ def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[SavedF
     )
     if not passed or not reference:
         return False
-    greatest = max(max(peaks_of(run.footprint)) for run in reference)
+    greatest = max(max(peaks_of(footprint)) for footprint in memory_of(reference))
     return verdict.head_peak > parse_growth(limit).most(greatest)
 
 

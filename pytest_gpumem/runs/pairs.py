@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import differences, fails_by_memory, memory_differences
 from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
-from pytest_gpumem.judging.finding import Finding, change, counted, worst
+from pytest_gpumem.judging.finding import change, counted, worst
 from pytest_gpumem.judging.footprint import comparable, judge_footprint
 from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.limits import EXACT, absolute
@@ -113,7 +113,7 @@ class RowPairs:
 
     def _judge_counts(self, base: Row, head: Row) -> None:
         names = [name for name in EXACT if getattr(self.limits, name) is not None]
-        findings: list[Finding] = []
+        findings: list[LimitResult] = []
         if base.measurement is not None and head.measurement is not None:
             past = (base.measurement,)
             findings += absolute(
@@ -123,7 +123,7 @@ class RowPairs:
             saved = [base.footprint]
             findings += judge_footprint(head.footprint, self.limits, saved, names, of=BASE)
         for finding in findings:
-            self.results[finding.limit] = finding.result
+            self.results[finding.limit] = finding
         for name in names:
             reason = f"{name} cannot be judged: it was not counted on both sides"
             missing = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 import pytest_gpumem
 from pytest_gpumem.limits import YES
+from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
@@ -26,7 +27,6 @@ from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, python_path
-from pytest_gpumem.settings import OptionRole, of_role
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"

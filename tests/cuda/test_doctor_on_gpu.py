@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from pytest_gpumem.doctor import Status, examine, text
+from pytest_gpumem.doctor import examine, text
+from pytest_gpumem.doctor.checks import Status
 
 
 def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
     report = examine()
-    assert not report.simulated_only
     facts, card = report.device, report.card
     assert facts is not None
     if card is None:
@@ -24,8 +24,8 @@ def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
         assert 0 < card.sm_clock_hz <= card.max_sm_clock_hz
     if facts.link is not None:
         assert facts.link == f"PCIe Gen{card.max_link_generation} x{card.max_link_width}"
-    for name in ("driver", "GPU", "CuPy", "CUDA bindings", "NVML", "kernels", "pytest-benchmark"):
+    for name in ("GPU", "CuPy", "cuda-bindings", "nvidia-ml-py"):
         (check,) = [check for check in report.checks if check.name == name]
         assert check.status is Status.OK, check
-    assert text(report, 200)[-1].startswith("This machine can measure latency and bandwidth")
+    assert text(report, 200)[-1].startswith("This machine can measure on ")
     json.dumps(report.to_json(), allow_nan=False)

@@ -108,7 +108,6 @@ def test_a_quiet_gpu_is_not_called_busy(
             gpu_kernels.triad, *(device_buffer(nbytes) for _ in range(3)), label=str(nbytes)
         ).measurement
         assert taken.busy is UNSET or taken.busy < 0.2
-        assert taken.ran_at_hz == pytest.approx(taken.conditions[1].sm_clock_hz, rel=0.02)
         assert taken.host_time is not UNSET
         assert 1e-6 < taken.host_time < 1e-3
 
@@ -229,7 +228,7 @@ def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
 
 @pytest.mark.gpumem(budget="1 s")
 def test_rows_after_much_power_read_as_before(
-    gpu_benchmark: GpuBenchmark, gpu_device: Any, gpu_kernels: Kernels, device_buffer: Any
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
 ) -> None:
     torch = pytest.importorskip("torch")
     buffers = [device_buffer(2 * MiB) for _ in range(3)]
@@ -240,13 +239,6 @@ def test_rows_after_much_power_read_as_before(
     torch.cuda.synchronize()
     after = gpu_benchmark(gpu_kernels.triad, *buffers, label="after")
     assert after.latency == pytest.approx(before.latency, rel=0.02)
-    # The power cap may outlast the wait, by 15 MHz of the clock on an H200.
-    ran, highest = after.measurement.ran_at_hz, gpu_device.facts.sm_clock_hz
-    assert ran is not UNSET
-    assert highest is not None
-    assert any("throttled" in doubt for doubt in unreliable(after.measurement)) is (
-        ran < 0.99 * highest
-    )
 
 
 @pytest.mark.gpumem(budget="0.5 s")

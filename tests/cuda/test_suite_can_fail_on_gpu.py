@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("free_gpu")
 SUITE = Path(__file__).parents[1] / "memory"
 WINDOWS = """
 import pytest
-from pytest_gpumem.memory import l2
+from pytest_gpumem.memory import l2, window_request
 
 @pytest.fixture(autouse=True)
 def loses(request, gpu_device, monkeypatch):
@@ -29,9 +29,9 @@ def loses(request, gpu_device, monkeypatch):
         launch = gpu_device.kernels.launch
         monkeypatch.setattr(gpu_device.kernels, "launch", lambda work, stream, window=None: launch(work, stream))
     elif "[persisting-normal]" in name:
-        monkeypatch.setattr(l2, "_offset", lambda buffer, offset: 0)
+        monkeypatch.setattr(window_request, "_offset", lambda buffer, offset: 0)
     elif "[streaming-streaming]" in name:
-        monkeypatch.setattr(l2, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
+        monkeypatch.setattr(window_request, "_window_bytes", lambda facts, buffer, window, offset: buffer.nbytes - offset)
 """
 RED = [
     "on_a_launch_gains_too[graph]",
@@ -118,7 +118,7 @@ LOST = {
 
 PLUGIN = """
 import pytest
-from pytest_gpumem.memory import l2
+from pytest_gpumem.memory import l2, window_request
 
 @pytest.fixture(autouse=True)
 def loses(gpu_device, monkeypatch):

@@ -36,7 +36,6 @@ for name in (
 for name in (
     "devices.simulated.device",
     "measuring.stopping",
-    "reporting.summary",
     "reporting.table",
     "reporting.html",
     "reporting.markdown",

@@ -75,6 +75,7 @@ def test_no_outcome_changes_and_the_feature_is_named_once(
     strict = pytester.runpytest_subprocess(*SIMULATED, "--gpumem-strict", "test_b.py")
     strict.assert_outcomes(passed=2)
     assert strict.ret == Exit.NO_VERDICT
+    assert not [line for line in strict.outlines if line.startswith("red")]
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "worker"])

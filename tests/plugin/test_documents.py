@@ -11,19 +11,13 @@ from document_blocks import Block, blocks
 EXAMPLES = list(blocks("python"))
 # Copied from a file that tests of its own hold them to.
 TESTS = [block for block in EXAMPLES if block.is_test and not block.marker.startswith("file: ")]
-MODULES = {
-    block.code.partition("\n")[0].removeprefix("# "): block
-    for block in EXAMPLES
-    if block.code.startswith("# ")
-}
 LIBRARIES = ("cupy", "numba", "torch", "triton")
 SKIPS = ("could not import", "one GPU is simulated", "the test needs 2 GPUs")
 """Why an example may skip here: libraries, which are not to be found in this session, and a second GPU."""
 
 
 def test_there_are_some() -> None:
-    assert len(TESTS) > 20
-    assert [*MODULES] == ["triton_kernels.py"]
+    assert len(TESTS) > 12
 
 
 @pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: block.where)

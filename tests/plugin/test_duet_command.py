@@ -365,7 +365,7 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(
     whys = [
         line
         for line in (project.folder / "gpumem-results" / "summary.md").read_text().splitlines()
-        if line.startswith("why: ")
+        if line.strip().startswith("why: ")
     ]
     assert sum("declared bytes 128 MiB → 256 MiB" in line for line in whys) == 2
 

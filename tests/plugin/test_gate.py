@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ci_project import make_three
-from sessions import Run, rows_in, stored_in
+from sessions import Run, rows_in, slower, stored_in
 
 LIMITED = """
 import pytest
@@ -24,12 +24,10 @@ def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 SIZED = """
-import os
-
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
-    nbytes = int(os.environ.get("NBYTES", 64 << 20))
-    gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
+    gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20), max_regression="2%")
 """
+SLOWER = slower('float(os.environ.get("FACTOR", 1))')
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -144,15 +142,16 @@ def test_a_slower_run_fails_and_so_does_the_next(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(SIZED)
+    pytester.makeconftest(SLOWER)
     for runs in (1, 2, 3):
         gpumem("--gpumem-save").assert_outcomes(passed=1)
         assert len(stored_in(pytester.path)) == runs
-    monkeypatch.setenv("NBYTES", str(80 << 20))
+    monkeypatch.setenv("FACTOR", "1.25")
     for _ in range(2):
         slower = gpumem("--gpumem-save", "--benchmark-autosave")
         slower.assert_outcomes(failed=1)
         slower.stdout.fnmatch_lines(
-            ["+* against *max_regression 2% (call)*", "  verdict *FAIL (simulated), *::test_copy"]
+            ["latency *, was *, max_regression 2%", "  verdict *FAIL (simulated), *::test_copy"]
         )
     assert len(stored_in(pytester.path)) == 3
     # Nor does pytest-benchmark's own storage take the regressed row.
@@ -165,9 +164,10 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
 ) -> None:
     """Below pytest's own summary, and not for a test that fails by an assertion."""
     pytester.makepyfile(f"{SIZED}\n\ndef test_wrong(gpu_benchmark):\n    assert False\n")
+    pytester.makeconftest(SLOWER)
     gpumem("--gpumem-save", "-k", "not wrong").assert_outcomes(passed=1)
     make_three(stored_in(pytester.path)[0])
-    monkeypatch.setenv("NBYTES", str(96 << 20))
+    monkeypatch.setenv("FACTOR", "1.5")
     monkeypatch.setenv("COLUMNS", "160")
     result = gpumem(
         "--gpumem-save", "test_a_session_ends_with_what_fails_why_and_what_to_do.py", "--tb=no"
@@ -181,9 +181,10 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
     test = "test_a_session_ends_with_what_fails_why_and_what_to_do.py::test_copy"
     text = " ".join(line.strip().removesuffix(" \\") for line in result.outlines[begins:-1])
     assert re.fullmatch(
-        rf"FAIL \(simulated\) {test}: \+\S+ % against 3 saved runs, .*: slower than max_regression 2% \(call\) allows "
-        rf"why: declared bytes \S+ MiB → \S+ MiB repeat: pytest .* --gpumem .* {test} if it is meant, commit the file that this writes: "
-        rf"gpumem accept {test} --scope time --size \S+% --reason '...'",
+        rf"FAIL \(simulated\) {test} latency .*, was .*: \+\S+ %, max_regression 2% \+\S+ % .* "
+        rf"to repeat: pytest .* --gpumem .* {test} "
+        r"to repair: .* to accept, commit what this writes: "
+        rf"gpumem accept {test} --change time=\S+% --reason '...'",
         text,
     ), text
     assert "--gpumem-save" not in text
@@ -197,7 +198,7 @@ def test_no_baseline_is_a_warning_and_fails_when_strict(
     relaxed = gpumem()
     relaxed.assert_outcomes(passed=1)
     relaxed.stdout.fnmatch_lines(
-        ["NEW: 1 row has nothing to compare with: *", "1 row (simulated): 1 NEW"]
+        ["NEW *::test_copy: *; to store this state: *", "1 row (simulated): 1 NEW"]
     )
     strict = gpumem("--gpumem-strict")
     strict.assert_outcomes(failed=1)

@@ -102,7 +102,8 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     gates.change(SLOWER)
     red, _, text = gates.gate()
     assert red == 1, text
-    assert "and run the gate with --accept-from-change: gpumem accept test_it.py::test_copy" in text
+    accept = "gpumem accept test_it.py::test_copy --reason '...'"
+    assert f"to accept, commit what this writes: {accept}" in text
     accepted = gates.accept("test_it.py::test_copy")
     assert "accepted time up to 2" in accepted.stdout
     code, last, text = gates.gate()
@@ -120,6 +121,9 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     assert code == 1, text
     (path,) = gates.project.folder.glob(".gpumem/accepted/*.json")
     assert f"gpumem gate: {path.name} does not count: the gate has no --accept-from-change" in text
+    assert (
+        f"to accept, commit what this writes and gate with --accept-from-change: {accept}" in text
+    )
 
 
 def test_a_larger_slow_down_than_the_accepted_one_is_red(gates: Gates) -> None:

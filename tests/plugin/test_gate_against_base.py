@@ -273,7 +273,7 @@ def test_a_base_that_crashes_is_no_verdict(gate: Gate, exact: Project) -> None:
     publish(exact, "crash", "conftest.py")
     code, text = gate({"conftest.py": ""}, "origin/crash -- -k peak")
     assert code == 6, text
-    assert "open: test_it.py::test_peak: base: crashed: ended with exit code 7" in text
+    assert "UNDECIDED test_it.py::test_peak: base: crashed: ended with exit code 7" in text
     assert gate_result(text) == "gpumem gate: no verdict (simulated): 1 of 1 row open"
 
 
@@ -349,7 +349,7 @@ def test_tests_that_base_cannot_import_are_not_new(gate: Gate, project: Project)
     shutil.rmtree(project.folder / ".gpumem-baseline")
     code, text = gate({"test_it.py": TESTS}, "origin/broken -- -k test_copy")
     assert code == 6, text
-    assert "open: test_it.py::test_copy" in text
+    assert "UNDECIDED test_it.py::test_copy: " in text
 
 
 CALLS = f"""

@@ -53,25 +53,10 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
         "pytest_gpumem.plugin.fixtures",
         "pytest_gpumem.plugin.marks",
         "pytest_gpumem.limits",
+        "pytest_gpumem.options",
         "pytest_gpumem.settings",
         "pytest_gpumem.units",
     }
-
-
-def test_hooks_alone_import_nothing_heavy() -> None:
-    # Also without pytest-benchmark and the others that come with a session.
-    program = f"""
-import pytest, sys
-before = set(sys.modules)
-import pytest_gpumem.plugin.hooks
-from pytest_gpumem.settings import resolve
-resolve({{}}, {{}}, {{}}, "")
-print(sorted((set(sys.modules) - before) & {{*{HEAVY!r}, "statistics", "fractions"}}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_simulated_session_imports_no_cuda_package(pytester: pytest.Pytester) -> None:
@@ -168,14 +153,6 @@ def test_marker_is_known_with_strict_markers(pytester: pytest.Pytester) -> None:
     pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
 
 
-def test_somebody_elses_variable_does_no_harm(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUMEM_NONSENSE", "1")
-    pytester.makepyfile("def test_it(): pass")
-    pytester.runpytest().assert_outcomes(passed=1)
-
-
 STATE = """
 import atexit, gc, os, signal, sys, threading, warnings
 
@@ -248,28 +225,3 @@ def test_a_session_leaves_nothing_global_behind(
         text=True,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-
-
-def test_without_the_switch_a_session_runs_with_nothing_global_of_ours(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makeconftest(
-        STATE
-        + """
-def pytest_runtest_call(item):
-    plugins = item.config.pluginmanager
-    hooks = vars(item.config.hook)
-    found = {**state(), "hookspecs": sorted(hooks), "garbage": gc.isenabled()}
-    for name in ("hooks", "signals", "environment", "streams"):
-        found[name] = [str(one).partition(" at 0x")[0] for one in (found[name].items() if isinstance(found[name], dict) else found[name])]
-    with open("state.txt", "w") as file:
-        file.write("\\n".join(f"{name}: {value}" for name, value in found.items()))
-"""
-    )
-    pytester.makepyfile("def test_nothing(): pass")
-    seen = []
-    for arguments in (("-p", "no:gpumem"), ()):
-        assert pytester.runpytest_subprocess(*arguments).ret == 0
-        lines = (pytester.path / "state.txt").read_text().splitlines()
-        seen.append([line.partition(" at 0x")[0] for line in lines])
-    assert seen[0] == seen[1]

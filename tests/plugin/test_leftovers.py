@@ -205,28 +205,6 @@ def test_the_next_test_is_measured_as_before(beside: Run) -> None:
     )
 
 
-def test_lines_alone_are_let_go_of_before_the_next_test(beside: Run) -> None:
-    """Nobody can be asked for them, so there is nothing to warn of."""
-    result = beside(
-        """
-    def test_neighbour(gpu_device, gpu_kernels, device_buffer):
-        from dataclasses import replace
-        from pytest_gpumem.devices.kinds import MemoryKind
-        stream = gpu_device.streams.create()
-        memory = gpu_device.memory.allocate(4 * MiB, MemoryKind.DEVICE)  # as of another library, which keeps it
-        launch = gpu_kernels.copy.launch({"c": device_buffer(4 * MiB), "a": device_buffer(4 * MiB)}, {})
-        launch = replace(launch, arrays={**launch.arrays, "a": memory})
-        gpu_device.l2.set_window(stream, WindowSpec(memory.address, memory.nbytes, 1.0))
-        gpu_device.kernels.launch(launch, stream)
-        gpu_device.streams.synchronize(stream)
-        gpu_device.l2.set_window(stream, None)
-        assert lines(gpu_device) > 0
-    """
-        + AFTER
-    )
-    result.assert_outcomes(passed=2, warnings=0)
-
-
 @pytest.mark.parametrize(
     ("body", "arguments", "outcomes"),
     [
@@ -251,25 +229,6 @@ def test_a_neighbour_is_named_however_it_ends(
     result = beside(neighbour + AFTER, *arguments)
     result.assert_outcomes(**outcomes, warnings=1)
     result.stdout.fnmatch_lines([LEFT])
-
-
-def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
-    """The process may live on, as in a notebook."""
-    pytester.makepyfile(
-        NEIGHBOUR
-        + f"""
-    import signal
-
-    def test_neighbour(gpu_device):
-        misbehave(gpu_device)
-        {CTRL_C}
-    """
-    )
-    result = pytester.runpytest_inprocess(
-        *SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", no_reraise_ctrlc=True
-    )
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines([LEFT, AT_THE_END])
 
 
 def test_a_neighbour_without_our_fixtures(beside: Run) -> None:
@@ -338,38 +297,6 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(beside: Run) -> N
     ]
 
 
-@pytest.mark.parametrize("scope", ["function", "module", "session"])
-def test_a_fixture_from_before_the_device_was_opened_restores(
-    pytester: pytest.Pytester, beside: Run, scope: str
-) -> None:
-    """What the process started with was not seen then: what such a fixture puts back on its way out is no leftover."""
-    pytester.makeconftest(
-        STATE
-        + f"""
-    @pytest.fixture(scope="{scope}", autouse=True)
-    def early(pytestconfig):
-        # As by CUDA calls of the user's own, which need no device of ours.
-        session = pytestconfig.stash[SESSION]
-        if session._device is not None:
-            yield
-            return
-        device = session.chosen.open()
-        device.l2.request_set_aside(MOST)
-        object.__setattr__(session.chosen, "open", lambda: device)
-        yield
-        device.l2.request_set_aside(DEFAULT)
-    """
-    )
-    result = beside(
-        """
-    def test_first(gpu_device): pass
-    def test_second(gpu_device): pass
-    """
-    )
-    result.assert_outcomes(passed=2, warnings=0)
-    result.stdout.fnmatch_lines([AT_THE_END])
-
-
 def test_a_fixture_of_one_test_that_restores_leaves_nothing(beside: Run) -> None:
     result = beside(
         """
@@ -391,28 +318,6 @@ def test_a_fixture_of_one_test_that_restores_leaves_nothing(beside: Run) -> None
     )
     result.assert_outcomes(passed=4, warnings=1)
     result.stdout.fnmatch_lines([LEFT])
-
-
-def test_a_block_that_is_never_left_is_closed_with_its_test(beside: Run) -> None:
-    result = beside(
-        """
-    def test_forgets(gpu_device, device_buffer, persisting_stream):
-        seen["block"] = persisting_stream(device_buffer(8 * MiB))
-        seen["block"].__enter__()
-
-    def test_after(gpu_device, device_buffer, persisting_stream):
-        assert state(gpu_device) == (DEFAULT, [])
-        with persisting_stream(device_buffer(8 * MiB)) as stream:
-            del seen["block"]
-            assert stream.handle and stream.window is not None
-    """
-    )
-    result.assert_outcomes(passed=2, warnings=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*LeftoverWarning: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"
-        ]
-    )
 
 
 @pytest.mark.parametrize("strict", [False, True])

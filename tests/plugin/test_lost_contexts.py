@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from xml.etree import ElementTree
 
@@ -144,28 +142,6 @@ def test_the_last_test_that_loses_the_context_unseen_fails(
     )
 
 
-def test_an_error_that_leaves_the_context_is_the_tests_alone(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(
-        """
-        from pytest_gpumem.devices.protocol import DeviceError
-
-        def test_culprit(gpu_device, monkeypatch):
-            synchronize = gpu_device.streams.synchronize
-            def once():
-                gpu_device.streams.synchronize = synchronize
-                raise DeviceError("a capture is open")
-            gpu_device.streams.synchronize = once
-
-        def test_next(gpu_device): pass
-        """
-    )
-    result = gpumem("-rA")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*_ test_culprit _*", "*DeviceError: a capture is open"])
-
-
 @pytest.mark.parametrize(
     ("when", "arguments"),
     [
@@ -212,52 +188,6 @@ def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchma
     assert sorted(map(str, cases)) == ["test_culprit", "test_last", "test_next", "test_triad"]
     assert (pytester.path / "cleaned").read_text() == "x"
     assert "not run" not in result.stdout.str()
-
-
-def test_nothing_that_was_lost_prints_anything_after_the_summary(pytester: pytest.Pytester) -> None:
-    """As a GPU's libraries, whose objects cannot free what the context took with it."""
-    pytester.makeconftest(
-        LOSING
-        + """
-    from dataclasses import replace
-    from msgspec import structs
-    from pytest_gpumem.devices import opening
-    from pytest_gpumem.plugin import start
-    chosen = opening.choose("sim")
-    start.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, simulated=False))
-"""
-    )
-    pytester.makepyfile(
-        test_it="""
-        import atexit, sys
-        from conftest import lose
-        class Lost:
-            def __del__(self):
-                sys.excepthook(OSError, OSError("cannot be freed"), None)  # as Cython prints an error of a destructor
-                raise OSError("cannot be freed")
-        def test_culprit(gpu_device):
-            lost = Lost()
-            lost.cycle = lost  # pytest collects it at its end
-            atexit.register(Lost().__del__)  # as CuPy frees its pools
-            lose(gpu_device)
-        """
-    )
-    result = pytester.runpytest_subprocess(*SIMULATED)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "1 failed" in result.outlines[-1]
-    assert not [line for line in result.errlines if line]
-    # A program that calls pytest goes on after it.
-    program = f"""
-import sys, pytest
-hook, code = sys.excepthook, pytest.main({list(SIMULATED)!r})
-sys.exit(40 + code if sys.excepthook is hook else 0)
-"""
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=pytester.path, capture_output=True
-        ).returncode
-        == 41
-    )
 
 
 def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(

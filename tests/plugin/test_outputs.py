@@ -104,7 +104,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     result = gpumem(*FILES, "--gpumem-strict", "-v")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["test_free *[+-]0.0? %*measured (*", "4 rows (simulated): 2 PASS, 2 measured"]
+        ["test_free * %* measured (sim)", "4 rows (simulated): 2 PASS, 2 measured"]
     )
     assert not [line for line in result.outlines if line.startswith("::")]
     rows = {row["key"]: row["verdict"] for row in results_in(pytester.path)["rows"]}
@@ -166,13 +166,7 @@ def test_a_result_that_nothing_checked_is_said(
         True,
     ]
     result.stdout.fnmatch_lines(
-        [
-            "unchecked test_case*: * (1 row more with such a note)",
-            "*5 measured; 2 rows measured without a check of the result",
-        ]
-    )
-    assert (
-        "2 rows measured without a check of the result" in (pytester.path / "steps.md").read_text()
+        ["2 rows measured without a check of the result", "5 rows (simulated): 5 measured"]
     )
     assert (pytester.path / "report.html").read_text().count("<small>unchecked</small>") == 2
 
@@ -261,22 +255,6 @@ def test_pytest_benchmarks_table_leaves_out_gpu_tests_unless_it_is_asked_for(
         assert "- benchmark 'simulated'" in gpumem("test_it.py", asked).stdout.str()
     pytester.makeini("[pytest]\naddopts = --benchmark-sort=name")
     assert "- benchmark 'simulated'" in gpumem("test_it.py").stdout.str()
-
-
-def test_durations_name_the_slowest_rows_with_what_took_the_time(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(test_it=TESTS)
-    lines = gpumem("--durations=1").outlines
-    at = lines.index("slowest 1 row, with what took the time:")
-    assert "us at " in lines[at + 1]
-    assert {
-        name
-        for name in ("check", "warm-up", "placements", "samples", "passes")
-        if f"{name} " in lines[at + 1]
-    } >= {"check", "samples"}
-    assert " ms test_it.py::" not in lines[at + 2]
-    assert not any("what took the time" in line for line in gpumem().outlines)
 
 
 def test_a_failure_is_as_wide_as_the_terminal_and_its_summary_is_whole(

@@ -78,33 +78,6 @@ def test_a_process_that_cannot_measure_ends_the_run(
     )
 
 
-def test_a_row_that_another_process_has_not_is_noted(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    pytester.makepyfile(
-        """
-        import pathlib
-        import pytest
-
-        def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
-            mark = pathlib.Path("mark")
-            if not mark.exists():
-                mark.touch()
-                pytest.skip("once")
-            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
-
-        def test_other(gpu_benchmark, device_buffer, gpu_kernels):
-            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
-        """
-    )
-    result = gpumem("--gpumem-processes", "2", "-v")
-    result.assert_outcomes(passed=2)
-    # In the table's width a note takes two lines.
-    text = " ".join(result.stdout.str().split())
-    assert text.count("test_copy: process 2 of 2 is left out: it has no such row") == 1
-    assert "test_other: process" not in text
-
-
 def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
     result = gpumem("--gpumem-processes", "2", "-n", "2")
@@ -126,17 +99,6 @@ def test_a_test_may_ask_for_the_fixture_while_it_runs(
     )
     gpumem("--gpumem-processes", "2", "--benchmark-json=out.json").assert_outcomes(passed=1)
     assert len(row_in(pytester.path)["measurement"]["further"]) == 1
-
-
-def test_dist_without_workers_distributes_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(COPY)
-    gpumem(
-        "--dist", "loadgroup", "--gpumem-processes", "2", "--benchmark-json=out.json"
-    ).assert_outcomes(passed=2)
-    assert len(row_in(pytester.path)["measurement"]["further"]) == 1
-    assert [
-        one["name"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]
-    ] == ["test_copy"]
 
 
 def test_nothing_is_started_where_nothing_measures(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -275,25 +237,3 @@ def test_what_the_ini_file_switches_on_is_the_runs_alone(
     assert len(row_in(pytester.path)["measurement"]["further"]) == 1
     assert not (pytester.path / ".pytest_cache").exists()
     assert len(list(pytester.path.glob(".benchmarks/*/0*.json"))) == 1
-
-
-def test_a_session_that_a_test_starts_judges_its_own_limits(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    """Also in a further process, whose own limits the main one judges."""
-    pytester.makepyfile(
-        COPY
-        + """
-import subprocess, sys
-INNER = '''
-def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
-    gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), max_latency="1 ns")
-'''
-
-def test_session(tmp_path):
-    (tmp_path / "test_inner.py").write_text(INNER)
-    command = [sys.executable, "-m", "pytest", "-q", "--gpumem", "--gpumem-device=sim", "test_inner.py"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 1
-"""
-    )
-    gpumem("--gpumem-processes", "2").assert_outcomes(passed=3)

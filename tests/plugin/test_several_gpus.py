@@ -409,7 +409,7 @@ def test_workers_on_another_machine_compare_with_the_baseline(
 def test_the_recipe_for_another_machine_leaves_nothing_in_the_project(
     pytester: pytest.Pytester, seen: Seen, other_machine: str, tmp_path: Path
 ) -> None:
-    """docs/how-to/gpus.md: xdist copies pytest itself, and the project, into the folder of `chdir`."""
+    """docs/how-to/running.md: xdist copies pytest itself, and the project, into the folder of `chdir`."""
     seen.write(MEASURED)
     (there := tmp_path / "there").mkdir()
     workers = (

@@ -9,7 +9,7 @@ from sessions import TRIAD, Run
 
 from pytest_gpumem.measuring.budget import FIXED
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.records.measurement import Measurement
 

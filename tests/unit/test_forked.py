@@ -18,7 +18,7 @@ os.write(writes, os.read(reads, 5))
 """
 
 
-@pytest.mark.parametrize("least", [50, 199, 200, 203, 300])
+@pytest.mark.parametrize("least", [50, 203])
 def test_a_process_has_descriptors_of_any_number(tmp_path: Path, least: int) -> None:
     """A worker of xdist may have hundreds of them."""
     script = tmp_path / "script.py"

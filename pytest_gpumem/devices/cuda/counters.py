@@ -1,25 +1,23 @@
 """Counts from CUPTI through `cupti-python` (the extra `cupti13`): page faults and migrations of
 managed memory, kernels and copies.
 
-CUPTI is imported at the first count. Its counters are off again when `pages` and `activity` return.
+CUPTI is imported at the first count. Its counters are off again when `pages` and `spans` return.
 Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUnifiedMemoryCounter.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import what_ran
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, PASSES, USE_KINDS, together, use_of
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
 from pytest_gpumem.devices.cuda.modules import MODULES
 from pytest_gpumem.devices.cuda.own_kernels import HOLD
-from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
+from pytest_gpumem.devices.protocol import Activity, Counters, NotCounted, Span, Undelivered
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
     CPU_FAULT,
@@ -31,12 +29,12 @@ from pytest_gpumem.records.migrations import (
     PageEvent,
     page_counts,
 )
-from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
 from pytest_gpumem.records.what_ran import WhatRan
 
 BUFFER_BYTES = 2**17
 """Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the
 buffer: 8 MiB take 6 ms (H100)."""
+PASSES = 2  # attempts: the first records of a process may be lost
 WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
@@ -119,36 +117,22 @@ class CudaCounters:
         )
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record kernels, copies and memsets while `work` runs. `work` waits for the work that it
-        queues.
-        Raises `NotCounted`: as `watch`; or nothing was delivered.
-        """
-        seen: list[KernelUse | CopyUse] = []
-        kernels: list[tuple[int, int]] = []
-
-        def receive(cupti: Any, record: Any) -> None:
-            use = use_of(cupti, record)
-            if use is not None:
-                seen.append(use)
-            if isinstance(use, KernelUse):
-                kernels.append((int(record.start), int(record.end)))
-
+        """Record the kernels of `work`. Raises `NotCounted`: as `watch`, or none was delivered."""
         for _ in range(PASSES):
-            self.watch(USE_KINDS, receive, work)
-            if seen:
-                return replace(together(seen), at_once=round(at_once(kernels)))
-        raise NotCounted(f"CUPTI reported no kernel, copy or memset in {PASSES} passes")
+            kernels = [span for span in self.spans(work) if span.grid]
+            if kernels:
+                return Activity(kernels)
+        raise NotCounted(f"CUPTI reported no kernel in {PASSES} passes")
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as
-        `watch`."""
+        """Record each kernel, copy and memset, but holds. Raises `NotCounted`: as `watch`."""
         records: list[tuple[str, int, int, int]] = []
 
         def receive(cupti: Any, record: Any) -> None:
-            use = use_of(cupti, record)
-            name, blocks = (
-                (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
-            )
+            name, blocks = "", 0
+            if cupti.ActivityKind(int(record.kind)).name == "CONCURRENT_KERNEL":
+                name = str(record.name)
+                blocks = int(record.grid_x) * int(record.grid_y) * int(record.grid_z)
             if name != HOLD:
                 records.append((name, blocks, int(record.start), int(record.end)))
 

@@ -23,20 +23,11 @@ from functools import cache
 from typing import Any
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.uses import (
-    COPY_KINDS,
-    Activity,
-    CopyUse,
-    KernelUse,
-    copies_together,
-    kernels_together,
-)
+from pytest_gpumem.records.uses import COPY_KINDS, CopyUse
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would
 run kernels one after another."""
-
-PASSES = 2  # attempts while CUPTI delivers no record: the first records of a process may be lost
 
 _MEMORY = {
     "PAGEABLE": "pageable",
@@ -47,40 +38,6 @@ _MEMORY = {
     "DEVICE_STATIC": "device",
     "MANAGED_STATIC": "managed",
 }
-
-
-def use_of(cupti: Any, record: Any) -> KernelUse | CopyUse | None:
-    """A record as plain values; None for one that is of no kernel, copy or memset."""
-    kind = cupti.ActivityKind(int(record.kind)).name
-    if kind == "CONCURRENT_KERNEL":
-        return kernel_use(record)
-    if kind in ("MEMCPY", "MEMCPY2"):
-        return copy_use(cupti, record)
-    return memset_use(cupti, record) if kind == "MEMSET" else None
-
-
-def together(seen: Sequence[KernelUse | CopyUse]) -> Activity:
-    """Single records added up: kernels of one name and shape, copies of one kind."""
-    copies = copies_together(use for use in seen if isinstance(use, CopyUse))
-    return Activity(
-        kernels=kernels_together(use for use in seen if isinstance(use, KernelUse)),
-        copies=tuple(use for use in copies if use.kind != "memset"),
-        memsets=tuple(use for use in copies if use.kind == "memset"),
-    )
-
-
-def kernel_use(record: Any) -> KernelUse:
-    """A record of a kernel as plain values."""
-    return KernelUse(
-        name=str(record.name),
-        grid=(int(record.grid_x), int(record.grid_y), int(record.grid_z)),
-        block=(int(record.block_x), int(record.block_y), int(record.block_z)),
-        launches=1,
-        nanoseconds=max(0, int(record.end) - int(record.start)),
-        registers=int(record.registers_per_thread),
-        shared=int(record.static_shared_memory) + int(record.dynamic_shared_memory),
-        local=int(record.local_memory_per_thread),
-    )
 
 
 def copy_use(cupti: Any, record: Any) -> CopyUse:

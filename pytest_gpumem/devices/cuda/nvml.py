@@ -183,7 +183,6 @@ def _read(gpu: Any, count: int) -> Card:
     if supported is not None:
         known["cuda"] = (supported // 1000, supported % 1000 // 10)
     if remapped is not None:
-        known["remapped_rows"] = remapped[0] + remapped[1]
         known["remap_pending"] = bool(remapped[2])
         known["remap_failed"] = bool(remapped[3])
     if reasons is not None:
@@ -200,7 +199,6 @@ def _read(gpu: Any, count: int) -> Card:
         mig=_flag(mig),
         ecc=_flag(ecc),
         ecc_pending=_flag(ecc_pending),
-        corrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
         uncorrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         **known,
         max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),

@@ -11,7 +11,14 @@ from typing import Any
 from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import SourceFootprints
-from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    Activity,
+    Advice,
+    Allocation,
+    Span,
+    Unsupported,
+    WindowSpec,
+)
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
@@ -19,7 +26,6 @@ from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMe
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
-from pytest_gpumem.records import uses
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
@@ -104,17 +110,8 @@ class SimulatedCounters(Facet, protocol.Counters):
             self._timeline.timed = None
         return [each for each in timed if each[0].kind in (StepKind.KERNEL, StepKind.COPY)]
 
-    def activity(self, work: Callable[[], None]) -> uses.Activity:
-        kernels, copies = [], []
-        for step, _, seconds in self._timed(work):
-            time = round(seconds * 1e9)
-            if step.grid is not None and step.block is not None:
-                shape, shared = (step.grid, step.block), step.dynamic_shared
-                kernels.append(uses.KernelUse(step.name, *shape, 1, time, shared=shared))
-            else:
-                memory, nbytes = (step.source or "", step.memory or ""), step.nbytes or 0
-                copies.append(uses.CopyUse(step.name, *memory, 1, nbytes, time))
-        return uses.Activity(uses.kernels_together(kernels), uses.copies_together(copies))
+    def activity(self, work: Callable[[], None]) -> Activity:
+        return Activity([span for span in self.spans(work) if span.grid])
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         spans = []

@@ -169,10 +169,7 @@ def test_a_digest_is_of_one_figure_its_size_and_its_base() -> None:
     assert of(with_bytes).digest(TEST, "time") == digest
     for same in (replace(of_time, reason="other words"), replace(of_time, who="bob", utc="2027")):
         assert of(same).digest(TEST, "time") == digest
-    for other in (
-        replace(of_time, base="def"),
-        replace(of_time, changes=(change("time", "6%"),)),
-    ):
+    for other in (replace(of_time, base="def"), replace(of_time, changes=(change("time", "6%"),))):
         assert of(other).digest(TEST, "time") not in ("", digest)
     # Without git, the time stands for the revision.
     bare = replace(of_time, base=None)
@@ -180,9 +177,7 @@ def test_a_digest_is_of_one_figure_its_size_and_its_base() -> None:
 
 
 def test_a_loosened_limit_is_accepted_up_to_its_new_value() -> None:
-    every = of(
-        acceptance(change("limit", "max_regression=5%"), change("limit", "max_kept=none")),
-    )
+    every = of(acceptance(change("limit", "max_regression=5%"), change("limit", "max_kept=none")))
     assert every.allows(TEST, "max_regression", "5%")
     assert every.allows(TEST, "max_regression", "4%")
     assert not every.allows(TEST, "max_regression", "6%")

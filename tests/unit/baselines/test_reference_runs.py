@@ -17,10 +17,9 @@ from stored_rows import row
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange, Figure
 from pytest_gpumem.baselines.history import (
     Baseline,
-    RunFile,
-    SavedFootprint,
     SavedProcess,
     SavedRow,
+    SavedRun,
     assemble,
     changes,
 )
@@ -44,22 +43,22 @@ def run(
     limits: Limits = ONE,
     accepted: str = "",
     **measured: Any,
-) -> RunFile:
+) -> SavedRun:
     """A run `day` days after the first, which took so many microseconds."""
-    process = SavedProcess(f"p{day}", START + timedelta(days=day), None, facts)
-    saved = row(latency=us * 1e-6, **measured)
-    assert saved.measurement is not None
-    return RunFile(
-        facts.key,
-        process,
-        (SavedRow(saved.nodeid, saved.measurement, process, None, limits, accepted),),
+    head = row(latency=us * 1e-6, **measured)
+    saved = SavedRow(
+        head.nodeid, measurement=head.measurement, limits=limits, accepted_time=accepted
     )
+    return saved_run(day, saved, facts)
 
 
-def memory(day: int, peak: int, accepted: str = "") -> RunFile:
-    process = SavedProcess(f"p{day}", START + timedelta(days=day), None, FACTS)
-    footprint = SavedFootprint(row().nodeid, "", of_peak(peak), process, ONE, accepted)
-    return RunFile(FACTS.key, process, (), (footprint,))
+def memory(day: int, peak: int) -> SavedRun:
+    return saved_run(day, SavedRow(row().nodeid, footprint=of_peak(peak), limits=ONE))
+
+
+def saved_run(day: float, saved: SavedRow, facts: DeviceFacts = FACTS) -> SavedRun:
+    utc = START + timedelta(days=day)
+    return SavedRun(id=f"{day} {saved.footprint}", utc=utc, device=facts, rows=(saved,))
 
 
 def of_peak(peak: int) -> Footprint:
@@ -67,16 +66,16 @@ def of_peak(peak: int) -> Footprint:
 
 
 def baseline(
-    runs: Sequence[RunFile], facts: DeviceFacts = FACTS, acceptances: Acceptances | None = None
+    runs: Sequence[SavedRun], facts: DeviceFacts = FACTS, acceptances: Acceptances | None = None
 ) -> Baseline:
     return replace(assemble(runs), device=facts, acceptances=acceptances or Acceptances())
 
 
-def days(found: Sequence[SavedRow | SavedFootprint]) -> list[int]:
+def days(found: Sequence[SavedRow]) -> list[int]:
     return [(saved.process.utc - START).days for saved in found]
 
 
-def reference(runs: Sequence[RunFile], head: Row | None = None) -> list[int]:
+def reference(runs: Sequence[SavedRun], head: Row | None = None) -> list[int]:
     return days(baseline(runs).reference_runs(head or row()))
 
 
@@ -198,7 +197,7 @@ def test_accepted_bytes_forgive_no_time() -> None:
     head = row(footprint=of_peak(64))
     assert days(saved.reference_runs(head)) == [0]
     assert saved.reference_footprints(head) == ()
-    assert saved.why_memory_is_new(head).startswith("a change of its memory was accepted")
+    assert saved.why_new(head, "memory").startswith("a change of its memory was accepted")
 
 
 # What is saved
@@ -208,7 +207,7 @@ def enters(latencies: Sequence[float], now: float) -> bool:
     """On the day after the last one."""
     runs = [run(day, us) for day, us in enumerate(latencies)]
     today = (START + timedelta(days=len(latencies))).date()
-    return baseline(runs).enters(row(latency=now * 1e-6, limits=ONE), today)
+    return baseline(runs).enters(row(latency=now * 1e-6, limits=ONE), "time", today)
 
 
 def test_a_full_reference_takes_gains_and_the_day_after_each() -> None:
@@ -227,28 +226,26 @@ def test_a_full_reference_takes_a_run_whose_test_has_another_limit() -> None:
     saved = baseline([run(day) for day in range(12)])
     for origin, other in (("call", True), ("marker", True), ("--gpumem-max-latency", False)):
         limits = structs.replace(ONE, max_latency="1 ms", origin={"max_latency": origin})
-        assert saved.enters(row(limits=limits), TODAY) is other
+        assert saved.enters(row(limits=limits), "time", TODAY) is other
 
 
 def test_a_full_reference_takes_all_runs_of_its_last_date() -> None:
     saved = baseline([run(day) for day in range(12)])
-    assert saved.enters(row(limits=ONE), (START + timedelta(days=11)).date())
+    assert saved.enters(row(limits=ONE), "time", (START + timedelta(days=11)).date())
 
 
 def test_saved_memory_is_bounded_in_the_same_way() -> None:
     peaks = baseline([memory(day, 100) for day in range(14)])
     head = row(footprint=of_peak(100), limits=ONE)
     assert days(peaks.reference_footprints(head)) == list(range(12))
-    assert not peaks.memory_enters(head, TODAY)
-    assert peaks.memory_enters(structs.replace(head, footprint=of_peak(98)), TODAY)
+    assert not peaks.enters(head, "memory", TODAY)
+    assert peaks.enters(structs.replace(head, footprint=of_peak(98)), "memory", TODAY)
     fewer = baseline([memory(day, peak) for day, peak in enumerate([100, 98, 98, 98])])
     assert days(fewer.reference_footprints(head)) == [1, 2, 3]
 
 
 def test_what_a_session_measures() -> None:
-    cold = replace(run(0).process, mode="clean-cold")
-    (saved,) = run(0).rows
-    rows = assemble([RunFile(FACTS.key, cold, (replace(saved, process=cold),))])
+    rows = assemble([structs.replace(run(0), mode="clean-cold"), memory(1, 100)])
     assert list(rows.expected("clean-cold")) == [KEY]
     assert list(rows.expected("hot")) == []
     assert list(rows.expected(None)) == [KEY]
@@ -273,8 +270,9 @@ def clocked(
 def saved_with(
     facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any
 ) -> SavedRow:
-    process = SavedProcess("p", START, None, facts)
-    return SavedRow("a.py::test", clocked(**changed), process, test_source)
+    process = SavedProcess(id="p", utc=START, device=facts)
+    measurement = clocked(**changed)
+    return SavedRow("a.py::test", measurement=measurement, test_source=test_source, process=process)
 
 
 def said(*runs: SavedRow, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
@@ -284,7 +282,7 @@ def said(*runs: SavedRow, test_source: str | None = "t" * 64, **changed: Any) ->
 def test_changes_since_the_reference() -> None:
     assert said() == said(saved_with()) == ()
     older = structs.replace(FACTS, driver="570.1")
-    assert said(saved_with(older), saved_with()) == ("driver 570.1 -> 580.95.05",)
+    assert said(saved_with(), saved_with(older)) == ("driver 570.1 -> 580.95.05",)
     assert said(saved_with(test_source="u" * 64)) == ("the test's source",)
     assert said(saved_with(kernel_source="l" * 64)) == ("the kernel's source",)
     assert said(saved_with(test_source=None, kernel_source=None)) == ()

@@ -7,15 +7,11 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
@@ -24,7 +20,7 @@ from pytest_gpumem.baselines.history import SavedProcess
 from pytest_gpumem.baselines.layout import digest, reduced
 from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
@@ -86,15 +82,14 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
     for peak in (4096, 5120):
         store.save([timed, replace(untimed, footprint=replace(full, peak=peak))], f"abc{peak}")
     baseline = store.load()
-    assert {key: len(runs) for key, runs in baseline.rows.items()} == {timed.key: 2}
-    stored = baseline.footprints[untimed.key]
-    assert [(one.nodeid, one.label, one.accepted, one.process.revision) for one in stored] == [
-        (untimed.nodeid, "part", "", "abc4096"),
-        (untimed.nodeid, "part", "", "abc5120"),
+    stored = baseline.rows[untimed.key]
+    assert [(run.nodeid, run.label, run.process.revision) for run in stored] == [
+        (untimed.nodeid, "part", "abc4096"),
+        (untimed.nodeid, "part", "abc5120"),
     ]
     bare = replace(full, phases=(), timeline=(), notes=())
-    assert [one.footprint for one in stored] == [bare, replace(bare, peak=5120)]
-    assert baseline.newest_footprints == {timed.key: bare, untimed.key: replace(bare, peak=5120)}
+    assert [run.footprint for run in stored] == [bare, replace(bare, peak=5120)]
+    assert [run.footprint for run in baseline.rows[timed.key]] == [bare, bare]
 
 
 def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
@@ -122,6 +117,7 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
     (stored,) = store.load().rows[sampled.key]
     before, after = sampled.measurement, stored.measurement
     assert before is not None
+    assert after is not None
     assert after.placements == tuple((median,) for median in before.medians)
     for name in (
         "latency",
@@ -173,10 +169,9 @@ def test_the_file(tmp_path: Path) -> None:
     content = written["content"]
     assert content["revision"] == "feature/x y-0123456789abcdef"
     assert content["utc"].endswith("+00:00")
-    assert content["settings"] == {"mode": "clean-cold"}
-    assert content["key"] == H100.key
+    assert content["mode"] == "clean-cold"
     assert content["written_by"].startswith("pytest-gpumem ")
-    assert (written["schema"], written["sha256"]) == (3, digest(content))
+    assert (written["schema"], written["sha256"]) == (4, digest(content))
     assert [line for line in saved.path.read_text().splitlines() if '"nodeid"' in line] == [
         json.dumps(content["rows"][0])
     ]
@@ -184,46 +179,6 @@ def test_the_file(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.touch()
     assert stat.S_IMODE(saved.path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from known_devices import H100
-from stored_rows import row
-from pytest_gpumem.baselines.store import Store
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(20):
-    Store(Path(sys.argv[1]), H100).save([row()], "abc")
-"""
-
-
-def test_processes_write_in_the_same_second_while_others_read(tmp_path: Path) -> None:
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for _ in range(4)
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    seen = []
-    while any(writer.poll() is None for writer in writers):
-        seen.append(Store(tmp_path, H100).load().processes)
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
-    assert seen == sorted(seen)
-    assert Store(tmp_path, H100).load().processes == 80
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
@@ -269,13 +224,6 @@ def test_what_never_enters(tmp_path: Path, refused: Row, why: str) -> None:
     assert [r for r, _ in saved.refused] == [refused]
     assert re.search(why, saved.refused[0][1])
     assert files(tmp_path) == []
-
-
-SLOWER = row(verdict=Verdict(Outcome.FAIL, "", code=Code.SLOWER), failed=True, latency=3e-4)
-
-
-def revisions(store: Store) -> list[str | None]:
-    return [one.process.revision for one in store.load().rows.get(SLOWER.key, ())]
 
 
 def test_one_process_counts_once(tmp_path: Path) -> None:
@@ -413,8 +361,9 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
         (lambda c: measured(c).update(mode=3), "mode: 3; expected `str`"),
         (lambda c: c.update(device=None), "$.content.device: None; expected `object`, got `null`"),
-        (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is not a time"),
-        (lambda c: c.update(utc="2026-11-21T10:00:00"), "is not a time with a zone"),
+        (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday'; invalid"),
+        (lambda c: c.update(utc="2026-11-21T10:00:00"), "with a timezone component"),
+        (lambda c: c.update(utc="0001-01-01T00:00:00+23:59"), "$.content.utc: "),
         (lambda c: c.update(more=1), "more: unknown"),
         (
             lambda c: c["rows"][0].update(limits={"max_regression": "much"}),
@@ -469,19 +418,19 @@ def placed(folder: Path, content: bytes) -> Store:
         (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"schema": 3, "sha256": "", "content": {"x": ' + b"[" * 900 + b"]" * 900 + b"}}", ""),
+        (b'{"schema": 4, "sha256": "", "content": {"x": ' + b"[" * 900 + b"]" * 900 + b"}}", ""),
         (b"1" * 10_000, "not JSON"),
-        (b'{"schema": 1}', "$.schema: 1; this version reads 3"),
+        (b'{"schema": 1}', "$.schema: 1; this version reads 4"),
         (b'{"schema": true}', "$.schema: True"),
-        (b'{"schema": 3}', "$: not the keys schema, sha256 and content"),
-        (b'{"schema": 3, "sha256": "", "content": {"x": 1e999}}', "a number in it is not finite"),
-        (b'{"schema": 3, "sha256": "", "content": {"x": NaN}}', "a number in it is not finite"),
-        (b'{"schema": 3, "sha256": "", "content": []}', "$: not the keys"),
+        (b'{"schema": 4}', "$: not the keys schema, sha256 and content"),
+        (b'{"schema": 4, "sha256": "", "content": {"x": 1e999}}', "a number in it is not finite"),
+        (b'{"schema": 4, "sha256": "", "content": {"x": NaN}}', "a number in it is not finite"),
+        (b'{"schema": 4, "sha256": "", "content": []}', "$: not the keys"),
         (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
         (
             json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(),
-            "$.schema: missing; this version reads 3",
+            "$.schema: missing; this version reads 4",
         ),
     ],
 )
@@ -504,106 +453,10 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         store.load()
 
 
-@given(
-    st.binary(max_size=200)
-    | st.text(alphabet='{}[]":,0123456789.eE-schemadvictrowulsNaInfty ', max_size=60).map(
-        str.encode
-    )
-)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_junk_never_loads_silently(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(BaselineError):
-        placed(tmp_path, content).load()
-
-
-@given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_file_is_refused_or_whole(tmp_path: Path, data: st.DataObject) -> None:
-    """Cut at any place or with any byte replaced: refused, or white space that says the same."""
-    good = tmp_path / "good"
-    if not good.exists():
-        path = Store(tmp_path / "made", H100).save([row()], None).path
-        assert path is not None
-        good.write_bytes(path.read_bytes())
-    content = good.read_bytes()
-    place = data.draw(st.integers(0, len(content) - 1))
-    cut = data.draw(st.booleans())
-    damaged = (
-        content[:place]
-        if cut
-        else content[:place] + data.draw(st.binary(min_size=1, max_size=1)) + content[place + 1 :]
-    )
-    store = placed(tmp_path, damaged)
-    if cut and damaged.strip() != content.strip():
-        with pytest.raises(BaselineError):
-            store.load()
-        return
-    try:
-        baseline = store.load()
-    except BaselineError:
-        return
-    assert baseline == Store(tmp_path / "made", H100).load()
-
-
-json_values = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-)
-
-
-@given(st.data())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_wrong_value_with_a_digest_that_fits_is_refused_or_possible(
-    tmp_path: Path, data: st.DataObject
-) -> None:
-    """Any value anywhere replaced: refused in one line with the file's name, or a time that a launch can take."""
-    good = tmp_path / "good"
-    if not good.exists():
-        path = (
-            Store(tmp_path / "made", H100)
-            .save([row(conditions=(CLOCKS, CLOCKS), overhead=2e-6)], None)
-            .path
-        )
-        assert path is not None
-        good.write_bytes(path.read_bytes())
-    file = json.loads(good.read_text())
-    at: Any = file["content"]
-    while True:
-        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-        if not (isinstance(at[key], (dict, list)) and at[key] and data.draw(st.integers(0, 5))):
-            break
-        at = at[key]
-    at[key] = data.draw(
-        json_values
-        | st.lists(json_values, max_size=2)
-        | st.dictionaries(st.text(max_size=3), json_values, max_size=2)
-    )
-    file["sha256"] = digest(file["content"])
-    store = placed(tmp_path, json.dumps(file).encode())
-    said, baseline = "", None
-    try:
-        baseline = store.load()
-    except BaselineError as error:
-        said = str(error)
-    if baseline is None:
-        assert said.startswith(f"{store.folder}")
-        assert "\n" not in said
-        return
-    for rows in baseline.rows.values():
-        for one in rows:
-            assert 0 < one.measurement.latency < float("inf")
-
-
 def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
     with pytest.raises(BaselineError):
         placed(tmp_path, b"{").load()
     assert gc.isenabled()
-
-
-# Accepted changes
 
 
 # Ancestry
@@ -622,6 +475,7 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
     baseline = store.load(ancestry)
     assert asked == [{"main", "main-dirty", "mine", "theirs", "gone"}]
     (run,) = baseline.rows[key]
+    assert run.measurement is not None
     assert run.measurement.latency == pytest.approx(200e-6, rel=1e-3)
     assert baseline.processes == 1
     assert baseline.left_out == (

@@ -15,7 +15,10 @@ DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+WITH_TABLES = [path for path in DOCUMENTS if "\n<!-- " in path.read_text()]
+
+
+@pytest.mark.parametrize("document", WITH_TABLES, ids=lambda path: path.name)
 def test_tables_are_those_of_their_source(document: Path) -> None:
     # Sessions take half a minute, and their figures follow every change of the simulated device: a test of their own looks at them.
     text = document.read_text().replace("<!-- session: ", "<!-- its own test: ")

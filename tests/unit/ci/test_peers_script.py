@@ -18,68 +18,9 @@ from pytest_gpumem.units import MiB
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
-ANSWERING = """
-import json, sys
-job = json.loads(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-if job["peer"] == "broken":
-    sys.exit("nothing to say")
-conditions = {"throttle_reasons": []}
-case = {"way": "gpumem hot", "mib": 2, "value": 1e-6, "wall": 0.1, "samples": 5, "before": conditions, "after": conditions}
-print(json.dumps({"first_use": 0.5, "cases": [case]}))
-"""
-
-
-def answering(job: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-S", "-c", ANSWERING, json.dumps(job)]
-
-
-def jobs_of(*names: str) -> Any:
-    return lambda number: peers.jobs_of_round(number, seed=1, peers=names, mib=[2], device="sim")
-
 
 def record() -> dict[str, Any]:
     return {**peers.new_record(choose("sim").facts), "card": None}
-
-
-def test_a_round_runs_every_peer_once() -> None:
-    jobs = peers.jobs_of_round(3, seed=1, peers=peers.PEERS, mib=[2, 32], device="cuda")
-    assert sorted(job["peer"] for job in jobs) == sorted(peers.PEERS)
-    assert jobs == peers.jobs_of_round(3, seed=1, peers=peers.PEERS, mib=[2, 32], device="cuda")
-
-
-def test_whole_rounds_are_kept_and_given_out_after_each() -> None:
-    seen, held = [], record()
-    peers.measure(
-        held,
-        range(1, 4),
-        jobs_of("gpumem", "cupy"),
-        seconds=1e9,
-        after_round=lambda r: seen.append(len(r["runs"])),
-        command=answering,
-    )
-    assert seen == [2, 4, 6]
-    assert [run["round"] for run in held["runs"]] == [1, 1, 2, 2, 3, 3]
-    assert held["runs"][0]["first_use"] == 0.5
-    assert held["runs"][0]["cases"][0]["value"] == 1e-6
-
-
-def test_a_failed_worker_stays_in_the_record(capsys: pytest.CaptureFixture[str]) -> None:
-    held = record()
-    peers.measure(
-        held,
-        range(1, 3),
-        jobs_of("broken", "gpumem"),
-        seconds=1e9,
-        after_round=lambda _: None,
-        command=answering,
-    )
-    failed = [run for run in held["runs"] if run["peer"] == "broken"]
-    assert len(failed) == 2
-    assert all("nothing to say" in run["error"] and run["cases"] == [] for run in failed)
-    assert all(run["error"] is None for run in held["runs"] if run["peer"] == "gpumem")
-    assert "nothing to say" in capsys.readouterr().err
 
 
 QUICK_WORKER = f"""
@@ -150,53 +91,6 @@ def test_the_whole_script_on_the_simulated_device(
     assert capsys.readouterr().out.count("SIMULATED") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("versions", {"triton": "3.5.0"}), ("device", {"name": "another"}), ("kind", "suite")],
-)
-def test_a_record_of_something_else_is_not_added_to(
-    name: str,
-    value: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "peers.json"
-    file.write_text(json.dumps({**record(), name: value}))
-    with pytest.raises(SystemExit):
-        run_script(
-            monkeypatch, "--device", "sim", "--peers", "gpumem", "--json", str(file), "--append"
-        )
-    assert f"holds {name}" in capsys.readouterr().err
-
-
-def test_the_stream_kernels_are_measured_by_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "peers.json"
-    common = ("--device", "sim", "--json", str(file), "--processes", "1", "--sizes", "16")
-    assert run_script(monkeypatch, *common, "--peers", "stream") == 0
-    ways = [case["way"] for case in json.loads(file.read_text())["runs"][0]["cases"]]
-    assert ways == ["gpumem copy", "gpumem mul", "gpumem stream_add", "gpumem triad", "gpumem dot"]
-
-
-@pytest.mark.parametrize("program", [(), ("--babelstream", "missing")])
-def test_babelstream_needs_its_program(
-    program: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        peers,
-        "chosen_device",
-        lambda *_: types.SimpleNamespace(facts=types.SimpleNamespace(simulated=False)),
-    )
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "--peers", "stream,babelstream", *program)
-    assert (
-        f"needs --babelstream FILE, its program; it is {program[-1] if program else None}"
-        in capsys.readouterr().err
-    )
-
-
 BABELSTREAM = """Using CUDA device NVIDIA H200
 phase,n_elements,sizeof,max_mbytes_per_sec,runtime
 Init,134217728,8,1.2e+06,0.0026
@@ -228,16 +122,6 @@ def test_babelstreams_averages_become_cases(bench: TriadBench, tmp_path: Path) -
         ("BabelStream copy", 0.000536, 0.000533, 99),
         ("BabelStream dot", 0.000499, 0.000495, 99),
     ]
-
-
-@pytest.mark.parametrize(
-    ("printed", "code"), [(BABELSTREAM, 1), (BABELSTREAM.replace("Dot,", "Nstream,"), 0), ("", 0)]
-)
-def test_a_babelstream_without_its_five_figures_is_an_error(
-    bench: TriadBench, tmp_path: Path, printed: str, code: int
-) -> None:
-    with pytest.raises(RuntimeError, match=r"ended with 1|no rows of its five kernels"):
-        peer_workers.babelstream(bench, [1024], executable=program(tmp_path, printed, code))
 
 
 # Workers

@@ -11,7 +11,7 @@ import numpy as np
 import peers_records
 import peers_summary
 import pytest
-from peers_summary import CORRECTED, DIRTY, NVBENCH, OURS
+from peers_summary import CORRECTED, NVBENCH, OURS
 
 from pytest_gpumem.judging import spread
 
@@ -51,17 +51,6 @@ def test_one_process_has_no_spread() -> None:
     assert peers_summary.mean_difference([1.0], [1.0, 2.0]) is None
 
 
-def test_rows_hold_each_way_and_size_once_and_failed_workers_are_left_out() -> None:
-    record = peers_records.record({(OURS, 2): [6e-6, 6.2e-6], (NVBENCH, 2): [6.6e-6]})
-    failed = peers_records.run([], error="the worker gave no answer")
-    record["runs"].append(failed)
-    rows = {row.way: row for row in peers_summary.rows(record)}
-    assert len(rows) == 2
-    assert rows[OURS].processes == 2
-    assert rows[OURS].mean == pytest.approx(6.1e-6)
-    assert rows[NVBENCH].spread is None
-
-
 def lines_of(
     values: dict[tuple[str, int], list[float]], walls: dict[tuple[str, int], float] | None = None
 ) -> dict[tuple[str, int], peers_summary.Line]:
@@ -93,61 +82,6 @@ def test_half_the_spread_is_worth_four_times_the_time(
     assert (line.holds, line.beyond_doubt) == (holds, False)
 
 
-def test_a_cost_far_from_its_limit_is_beyond_doubt() -> None:
-    near, far = (
-        lines_of({(OURS, 2): scattered(1e-5, own), (NVBENCH, 2): scattered(1e-5, 0.01)})[COST, 2]
-        for own in (0.001, 0.06)
-    )
-    assert (near.holds, near.beyond_doubt) == (True, True)
-    assert (far.holds, far.beyond_doubt) == (False, True)
-
-
-def test_what_is_not_in_the_record_is_said_to_be_missing() -> None:
-    found = lines_of({(OURS, 2): scattered(1e-5, 0.001)})
-    line = found[COST, 32]
-    assert (line.holds, line.measured) == (None, None)
-    claims = [line.claim for line in found.values()]
-    for claim in (COST, COST + CORRECTED):
-        assert claims.count(claim) == 3
-    assert claims.count("dirty-cold less nvbench's cold mean") == 2
-    assert claims.count("hot less do_bench_cudagraph") == 3
-
-
-@pytest.mark.parametrize(
-    ("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)]
-)
-def test_dirty_cold_may_differ_from_nvbench_either_way(shift: float, holds: bool) -> None:
-    line = lines_of(
-        {(DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), (NVBENCH, 32): scattered(1e-5, 1e-4)}
-    )["dirty-cold less nvbench's cold mean", 32]
-    assert line.measured is not None
-    assert line.measured.value == pytest.approx(shift)
-    assert (line.holds, line.beyond_doubt) == (holds, True)
-
-
-def processes_of(between: float, own: float) -> list[dict[str, object]]:
-    random = np.random.default_rng(5)
-    runs = []
-    for i in range(400):
-        medians = (1 + random.normal(0, between)) * (1 + random.normal(0, own, 8))
-        runs.append(
-            peers_records.run(
-                [peers_records.case(OURS, 2, float(medians.mean()), medians=list(medians))],
-                number=i,
-            )
-        )
-    return runs
-
-
-def test_what_a_process_keeps_shows_as_the_rest() -> None:
-    record = peers_records.record({})
-    record["runs"] = processes_of(between=0.005, own=0.001)
-    parts = peers_summary.made_of(record, 2)
-    assert parts is not None
-    assert parts["rest"] == pytest.approx(0.005, rel=0.1)
-    assert parts["found"] > 10 * parts["expected"]
-
-
 def with_overheads(values: list[float], overheads: list[float | None]) -> dict[str, Any]:
     record = peers_records.record({})
     record["runs"] = [
@@ -174,19 +108,6 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     assert parts is not None
     assert parts["overhead"] == pytest.approx(parts["found"])
     assert parts["rest"] < 1e-6
-
-
-@pytest.mark.parametrize(("slower", "holds"), [(1.02, False), (0.96, True)])
-def test_stream_is_judged_beside_babelstream(slower: float, holds: bool) -> None:
-    values = {
-        (way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4)
-        for way in peers_summary.STREAM_WAYS
-    }
-    found = lines_of(values)
-    assert found["stream_add less BabelStream's average of add", 1024].holds is holds
-    assert len([line for line in found if "BabelStream" in line[0]]) == 5
-    without = lines_of({(OURS, 2): [6e-6, 6.2e-6]})
-    assert not [line for line in without if "BabelStream" in line[0]]
 
 
 @pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])

@@ -40,19 +40,3 @@ def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differ
     (checkout / "a").write_text("2")
     record_file.taken_at.cache_clear()
     assert record_file.taken_at()["revision"] == commit + "-dirty"
-
-
-def test_other_code_has_other_sources(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = checkout / "package"
-    package.mkdir()
-    monkeypatch.setattr(record_file, "PACKAGE", package)
-    seen = set()
-    for text in ("a = 1", "a = 2", "a = 1"):
-        (package / "module.py").write_text(text)
-        record_file.taken_at.cache_clear()
-        seen.add(record_file.taken_at()["sources"])
-    assert len(seen) == 2
-
-
-def test_outside_a_checkout_the_revision_is_unknown_rather_than_wrong(checkout: Path) -> None:
-    assert record_file.taken_at()["revision"] is None

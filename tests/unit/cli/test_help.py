@@ -89,16 +89,8 @@ def test_what_may_come_next() -> None:
         return CliRunner(env=environment).invoke(main, prog_name="gpumem").stdout.split()
 
     assert answers("gpumem do") == ["plain,doctor"]
-    assert answers("gpumem duet --rou") == ["plain,--rounds-max"]
+    assert answers("gpumem duet --base-p") == ["plain,--base-python"]
     assert answers("gpumem profile n") == ["plain,ncu", "plain,nsys"]
-
-
-def test_the_completion_script_is_one_that_the_shell_reads() -> None:
-    script = (
-        CliRunner(env={"_GPUMEM_COMPLETE": "bash_source"}).invoke(main, prog_name="gpumem").stdout
-    )
-    assert "_GPUMEM_COMPLETE=bash_complete" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 @pytest.mark.parametrize(
@@ -144,12 +136,6 @@ def test_an_empty_argument_is_no_folder(arguments: list[str], words: str) -> Non
     assert words in result.stderr
 
 
-def test_a_usage_error_ends_its_sentence() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--json", "nowhere/x.json"], prog_name="gpumem")
-    assert result.stderr.startswith("gpumem: --json: nowhere/x.json: there is no folder ")
-    assert result.stderr.endswith("nowhere. Try 'gpumem doctor --help'.\n")
-
-
 def test_a_reader_that_has_enough_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -174,14 +160,6 @@ def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(
         result.stderr.splitlines()[-1]
         == "gpumem: internal error, no verdict: ValueError: first second"
     )
-
-
-def test_a_file_name_without_characters_can_be_printed() -> None:
-    program = "import sys; from pytest_gpumem.cli import main; sys.argv[1:] = ['report', sys.argv[1]]; main()"
-    done = subprocess.run([sys.executable, "-c", program, b"none\xff.json"], capture_output=True)
-    assert done.returncode == 4
-    assert b"none\\udcff.json" in done.stderr
-    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["profile nsys", "gate", "duet"])

@@ -98,17 +98,6 @@ class Folder:
             self.write(f"{name}-{index}.json", [self.row(latency, **changes)], facts, strict=strict)
         return f"{name}-*.json"
 
-    def stock(self, name: str, medians: dict[str, object]) -> str:
-        """A file of stock pytest-benchmark, with what it saves without --benchmark-save-data."""
-        stats = [
-            {"fullname": test, "stats": {"median": median, "mean": 1.0, "rounds": 12}}
-            for test, median in medians.items()
-        ]
-        return self.put(
-            name,
-            {"datetime": "2026-11-20T18:00:00.123456", "version": "5.2.3", "benchmarks": stats},
-        )
-
     def put(self, name: str, value: object) -> str:
         (self.path / name).write_text(value if isinstance(value, str) else json.dumps(value))
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,7 @@ def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
         folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), broken])
     assert report(folder, "now.json", "--base", "past").exit_code == 0
     # Another mode and failed tests are no earlier runs.
-    assert page(folder).count("<figcaption>history: 3 earlier runs<") == 1
-    assert "latency over 3 earlier runs, in" in page(folder)
+    assert page(folder).count("<figcaption>3 saved runs and this one<") == 1
 
 
 def test_rows_are_drawn_over_the_runs_that_are_saved(folder: Folder) -> None:
@@ -77,7 +77,7 @@ def test_rows_are_drawn_over_the_runs_that_are_saved(folder: Folder) -> None:
     for revision in ("0c0de00", "1c0de11"):
         store.save([folder.row()], revision)
     assert report(folder, "now.json", "--base", f"place/{H100.key}/gpumem").exit_code == 0
-    assert page(folder).count("<figcaption>history: 2 earlier runs<") == 1
+    assert page(folder).count("<figcaption>2 saved runs and this one<") == 1
     assert "1c0de11" in page(folder)
 
 
@@ -157,27 +157,9 @@ def test_a_report_against_other_results_has_their_latencies_and_changes(folder: 
     done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
     assert done.exit_code == 0, done.output
     text = (folder.path / "head.html").read_text()
-    assert "changes against the baseline" in text
-    assert "<small>from 268." in text
+    assert re.search(r">268\.\d us</td>.*>\+1\d\.\d %</td>", text)
     assert "test_gone" in text
     assert "not in head.json" in text
-
-
-def test_the_memory_of_tests_is_compared_too(folder: Folder) -> None:
-    of_base, of_head = (Footprint(nbytes, watched=("fixtures",)) for nbytes in (2 << 20, 3 << 20))
-    folder.write(
-        "base.json",
-        [replace(folder.row(name="test_a"), footprint=of_base), folder.row(name="test_b")],
-    )
-    folder.write(
-        "head.json",
-        [replace(folder.row(name="test_a"), footprint=of_head), folder.row(name="test_b")],
-    )
-    done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
-    assert done.exit_code == 0, done.output
-    assert (folder.path / "head.html").read_text().count(
-        "peak memory 2 MiB -&gt; 3 MiB (+1 MiB)"
-    ) == 1
 
 
 def test_a_damaged_footprint_is_one_line(folder: Folder) -> None:

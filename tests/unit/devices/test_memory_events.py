@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,11 +19,11 @@ from pytest_gpumem.devices.memory_events import (
     claim,
     thinned,
 )
-from pytest_gpumem.devices.protocol import DeviceError, NotCounted
+from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.sources import Source
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.footprint import MemoryPlace, SizeCount
+from pytest_gpumem.records.footprint import MemoryPlace
 from pytest_gpumem.records.measurement import Limits
 
 MIB = 2**20
@@ -42,17 +41,6 @@ def log_of(*events: AllocationEvent) -> MemoryLog:
         log.emit(one)
     log.settle()
     return log
-
-
-def test_what_a_test_allocates_starts_no_garbage_collection() -> None:
-    """A full one takes tenths of a second in a large suite."""
-    log = MemoryLog()
-    gc.collect()
-    before = gc.get_count()[0]
-    for number in range(500):
-        log.emit(AllocationEvent(float(number), ("CuPy", "device"), "use", number, 512))
-    log.settle()
-    assert gc.get_count()[0] - before < 100
 
 
 def test_the_driver_gives_out_whole_pages() -> None:
@@ -83,7 +71,6 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
         2,
         2 * MIB,
     )
-    assert cupy.sizes == (SizeCount(MIB, 1), SizeCount(2 * MIB, 1))
     assert (cuda.peak, cuda.at_peak, cuda.kept) == (MIB, 0, MIB)
     assert [(one.address, one.nbytes) for one in found.at_peak] == [
         (0xA000 + MIB, 2 * MIB),
@@ -295,60 +282,6 @@ def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(
     assert watch.read().kept == MIB
 
 
-class Lent(Source):
-    """The driver's calls, which somebody else has while there is a reason."""
-
-    name = method = "CUPTI"
-    reason: str | None = None
-
-    def ready(self) -> bool:
-        return True
-
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
-        return self.reason
-
-
-@pytest.mark.parametrize("measures", [False, True])
-def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: bool) -> None:
-    driver = Lent()
-    footprints = SourceFootprints(driver, [])
-    footprints.start(driver=True)
-    before = footprints.watch()
-    assert before.read().driver_peak == 0
-    driver.reason = "the profiler has CUPTI"
-    with footprints.paused():
-        pass
-    meanwhile = footprints.watch()
-    assert (meanwhile.read().driver_peak, meanwhile.read().not_watched) == (
-        None,
-        ("CUPTI: the profiler has CUPTI",),
-    )
-    driver.reason = None
-    if measures:
-        with footprints.paused():
-            pass
-        with pytest.raises(NotCounted, match="the profiler has CUPTI"):  # not from its begin on
-            meanwhile.read()
-    after = footprints.watch().read()
-    assert (after.driver_peak, after.not_watched) == (0, ())
-    with pytest.raises(NotCounted, match="the profiler has CUPTI"):
-        before.read()
-
-
-def test_a_look_inside_of_what_is_no_tests_leaves_it_so(
-    library: Library, footprints: SourceFootprints
-) -> None:
-    watch = footprints.watch()
-    with footprints.ours():
-        library.take(1, 4 * MIB)
-        part = footprints.watch()
-        part.read()
-        part.close()
-        library.take(2, 2 * MIB)
-    library.take(3, MIB)
-    assert (watch.read().peak, watch.read().kept) == (MIB, MIB)
-
-
 def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(
     library: Library, footprints: SourceFootprints
 ) -> None:
@@ -458,74 +391,6 @@ def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown
     assert (later.read().peak_bound, later.read().not_watched) == (None, ())
 
 
-def test_segments_that_a_pool_gives_back_hide_none_that_nobody_reported() -> None:
-    pool = Pool(driver := Driver())
-    footprints = SourceFootprints(driver, (pool,))
-    footprints.start(driver=True)
-    watch = footprints.watch()
-    pool.grow(1, 64 * MIB, hooked=True)
-    footprints.look()
-    assert watch.read().peak_bound is None
-    pool.shrink(1, 64 * MIB)
-    pool.grow(2, 64 * MIB, hooked=False)
-    assert watch.read().peak_bound == 64 * MIB
-
-
-def test_events_that_come_while_the_log_is_settled_are_booked_next() -> None:
-    """Other threads report meanwhile."""
-    log = MemoryLog()
-
-    class Late(AllocationEvent):
-        @property
-        def library(self) -> str:  # asked for while the others are booked
-            log.emit(event(3, "CuPy", "use", 2, MIB))
-            return "CuPy"
-
-    log.emit(Late(1.0, ("CuPy", "device"), "segment", 1, MIB))
-    log.settle()
-    assert log.since() == []
-    log.settle()
-    assert account(log.since(), 0).peak == MIB
-
-
-def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:
-    """Such as that of CUDA graphs, which the driver gives back only when it is asked to."""
-    library.single = False
-    footprints = SourceFootprints(None, (library,))
-    footprints.start(driver=False)
-    watch = footprints.watch()
-    library.take(1, 6 * MIB)
-    assert watch.read().kept == 6 * MIB
-    library.free(1)
-    found = watch.read()
-    assert (found.peak, found.kept) == (6 * MIB, 0)
-
-
-def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(
-    library: Library,
-) -> None:
-    library.single, library.high, library.count = False, 0, 0
-    footprints = SourceFootprints(None, (library,))
-    footprints.start(driver=False)
-    watch = footprints.watch()
-    with footprints.paused():  # a fixture of the module
-        library.take(1, 6 * MIB)
-        library.take(2, 2 * MIB)
-        library.free(1)
-    found = watch.read()
-    assert (found.peak, found.kept, found.uses) == (0, 0, ())
-    library.take(3, MIB)
-    library.free(3)
-    found = watch.read()
-    assert any("below an earlier one" in why for why in found.not_watched)
-    library.take(4, 7 * MIB)
-    (use,) = watch.read().uses
-    assert (use.peak, use.kept, use.allocations) == (7 * MIB, 7 * MIB, 2)
-    watch.close()
-    idle = footprints.watch()
-    assert (idle.read().uses, idle.read().not_watched) == ((), ("CuPy: its history is off",))
-
-
 def test_page_locked_blocks_that_a_library_gives_back_are_not_kept() -> None:
     library, driver = Library(), Driver()
     footprints = SourceFootprints(driver, (library,))
@@ -539,17 +404,6 @@ def test_page_locked_blocks_that_a_library_gives_back_are_not_kept() -> None:
     assert watch.read().kept == 2 * MIB
     assert not watch.settle()
     assert library.asked_to_free == [2, 1]
-
-
-def test_memory_of_the_driver_that_was_freed_in_a_pause_is_forgotten() -> None:
-    driver = Driver()
-    footprints = SourceFootprints(driver, ())
-    footprints.start(driver=True)
-    watch = footprints.watch()
-    driver.emit(1, MIB)
-    with footprints.paused():
-        driver.alive = lambda allocated: False  # type: ignore[method-assign]
-    assert watch.read().kept == 0
 
 
 def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
@@ -595,11 +449,6 @@ def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootp
     assert footprints.watch().read().peak == 0
 
 
-def test_nothing_is_watched_before_the_start() -> None:
-    with pytest.raises(DeviceError):
-        SourceFootprints(None, ()).watch()
-
-
 def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
     footprints = SourceFootprints(None, [Library()])
     footprints.start(driver=True, lines=True)
@@ -608,30 +457,6 @@ def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
     watch.read()
     (one,) = watch.accounts().kept
     assert one.line[::2] == (__file__, "test_allocations_have_the_line_of_the_user_if_asked_for")
-
-
-def test_nothing_is_read_once_the_context_is_gone(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The handles of the sources are dangling then."""
-    number = 7
-    footprints = SourceFootprints(None, (library,), lambda: number)
-    footprints.start(driver=True)
-    watch = footprints.watch()
-    library.take(1, MIB)
-    with footprints.paused():
-        number = 8
-        monkeypatch.setattr(library, "figures", lambda: pytest.fail("a handle was touched"))
-    for read in (watch.read, footprints.watch):
-        with pytest.raises(DeviceError, match="the device was reset"):
-            read()
-    with footprints.ours() as growth:
-        assert growth == {}
-    watch.close()
-    footprints.stop()
-    monkeypatch.undo()
-    footprints.start(driver=True)  # of the next test, in the new context
-    assert footprints.watch().read().kept == 0
 
 
 def test_what_is_freed_between_two_tests_is_no_test_s(library: Library) -> None:
@@ -665,30 +490,3 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(
         with pytest.raises(NotCounted, match="PyTorch had CUPTI"):
             watch.read()
     assert after.read().kept == MIB
-
-
-def test_a_watch_while_the_driver_does_not_report_is_not_read(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It begins inside of a profile: its limits on memory would hold."""
-    driver = Driver()
-    footprints = SourceFootprints(driver, (library,))
-    footprints.start(driver=True)
-    monkeypatch.setattr(
-        driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI"))
-    )
-    inside = footprints.watch()
-    with pytest.raises(NotCounted, match="another tool has CUPTI"):
-        inside.read()
-
-
-def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = Driver()
-    footprints = SourceFootprints(driver, (library,))
-    footprints.start(driver=True)
-    with footprints.paused():
-        monkeypatch.setattr(driver, "start", lambda log, lines: "another tool has CUPTI")
-    assert not footprints.driver_is_watched
-    assert any("another tool has CUPTI" in why for why in footprints.watch().read().not_watched)

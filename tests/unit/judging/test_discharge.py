@@ -164,10 +164,7 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
     Selection({TEST: ExpectedTest(Limits(), measures=True)}),
 )
 @example(
-    Expectation(TEST, ROW),
-    [],
-    Ending("left out", "why"),
-    Selection({}, left_out=("test_a.py",)),
+    Expectation(TEST, ROW), [], Ending("left out", "why"), Selection({}, left_out=("test_a.py",))
 )
 @settings(max_examples=400)
 @given(

@@ -82,8 +82,7 @@ def test_a_change_is_a_share_and_a_single_pair_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "outcome"),
-    [(0.0, Outcome.PASS), (LIMIT, None), (2 * LIMIT, Outcome.FAIL)],
+    ("change", "outcome"), [(0.0, Outcome.PASS), (LIMIT, None), (2 * LIMIT, Outcome.FAIL)]
 )
 def test_pairs_that_agree_are_decided_on_either_side_of_the_limit(
     change: float, outcome: Outcome | None

@@ -8,11 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import RULES, judge_footprint
-from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.waits import WaitLine, Waits
 from pytest_gpumem.units import GiB, MiB
 
@@ -27,7 +25,7 @@ def judged(
     found = judge_footprint(
         now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES)
     )
-    return [(one.outcome, one.code, one.sentence) for one in found]
+    return [(one.outcome, one.code, one.reason) for one in found]
 
 
 def past(*peaks: int) -> list[Footprint]:
@@ -145,36 +143,6 @@ def test_what_the_driver_gave_unseen_and_got_back_is_no_pass(limit: dict[str, st
     assert outcome is Outcome.UNDECIDED
     assert "CUPTI: it is missing" in sentence
     assert judged(replace(unseen, peak=2 * GiB), [unseen], max_peak="1 GiB")[0][0] is Outcome.FAIL
-
-
-SLOWER = Verdict(Outcome.FAIL, "slower", code=Code.SLOWER)
-NOISY = Verdict(Outcome.UNDECIDED, "noisy", code=Code.NOISY)
-FINE = UNLIMITED
-
-
-@pytest.mark.parametrize(
-    ("verdict", "peak", "expected"),
-    [
-        (FINE, 1, (Outcome.PASS, None)),
-        (FINE, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
-        (NOISY, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
-        (NOISY, 1, (Outcome.UNDECIDED, Code.NOISY)),
-        # A duet may clear the slow-down; the memory stays.
-        (SLOWER, 3, (Outcome.FAIL, Code.TOO_MUCH_MEMORY)),
-        (SLOWER, 1, (Outcome.FAIL, Code.SLOWER)),
-    ],
-)
-def test_a_verdict_has_the_worst_of_time_and_memory(
-    verdict: Verdict, peak: int, expected: tuple[Outcome, Code | None]
-) -> None:
-    limits = Limits(max_peak="2 B", origin={"max_peak": "marker"})
-    row = Row("t.py::test_a", limits, verdict)
-    both = with_verdict(
-        row, [*known(row), *judge_footprint(footprint(peak), limits, (), ("max_peak",))]
-    ).verdict
-    assert (both.outcome, both.code) == expected
-    assert ("max_peak" in both.reason) is (peak == 3 or verdict is FINE)
-    assert (verdict.reason in both.reason) is (verdict is not FINE)
 
 
 def test_sizes_are_rounded_unless_a_limit_would_look_the_same() -> None:

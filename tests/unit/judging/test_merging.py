@@ -68,17 +68,6 @@ def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any)
     assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions
 
 
-def test_the_way_in_which_most_processes_measured_is_the_rows(bench: Any) -> None:
-    """A process that an accident left to the host's clock must not become the baseline."""
-    most: Measurement = bench.measurement(101e-6)
-    ran = what_ran([], {})
-    own = replace(bench.measurement(120e-6), sampler="host", what_ran=ran)
-    result = merged(own, "t.py::test_a", [rows(most), rows(most)])
-    assert (result.sampler, result.further, result.what_ran) == (most.sampler, (most.repeat,), ran)
-    assert result.notes == ("process 1 of 3 is left out: it measured triad, host, clean-cold",)
-    assert merged(own, "t.py::test_a", [rows(most)]).sampler == "host"
-
-
 def test_bytes_of_arguments_that_differ_between_processes_are_left_out(bench: Any) -> None:
     def process(*arguments: str, code: str = "a") -> Measurement:
         plain: Measurement = bench.measurement()

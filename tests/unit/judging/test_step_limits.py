@@ -49,7 +49,7 @@ def test_a_limit_is_held_against_one_launch(
 ) -> None:
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
         limits = Limits(**{limit: written}, origin={limit: "marker"})
-        verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [], strict=False)
+        verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [])
         assert (verdict.outcome, verdict.code) == (outcome, None)
         assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason)
 
@@ -63,11 +63,8 @@ def test_the_limit_base_is_the_greatest_count(limit: str, bench: Any, h100: Devi
     limits = replace(Limits(), **{limit: LIMITS[limit].parse(" base")})
     for runs, outcome in (([SOME, before], Outcome.PASS), ([before], Outcome.FAIL)):
         past = [bench.measurement(what_ran=one) for one in (*runs, *unknown)]
-        assert (
-            judge(bench.measurement(what_ran=SOME), limits, h100, past, strict=False).outcome
-            is outcome
-        )
-        alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[-2:], strict=False)
+        assert judge(bench.measurement(what_ran=SOME), limits, h100, past).outcome is outcome
+        alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[-2:])
         assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
 
 
@@ -80,11 +77,7 @@ def test_pages_are_held_to_those_of_the_base_too(limit: str, bench: Any, h100: D
     for now, outcome in ((then, Outcome.PASS), (more, Outcome.FAIL)):
         assert (
             judge(
-                bench.measurement(migrations=now),
-                replace(Limits(), **{limit: "base"}),
-                h100,
-                past,
-                strict=False,
+                bench.measurement(migrations=now), replace(Limits(), **{limit: "base"}), h100, past
             ).outcome
             is outcome
         )
@@ -101,23 +94,18 @@ def test_what_is_neither_a_count_nor_base_is_refused(written: str) -> None:
 def test_what_was_not_watched_is_undecided(
     limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts
 ) -> None:
-    verdict = judge(
-        bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [], strict=False
-    )
+    verdict = judge(bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [])
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
 
 
 def test_counts_are_judged_under_any_conditions(bench: Any, h100: DeviceFacts) -> None:
     shared = (Conditions(other_processes=3), Conditions(other_processes=3))
     now = bench.measurement(what_ran=SOME, conditions=shared)
-    assert judge(now, Limits(max_kernels="2"), h100, [], strict=False).outcome is Outcome.PASS
-    assert judge(now, Limits(max_kernels="1"), h100, [], strict=False).outcome is Outcome.FAIL
-    both = judge(now, Limits(max_kernels="2", max_latency="1 s"), h100, [], strict=False)
+    assert judge(now, Limits(max_kernels="2"), h100, []).outcome is Outcome.PASS
+    assert judge(now, Limits(max_kernels="1"), h100, []).outcome is Outcome.FAIL
+    both = judge(now, Limits(max_kernels="2", max_latency="1 s"), h100, [])
     assert (both.outcome, both.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert (
-        judge(now, Limits(max_kernels="1", max_latency="1 s"), h100, [], strict=False).outcome
-        is Outcome.FAIL
-    )
+    assert judge(now, Limits(max_kernels="1", max_latency="1 s"), h100, []).outcome is Outcome.FAIL
 
 
 # Page faults and migrations
@@ -185,7 +173,7 @@ def test_a_limit_is_held_against_the_count_of_one_launch(
     h100: DeviceFacts,
 ) -> None:
     held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
-    verdict = judge(bench.measurement(migrations=migrations), held, h100, [], strict=False)
+    verdict = judge(bench.measurement(migrations=migrations), held, h100, [])
     assert (verdict.outcome, verdict.code) == (
         outcome,
         Code.CONDITIONS if outcome is Outcome.UNDECIDED else None,
@@ -197,6 +185,6 @@ def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(
     bench: Any, h100: DeviceFacts
 ) -> None:
     limits = Limits(max_gpu_page_faults="0", max_latency="1 s")
-    assert judge(bench.measurement(), limits, h100, [], strict=False).outcome is Outcome.UNDECIDED
+    assert judge(bench.measurement(), limits, h100, []).outcome is Outcome.UNDECIDED
     failing = Limits(max_gpu_page_faults="0", max_latency="1 us")
-    assert judge(bench.measurement(), failing, h100, [], strict=False).outcome is Outcome.FAIL
+    assert judge(bench.measurement(), failing, h100, []).outcome is Outcome.FAIL

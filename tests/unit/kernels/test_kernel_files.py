@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ def test_sources_need_no_header() -> None:
         assert "#include" not in sources.read(name)
 
 
-def test_fingerprint_is_the_texts_sha256() -> None:
-    assert (
-        sources.fingerprint("stream.cu")
-        == hashlib.sha256((ROOT / "kernels" / "stream.cu").read_bytes()).hexdigest()
-    )
-
-
 def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
     with pytest.raises(
         sources.SourceMissing,
@@ -57,12 +49,3 @@ def test_an_incomplete_installation_is_said(
         match=r"no CUDA sources in .*cu \(installed\) nor in .*kernels \(checkout\)",
     ):
         sources.read("stream.cu")
-
-
-def test_the_shipped_copy_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "pytest_gpumem" / "kernels"
-    for folder, text in ((package / "cu", "shipped"), (tmp_path / "kernels", "checkout")):
-        folder.mkdir(parents=True)
-        (folder / "stream.cu").write_text(text)
-    monkeypatch.setattr(sources, "_PACKAGE", package)
-    assert sources.read("stream.cu") == "shipped"

@@ -32,10 +32,6 @@ def result(name: str, scalars: dict[str, Any] | None = None, /, **arrays: Any) -
     return kernel.reference(arrays, call.scalars)
 
 
-def test_triad_scales_by_three_unless_told() -> None:
-    assert result("triad", a=floats(0), b=floats(1), c=floats(2))["a"].tolist() == [7]
-
-
 def test_integers_wrap_around() -> None:
     near = 2**31 - 1
     assert result("triad", {"s": 3}, a=ints(0), b=ints(5), c=ints(near))["a"].tolist() == [
@@ -61,14 +57,6 @@ def test_rereading_at_a_stride_brings_each_rows_first_elements_first() -> None:
         6,
         9,
     ]
-
-
-def test_elementwise_stays_random() -> None:
-    x = np.random.default_rng(0).random(4096).astype("f4")
-    got = result("elementwise", {"rounds": 2000}, x=x)["x"]
-    assert got.min() >= 0
-    assert got.max() <= 0.9375 + 1e-6
-    assert np.unique(got).size > 1000
 
 
 MANY_TO_ONE = (

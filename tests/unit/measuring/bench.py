@@ -9,10 +9,10 @@ from typing import Any
 from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.conductor import NO_PASSES, Conductor, Passes
-from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.plan import NO_PASSES, Passes, Plan
 from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges

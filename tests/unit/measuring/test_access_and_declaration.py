@@ -10,7 +10,7 @@ from bench import Bench
 
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 

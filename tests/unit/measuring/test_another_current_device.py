@@ -13,9 +13,9 @@ from counted_device import CountedDevice
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.sampling import Plan
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting

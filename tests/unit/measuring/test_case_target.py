@@ -14,12 +14,12 @@ from counted_device import CountedDevice, failing
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.conductor import Passes
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import GiB, MiB
 
 

@@ -11,9 +11,10 @@ from bench import Bench
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import (
     BATCH_SECONDS,
-    FOREIGN_BATCH,
     LEAST_BATCH,
+    LEAST_FOREIGN_BATCH,
     MOST_BATCH,
+    MOST_FOREIGN_BATCH,
     QUEUED_SECONDS,
     SLOW_BATCH_SECONDS,
     UNTIMED,
@@ -51,9 +52,9 @@ def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
     latencies = (None, 1e-9, BATCH_SECONDS / 30, 1e-4, 1e-3, 1.0)
     assert [batch_of(latency, foreign=True) for latency in latencies] == [
         1,
-        FOREIGN_BATCH[1],
+        MOST_FOREIGN_BATCH,
         30,
-        FOREIGN_BATCH[0],
+        LEAST_FOREIGN_BATCH,
         1,
         1,
     ]

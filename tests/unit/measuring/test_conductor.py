@@ -20,12 +20,10 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.conductor import worst
-from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS, Harness
-from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
-from pytest_gpumem.measuring.sampling import PROFILED_SAMPLES, Sampling
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS, Harness, worst
+from pytest_gpumem.measuring.measure import PROFILED_SAMPLES
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Conditions
@@ -135,20 +133,26 @@ def test_samples_of_a_graph_and_of_a_hold_are_not_averaged(
     assert len(moved) > len(taken.placements) >= 4
 
 
-def test_what_cannot_be_held_is_timed_by_the_hosts_clock(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def make_launches_wait(bench: Bench, *kernels: str) -> None:
+    """From now on each launch of these kernels waits for the device."""
+
+    def wait(launch: Any, *_: object, **__: object) -> None:
+        if launch.kernel.name in kernels:
+            bench.device.streams.synchronize()
+
+    bench.device.before("kernels.launch", wait)
+
+
+def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench) -> None:
     expected = triad(Bench(), placements=4).latency
-    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+    make_launches_wait(bench, "triad", "add")
     taken = triad(bench, placements=4)
     assert expected < taken.latency < expected + LAUNCH_LATENCY
     assert taken.overhead is None
     managed = bench.measure("add", bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB))
-    for one in (taken, managed):
-        assert (one.sampler, one.sampler_reason) == (
-            "host",
-            "made to fail: wall-clock time, launch latency included",
-        )
+    for measured in (taken, managed):
+        assert measured.sampler == "host"
+        assert measured.sampler_reason.endswith(": wall-clock time, launch latency included")
 
 
 @pytest.mark.parametrize(("mode", "waits_at"), [("clean-cold", 20), ("hot", 60)])
@@ -230,62 +234,48 @@ def case(function: Callable[[], object], buffer: Any) -> Case:
     return Case(launch=function, reference=function, reads=[buffer])
 
 
-def test_placements_from_before_a_fallback_are_dropped(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placements_from_before_a_fallback_are_dropped(bench: Bench) -> None:
     """A hold may expire late, on a busy host: two clocks must not be averaged."""
-    x, nothing = bench.memory.device(1 * MiB), list[None]()
+    x, built = bench.memory.device(1 * MiB), 0
     blocked = bench.case(lambda memory: case(lambda: None, x), sampler="blocked").latency
-    fill, placed = Sampling._fill, [0]
 
-    def late(run: Sampling, *arguments: Any) -> None:
-        fill(run, *arguments)
-        placed[0] += 1
-        if placed[0] == 3:
-            monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
+    def build(memory: Memory) -> Case:
+        nonlocal built
+        built += 1
+        waits = built > 4
 
-    monkeypatch.setattr(Sampling, "_fill", late)
-    taken = bench.case(lambda memory: case(lambda: nothing.append(None), x), placements=8)
-    assert placed[0] > 3
+        def work() -> None:
+            if waits:
+                bench.device.streams.synchronize()
+
+        return case(work, x)
+
+    taken = bench.case(build, placements=8)
+    assert built > 5
     assert taken.sampler == "host"
-    assert len(taken.placements) == placed[0] - 3
+    assert len(taken.placements) == built - 4
     assert all(statistics.median(p) > 1.2 * blocked for p in taken.placements)
 
 
-def test_samples_from_before_a_fallback_are_dropped(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sound, chunks, by_host = BlockedSampler.samples, [0], list[tuple[int, float]]()
-    timed = HostSampler.samples
+def test_samples_from_before_a_fallback_are_dropped(bench: Bench) -> None:
+    x, calls = bench.memory.device(2 * GiB), 0  # several chunks of samples
 
-    def breaks(sampler: BlockedSampler, rounds: int) -> list[tuple[int, float]]:
-        chunks[0] += (
-            bench.ranges.open[-1].endswith(".measure") and rounds > 1
-        )  # the first round of new placements is not kept
-        if chunks[0] >= 3:
-            raise HoldExpired("made to fail")
-        return sound(sampler, rounds)
+    def work() -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= 150:
+            bench.device.streams.synchronize()
 
-    def booked(sampler: HostSampler, rounds: int) -> list[tuple[int, float]]:
-        taken = timed(sampler, rounds)
-        by_host.extend(taken)
-        return taken
-
-    monkeypatch.setattr(BlockedSampler, "samples", breaks)
-    monkeypatch.setattr(HostSampler, "samples", booked)
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 0.005)
-    taken = triad(bench, placements=4, precision=1e-9, budget=0.5)
-    assert chunks[0] == 4  # it was tried again
+    target = bench.target(work, reads=[x], reference=work)
+    taken = bench.take(target, precision=1e-9, budget=1.0)
     assert taken.sampler == "host"
-    assert sorted(taken.samples) == sorted(seconds for _, seconds in by_host)
+    assert len(taken.samples) == calls - 151  # of the two holds that expired
 
 
-def test_a_sampler_that_was_asked_for_does_not_fall_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_that_was_asked_for_does_not_fall_back(bench: Bench) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    monkeypatch.setattr(BlockedSampler, "samples", failing(error=HoldExpired))
-    with pytest.raises(BadCall, match='sampler "blocked" was asked for, but made to fail'):
+    make_launches_wait(bench, "triad")
+    with pytest.raises(BadCall, match='sampler "blocked" was asked for, but'):
         bench.take(target, sampler="blocked")
     assert bench.leftovers() == 0
 
@@ -477,9 +467,9 @@ def test_throttled_placements_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)  # a wait looks too
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)  # a wait looks too
     monkeypatch.setattr(
-        "pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0
+        "pytest_gpumem.measuring.measure.CHUNK_SECONDS", 10.0
     )  # one look a placement
     x = bench.memory.device(2 * MiB)
     taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
@@ -493,8 +483,8 @@ def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)
-    monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 1e-6)  # a look a round
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)
+    monkeypatch.setattr("pytest_gpumem.measuring.measure.CHUNK_SECONDS", 1e-6)  # a look a round
     a, b = bench.buffers(2, 2 * MiB)
     own = (a.address, b.address)
     taken = bench.measure("copy", a, b, placements=5)

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.conductor import Passes
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
-from pytest_gpumem.measuring.target_case import Case
-from pytest_gpumem.memory.buffers import BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 

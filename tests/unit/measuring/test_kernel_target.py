@@ -19,8 +19,8 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, WrongResult
-from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.units import GiB, KiB, MiB
 
 ELEMENTS = 1024

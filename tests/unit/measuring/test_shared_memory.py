@@ -12,7 +12,8 @@ from counted_device import CountedDevice
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.memory.l2 import BadWindow, Where, persisting
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.window_request import BadWindow, Where
 
 KiB, MiB = 1024, 1024 * 1024
 

@@ -15,9 +15,9 @@ from verdicts_alone import judge
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, NotCounted, Stream
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.conductor import Passes
-from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.finding_stream import LONG, Elsewhere, NoWork, find_stream
+from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
 from pytest_gpumem.measuring import untimed
-from pytest_gpumem.measuring.conductor import NO_PASSES, Passes
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.plan import NO_PASSES, Passes
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Measurement

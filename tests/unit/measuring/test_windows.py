@@ -10,10 +10,11 @@ from bench import Bench, check, moved
 
 from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import Where, persisting
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import Where
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import GiB, MiB
 

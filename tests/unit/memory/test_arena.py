@@ -10,7 +10,8 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
-from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer, parse_shape
+from pytest_gpumem.memory.buffers import ALIGNMENT, Arena
+from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 from pytest_gpumem.units import MiB
 
 
@@ -42,17 +43,6 @@ def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) ->
     buffers = [arena.buffer(nbytes, kind=kind) for _ in range(3)]
     assert [b.address % ALIGNMENT for b in buffers] == [0, 0, 0]
     assert len({b.address for b in buffers}) == 3
-
-
-def test_a_misaligned_address_is_an_error_and_is_freed(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = device.memory._address
-    monkeypatch.setattr(device.memory, "_address", lambda *arguments: address(*arguments) + 16)
-    with pytest.raises(BadBuffer, match="not aligned to 256 bytes"):
-        arena.buffer(4096)
-    arena.close()
-    assert device.live == []
 
 
 def test_what_a_buffer_says_of_itself(arena: Arena) -> None:
@@ -183,14 +173,6 @@ def test_close_tries_every_allocation_and_raises_the_first_error(
     arena.close()
 
 
-def test_padding_ends_the_padding_before(device: CountedDevice, arena: Arena) -> None:
-    arena.pad(4 * MiB)
-    arena.pad(6 * MiB)
-    assert [a.nbytes for a in device.live] == [6 * MiB]
-    arena.pad(0)
-    assert device.live == []
-
-
 def test_padding_puts_what_comes_next_elsewhere() -> None:
     seen = set()
     for padding in (0, 2 * MiB, 6 * MiB):
@@ -296,14 +278,3 @@ def test_all_kept_arenas_are_closed_even_if_one_cannot_be(
         arena.close_kept()
     assert device.live == [second]
     assert first not in device.live
-
-
-def test_scattered_memory_is_the_arenas(device: CountedDevice, arena: Arena) -> None:
-    before = device.memory.free_bytes(MemoryKind.DEVICE)
-    made = arena.scatter([2 * MiB, 4 * MiB], seed=3)
-    assert [one.nbytes for one in made] == [2 * MiB, 4 * MiB]
-    arena.release(made[0])
-    taken = before - device.memory.free_bytes(MemoryKind.DEVICE)
-    assert 4 * MiB <= taken < 6 * MiB
-    arena.close()
-    assert device.memory.free_bytes(MemoryKind.DEVICE) == before

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, idle_set_aside, persisting
+from pytest_gpumem.memory.l2 import idle_set_aside, persisting
+from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
@@ -189,19 +190,3 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(
         stream.renew()
         assert [*stream.notes] == []
     assert idle_set_aside(device) is None
-
-
-def test_a_driver_that_grants_nothing_to_the_second_restores(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with persisting(device, arena.buffer(8 * MiB)) as outer:
-        request = device.l2.request_set_aside
-        monkeypatch.setattr(
-            device.l2, "request_set_aside", lambda n: 0 if n == 6 * STEP else request(n)
-        )
-        with (
-            pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"),
-            persisting(device, arena.buffer(8 * MiB)),
-        ):
-            pytest.fail("entered")
-        assert outer.set_aside == device.l2.set_aside() == 4 * STEP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -104,19 +103,6 @@ def test_what_changed_between_two_tests_is_not_the_second_ones(
     watch.begin()
     assert watch.settle() is None
     assert device.l2.set_aside() == MOST
-
-
-def test_it_costs_a_call_for_the_limit_and_one_for_each_stream(device: CountedDevice) -> None:
-    for stream in (device.streams.create(), device.streams.create()):
-        device.l2.set_window(stream, None)
-    watch = L2Watch(device)
-    calls: Counter[str] = Counter()
-    verbs = ("set_aside", "window", "request_set_aside", "set_window", "reset_persisting")
-    for verb in (*(f"l2.{name}" for name in verbs), "streams.synchronize"):
-        device.before(verb, lambda *_, verb=verb: calls.update([verb]))
-    watch.begin()
-    assert watch.settle() is None
-    assert calls == {"l2.set_aside": 2, "l2.window": 4}
 
 
 def test_an_open_stream_of_ours_accounts_for_what_it_changed(

@@ -14,8 +14,9 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.memory.buffers import Arena, BadBuffer
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.managed import ManagedBuffer, no_migration, notes
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import GiB, MiB
 

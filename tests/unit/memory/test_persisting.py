@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, fit_set_aside, persisting
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import BadWindow, fit_set_aside
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
@@ -100,30 +101,6 @@ def test_a_window_under_which_nothing_persists_sets_nothing_aside(
         )
 
 
-def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(
-    device: CountedDevice, arena: Arena
-) -> None:
-    with (
-        persisting(device, arena.buffer(8 * MiB)) as table,
-        persisting(device, arena.buffer(64 * MiB), hit="streaming") as stream,
-    ):
-        assert (table.set_aside, table.hit_ratio, stream.hit_ratio) == (4 * STEP, 1.0, 1.0)
-        assert table.thrashing is None
-
-
-def test_lines_of_the_old_place_are_reset_before_the_window_moves(
-    device: CountedDevice, arena: Arena, calls: list[Any]
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with persisting(device, buffer):
-        calls.clear()
-        buffer.move()
-        assert calls == [
-            ("reset_persisting", "reset"),
-            ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0)),
-        ]
-
-
 @pytest.mark.parametrize(
     ("set_aside", "hit_ratio", "granted", "ratio"),
     [
@@ -155,18 +132,6 @@ def test_what_was_granted_is_read_back(
         spec = device.l2.window(stream.stream)
         assert spec is not None
         assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
-
-
-def test_what_a_driver_grants_decides_not_what_was_asked(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = device.l2.request_set_aside
-    monkeypatch.setattr(
-        device.l2, "request_set_aside", lambda nbytes: request(min(nbytes, int(STEP)))
-    )
-    with persisting(device, arena.buffer(8 * MiB)) as stream:
-        assert stream.set_aside == STEP
-        assert stream.hit_ratio == pytest.approx(3.125 / 8)
 
 
 def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from counted_device import CountedDevice, failing
+from counted_device import CountedDevice
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer
+from pytest_gpumem.devices.protocol import OutOfMemory, Unsupported
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.pinned import TooMuchPinned, touch
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -48,41 +47,6 @@ def test_what_the_cap_refuses_is_not_allocated_and_is_no_other_error(capped: Mem
         capped.pinned(17 * MIB)
     assert capped.arena.device.live == []  # type: ignore[attr-defined]
     assert capped.pageable(17 * MIB).nbytes == 17 * MIB  # pageable memory is not locked
-
-
-def test_flags_and_node_reach_the_device(
-    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[dict[str, Any]] = []
-    nodes: list[Any] = []
-
-    @contextmanager
-    def near_host(node: int | None) -> Iterator[int | None]:
-        nodes.append(node)
-        yield node
-        nodes.append("left")
-
-    def noted(*_: Any, **flags: bool) -> None:
-        assert nodes[-1:] != ["left"]
-        seen.append(flags)
-
-    monkeypatch.setattr(device.memory, "near_host", near_host)
-    device.before("memory.allocate", noted)
-    memory.pinned(4096, mapped=False, write_combined=True, portable=False, numa=3)
-    assert seen == [{"mapped": False, "write_combined": True, "portable": False}]
-    assert nodes == [3, "left"]
-
-
-def test_device_memory_is_allocated_anywhere(
-    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device.memory, "near_host", failing())
-    memory.device(4096)
-    memory.managed(4096)
-    with pytest.raises(DeviceError, match="made to fail"):
-        memory.pinned(4096)
-    with pytest.raises(DeviceError, match="made to fail"):
-        memory.registered(np.zeros(8))
 
 
 @pytest.mark.parametrize("numa", [-1, True, "0", 1.0])
@@ -118,41 +82,3 @@ def test_touching_changes_nothing(nbytes: int) -> None:
     before = array.copy()
     touch(array)
     assert (array == before).all()
-
-
-def test_every_page_of_an_adopted_array_is_touched(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touched: list[Any] = []
-    monkeypatch.setattr("pytest_gpumem.memory.buffers.touch", touched.append)
-    array, fixed = np.zeros(64), np.zeros(64)
-    memory.pageable(array)
-    assert len(touched) == 1
-    assert touched[0] is array
-    fixed.flags.writeable = False
-    with pytest.raises(DeviceError, match="writable"):
-        memory.pageable(fixed)
-    assert len(touched) == 1
-
-
-def test_touching_writes_the_last_byte_and_one_of_each_page() -> None:
-    class Noted(np.ndarray):
-        written: set[int] = set()  # noqa: RUF012
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            self.written.update(range(self.size)[key])
-            super().__setitem__(key, value)
-
-    touch(np.zeros(2 * mmap.PAGESIZE + 5, "u1").view(Noted))
-    assert Noted.written == {0, mmap.PAGESIZE, 2 * mmap.PAGESIZE, 2 * mmap.PAGESIZE + 4}
-
-
-@pytest.mark.parametrize("method", ["pinned", "registered"])
-def test_a_thousand_buffers_leave_nothing_locked(device: CountedDevice, method: str) -> None:
-    free = device.memory.free_bytes(MemoryKind.PINNED)
-    for i in range(1000):
-        arena = Arena(device, seed=i)
-        getattr(Memory(arena), method)(4096)
-        arena.close()
-    assert device.memory.host().locked == 0
-    assert (device.live, device.memory.free_bytes(MemoryKind.PINNED)) == ([], free)

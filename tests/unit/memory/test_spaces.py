@@ -9,7 +9,8 @@ import pytest
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Unsupported
-from pytest_gpumem.memory.buffers import BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 

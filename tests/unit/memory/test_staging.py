@@ -29,7 +29,8 @@ from pytest_gpumem.measuring.work import (
     cut,
 )
 from pytest_gpumem.measuring.works import Works
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -122,7 +123,8 @@ def test_a_chunk_that_is_left_out_is_seen(
     device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
     stream = device.streams.create()
     work.poison(stream)
-    there, source, launch, target = work._steps[left_out]
+    chunk = work._chunks[left_out]
+    there, source, launch, target = chunk.there, chunk.source, chunk.launch, chunk.target
     copy, run = device.content.copy, device.kernels.launch
     dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
     monkeypatch.setattr(

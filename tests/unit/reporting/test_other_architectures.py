@@ -5,7 +5,6 @@ Facts are of NVIDIA's data sheets and CUDA's tables; what a driver may leave out
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +12,10 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import unsupported
-from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.doctor.gpu import abilities
-from pytest_gpumem.doctor.machine import Machine
-from pytest_gpumem.memory.l2 import fit_set_aside
+from pytest_gpumem.doctor.checks import gpu_checks
 from pytest_gpumem.memory.managed import no_migration
+from pytest_gpumem.memory.window_request import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts, UnknownPeak, host_link, peak_bandwidth
-from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.families import families
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -149,30 +143,6 @@ def test_the_peak_is_the_data_sheets_or_unknown(facts: DeviceFacts, gigabytes: i
 
 
 @pytest.mark.parametrize(
-    ("facts", "ceiling"),
-    [(A100, 31.5), (RTX4090, 31.5), (B200, 121), (GB200, None), (INTEGRATED, None), (ORIN, None)],
-    ids=str,
-)
-def test_the_link_is_a_ceiling_only_where_it_is_pci_express(
-    facts: DeviceFacts, ceiling: float | None, make_row: Callable[..., Row]
-) -> None:
-    rows = [
-        make_row("t.py::copy", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0, link=True))
-        for n in (256, 512, 1024)
-    ]
-    (family,) = families(rows, facts)
-    assert [one.value / 1e9 for one in family.ceilings] == (
-        [pytest.approx(ceiling, rel=0.01)] if ceiling else []
-    )
-    of_dram = [
-        make_row("t.py::read", label=f"{n} MiB", moved_bytes=MovedBytes(n * 8 * MiB, 0))
-        for n in (256, 512, 1024)
-    ]
-    (family,) = families(of_dram, facts)
-    assert [one.value for one in family.ceilings] == ([facts.dram_peak] if facts.dram_peak else [])
-
-
-@pytest.mark.parametrize(
     ("facts", "reason"),
     [
         (A100, None),
@@ -196,17 +166,8 @@ def test_persisting_l2_skips_where_there_is_none(facts: DeviceFacts, reason: str
 
 
 @pytest.mark.parametrize("facts", ALL, ids=str)
-def test_doctor_says_where_pages_migrate_and_what_is_unknown(facts: DeviceFacts) -> None:
-    checks = {
-        one.name: one
-        for one in abilities(
-            Machine(), DeviceChoice(facts, lambda: pytest.fail("nothing is opened"))
-        )
-    }
-    pages = checks["managed memory"].detail
-    assert ("without a fault" in pages) is facts.host_page_tables
-    assert (
-        ("tests of managed_buffer and prefetched_buffer skip" in pages)
-        is (no_migration(facts) is not None)
-        is (facts is ORIN)
-    )
+def test_doctor_says_where_pages_migrate(facts: DeviceFacts) -> None:
+    checks = {check.name: check for check in gpu_checks(facts, "", None, "no library")}
+    skips = "its tests skip" in checks["managed memory"].detail
+    assert skips is (no_migration(facts) is not None) is (facts is ORIN)
+    assert ("peak unknown" in checks["GPU"].detail) is (facts in (INTEGRATED, ORIN))

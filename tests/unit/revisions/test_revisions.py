@@ -86,18 +86,6 @@ def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
         files_at("0" * 40, Path("kept"), folder.parent)
 
 
-def test_a_tree_is_no_commit(repository: Repository) -> None:
-    repository.commit("first")
-    tree = repository.git("rev-parse", "HEAD^{tree}")
-    assert ancestry("main", {tree}, repository.folder).unknown == {tree}
-
-
-def test_nothing_stored(repository: Repository) -> None:
-    only = repository.commit("only")
-    found = ancestry("main", set(), repository.folder)
-    assert (found.merge_base, found.base, found.unknown) == (only, frozenset(), frozenset())
-
-
 @pytest.mark.parametrize("of", ["nowhere", "--all", ""])
 def test_an_unknown_revision_is_said(repository: Repository, of: str) -> None:
     repository.commit("first")

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.expectations import LooserLimit
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.reporting.conclusion import Conclusion, first_line
 from pytest_gpumem.runs.conclusion import (
     EXITS,
-    Conclusion,
     State,
     conclude,
     excused,
@@ -78,12 +78,11 @@ def test_a_row_has_one_state_from_which_the_exit_code_follows(
 
 def test_every_row_that_passes_is_green() -> None:
     end = concluded(row(), row(name="b"))
-    assert (end.colour, end.result(simulated=True)) == ("green", "green (simulated): 2 rows")
+    assert (end.colour, first_line(end)) == ("green", "green: 2 rows")
     measured = row(Outcome.MEASURED, "b", max_regression=None)
-    assert concluded(row(), measured).result(simulated=False) == (
-        "green: 2 rows, 1 of them measured"
-    )
-    assert "no max_regression for 1 of 2 rows" in concluded(row(), measured).lines[-1]
+    end = concluded(row(), measured)
+    assert first_line(end) == "green: 2 rows, 1 of them measured"
+    assert "no max_regression for 1 of 2 rows" in end.remarks[-1]
     assert concluded(measured).code == Exit.NO_VERDICT
 
 
@@ -104,7 +103,7 @@ def test_what_was_not_judged(status: Any, by_words: bool, code: Exit) -> None:
     if code == Exit.FAILED:
         assert end.causes == ("1 measurement of the baseline lost",)
     if status == "accepted":
-        assert end.result(simulated=False) == "green: ACCEPTED: t.py::b removed"
+        assert first_line(end) == "green: ACCEPTED: t.py::b removed"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
@@ -118,7 +117,7 @@ def test_all_causes_of_a_failure_are_named() -> None:
     ]
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
     end = concluded(*rows, missing=lost, looser=looser, failures=failures)
-    assert end.result(simulated=False) == (
+    assert first_line(end) == (
         "red: 2 tests lost; 1 of 2 rows fails; looser limits of 1 test; "
         "1 test failed by an assertion or an error of its own; "
         "1 test failed without a measurement; 1 test did not run"
@@ -165,9 +164,9 @@ def test_strict_takes_a_pass_of_every_row_on_a_real_gpu() -> None:
 
 def test_what_is_open_and_what_is_new_has_a_line() -> None:
     end = concluded(row(Code.NOISY), row(Code.NO_BASELINE, "n", delta=None), new=["t.py::n"])
-    assert end.lines == (
+    assert end.remarks == (
         "new, base does not have it: t.py::n",
-        "open: t.py::a: said by the screen of a",
+        "UNDECIDED t.py::a: said by the screen of a",
     )
     assert end.causes == ("1 of 2 rows open",)
 
@@ -176,7 +175,8 @@ def test_what_is_accepted_is_never_the_bare_green() -> None:
     slower = replace(row(), verdict=replace(row().verdict, outcome=Outcome.ACCEPTED))
     slower = replace(slower, verdict=replace(slower.verdict, accepted=("max_copies",)))
     end = concluded(slower, row(name="b"))
-    assert end.result(simulated=True) == "green (simulated): ACCEPTED: t.py::a max_copies"
+    assert first_line(end) == "green: ACCEPTED: t.py::a max_copies"
+    assert end.remarks == ("ACCEPTED t.py::a: said by the screen of a",)
 
 
 def test_tests_with_the_same_looser_limit_share_a_line() -> None:

@@ -9,7 +9,7 @@ import pytest_gpumem
 
 def test_units_and_case_are_public() -> None:
     from pytest_gpumem import GB, KB, MB, Case, GiB, KiB, MiB
-    from pytest_gpumem.measuring.target_case import Case as TheirCase
+    from pytest_gpumem.measuring.case import Case as TheirCase
 
     assert (KB, MB, GB, KiB, MiB, GiB) == (10**3, 10**6, 10**9, 2**10, 2**20, 2**30)
     assert Case is TheirCase

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -56,37 +55,6 @@ def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
     assert (found.peak, found.uses["CuPy", "device"].kept) == (9 * MIB, 8 * MIB)
 
 
-def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(
-    source: CupyMemory,
-) -> None:
-    source.start(log := MemoryLog(), lines=False)
-    steps = threading.Barrier(2, timeout=30)
-
-    def lives() -> None:
-        steps.wait()
-        steps.wait()
-        allocates(1)
-        steps.wait()
-        steps.wait()
-        allocates(2)
-
-    thread = threading.Thread(target=lives)
-    thread.start()
-    steps.wait()
-    source.stop()
-    steps.wait()
-    steps.wait()
-    source.start(log, lines=False)
-    steps.wait()
-    thread.join()
-    log.settle()
-    assert account(log.since(), 0).uses["CuPy", "device"].allocations == 1
-    source.stop()
-    in_a_thread(lambda: allocates(3))
-    log.settle()
-    assert account(log.since(), 0).uses["CuPy", "device"].allocations == 1
-
-
 def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:
     seen: list[str] = []
 
@@ -108,15 +76,3 @@ def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:
     source.start(MemoryLog(), lines=False)
     in_a_thread(lambda: seen.append(str(sys.getprofile())))
     assert seen[-1] == "None"
-
-
-def test_no_call_of_the_hook_collects_arguments_in_a_dict(source: CupyMemory) -> None:
-    """It would cost more than the rest of the call, for each array of a test."""
-    source.start(MemoryLog(), lines=False)
-    (hook,) = get_memory_hooks().values()
-    of_pool = {"device_id": 0, "mem_size": MIB, "mem_ptr": 1, "pmem_id": 1}
-    for method, arguments in (
-        (hook.malloc_postprocess, {"size": MIB, **of_pool}),
-        (hook.free_preprocess, of_pool),
-    ):
-        assert "_" not in signature(method).bind(**arguments).arguments

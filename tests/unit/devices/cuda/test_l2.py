@@ -5,16 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace
 
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
-from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import l2
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 
@@ -31,12 +29,6 @@ def test_a_window_is_packed_whole() -> None:
     assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.6, 0.0, 31.25 / 40])
-def test_a_window_comes_back_as_it_went(ratio: float) -> None:
-    window = WindowSpec(0x7F0000000000, 8 << 20, ratio)
-    assert l2.unpacked(l2.packed(window, R.cudaKernelNodeAttrValue)) == window
-
-
 @pytest.mark.parametrize("hit", AccessProperty)
 @pytest.mark.parametrize("miss", [AccessProperty.STREAMING, AccessProperty.NORMAL])
 def test_properties_come_back_as_they_went(hit: AccessProperty, miss: AccessProperty) -> None:
@@ -50,43 +42,6 @@ def test_a_property_that_cuda_has_not_is_an_error_of_the_device() -> None:
     policy = SimpleNamespace(base_ptr=4096, num_bytes=4096, hitRatio=1.0, hitProp=7, missProp=1)
     with pytest.raises(DeviceError, match=r"with the properties \(7, 1\); CUDA has 0, 1, 2"):
         l2.unpacked(SimpleNamespace(accessPolicyWindow=policy))
-
-
-def test_a_launch_attribute_says_what_it_is() -> None:
-    attribute = l2.launch_attribute(WindowSpec(0x7F0000000000, 8 << 20, 0.5))
-    assert attribute.id == D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-    assert (
-        attribute.value.accessPolicyWindow.hitProp
-        == D.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
-    )
-
-
-def test_off_is_a_window_of_no_bytes() -> None:
-    policy = l2.packed(None, R.cudaStreamAttrValue).accessPolicyWindow
-    assert (int(policy.num_bytes), policy.hitProp) == (
-        0,
-        R.cudaAccessProperty.cudaAccessPropertyNormal,
-    )
-    assert l2.unpacked(l2.packed(None, R.cudaStreamAttrValue)) is None
-
-
-def test_where_persistence_cannot_work_the_reason_is_given(
-    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (R.cudaError_t.cudaSuccess, 0))
-    with pytest.raises(Unsupported, match=r"MPS .* nothing is set aside"):
-        l2.CudaL2(replace(h100, mps=True)).request_set_aside(1 << 20)
-
-
-def test_no_more_than_the_device_has_is_requested(
-    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requested: list[int] = []
-    ok = R.cudaError_t.cudaSuccess
-    monkeypatch.setattr(R, "cudaDeviceSetLimit", lambda limit, n: requested.append(n) or (ok,))
-    monkeypatch.setattr(R, "cudaDeviceGetLimit", lambda limit: (ok, 3 << 20))
-    assert l2.CudaL2(h100).request_set_aside(1 << 40) == 3 << 20
-    assert requested == [h100.persisting_l2_max_bytes]
 
 
 def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts) -> None:

@@ -59,27 +59,6 @@ def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
         assert isinstance(error, R.cudaError_t)
 
 
-def test_a_driver_or_bindings_without_discards_skip(
-    h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = R.cudaError_t.cudaErrorCallRequiresNewerDriver
-    monkeypatch.setattr(R, "cudaMemDiscardBatchAsync", lambda *_: (old,), raising=False)
-    with pytest.raises(
-        Unsupported,
-        match=r"the driver .* has no cudaMemDiscardBatchAsync: cudaErrorCallRequiresNewerDriver",
-    ):
-        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
-    monkeypatch.setattr(
-        R, "cudaMemDiscardBatchAsync", lambda *_: (R.cudaError_t.cudaErrorInvalidValue,)
-    )
-    with pytest.raises(DeviceError, match="discarding 4096 bytes: ") as error:
-        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
-    assert not isinstance(error.value, Unsupported)
-    monkeypatch.delattr(R, "cudaMemDiscardBatchAsync")
-    with pytest.raises(Unsupported, match="discarding needs CUDA 13"):
-        managed.CudaManaged(3, h100).discard(MEMORY, STREAM)
-
-
 def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
     assert hasattr(

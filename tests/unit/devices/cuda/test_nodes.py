@@ -32,36 +32,12 @@ def test_cpus_are_read_from_lists(system: Path) -> None:
     }
 
 
-def test_the_thread_runs_on_the_node_and_goes_back_also_after_an_error(
-    system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_to: list[set[int]] = []
-    monkeypatch.setattr(host.os, "sched_setaffinity", lambda pid, cpus: set_to.append(set(cpus)))
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    (system / "node1" / "cpulist").write_text("2-5\n")
-
-    def fail() -> None:
-        with host.on_node(1, None, system) as node:
-            assert node == 1
-            assert set_to == [{2, 3}]
-            raise ValueError("in the block")
-
-    with pytest.raises(ValueError, match="in the block"):
-        fail()
-    assert set_to == [{2, 3}, {0, 1, 2, 3}]
-
-
 @pytest.mark.parametrize("nearest", [None, 1, 7])
 def test_nobody_asked_for_a_node_that_cannot_be_had(system: Path, nearest: int | None) -> None:
     before = os.sched_getaffinity(0)
     with host.on_node(None, nearest, system) as node:
         assert node is None
         assert os.sched_getaffinity(0) == before
-
-
-def test_the_nearest_node_is_taken_unasked(system: Path) -> None:
-    with host.on_node(None, 0, system) as node:
-        assert node == 0
 
 
 def test_a_node_that_was_asked_for_must_be_there(system: Path) -> None:

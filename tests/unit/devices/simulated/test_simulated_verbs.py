@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
-from workbench import ACCUMULATE, LOOKUP, OVERWRITE, SCAN, Workbench, scale
+from workbench import ACCUMULATE, LOOKUP, SCAN, Workbench, scale
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
@@ -18,13 +17,11 @@ from pytest_gpumem.devices.protocol import (
     DeviceError,
     Foreign,
     HoldExpired,
-    Launch,
     OutOfMemory,
     Unsupported,
     WindowSpec,
 )
-from pytest_gpumem.devices.simulated.memory import BACKED_BYTES, PREFIX_BYTES
-from pytest_gpumem.kernels.kernel import ArrayFacts, Call, LaunchShape, Parameter, Role
+from pytest_gpumem.devices.simulated.memory import BACKED_BYTES
 from pytest_gpumem.units import GiB, MiB
 
 KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
@@ -56,16 +53,6 @@ def test_addresses_are_aligned_and_distinct(bench: Workbench) -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-def test_addresses_by_kind(bench: Workbench) -> None:
-    device, pooled, managed, pinned, registered, pageable = (bench.memory(4096, k) for k in KINDS)
-    assert device.host_address == pooled.host_address == 0
-    assert managed.address == managed.host_address != 0
-    assert pinned.address == pinned.host_address != 0
-    assert registered.address not in (0, registered.host_address)
-    assert pageable.address == 0 != pageable.host_address
-    assert bench.device.memory.allocate(4096, MemoryKind.PINNED, mapped=False).address == 0
-
-
 def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
     before = bench.device.memory.free_bytes(MemoryKind.DEVICE)
     taken = bench.memory(GiB)
@@ -94,47 +81,6 @@ def test_freed_memory_is_refused(bench: Workbench) -> None:
         bench.device.memory.view(x, "f4", 1)
 
 
-def test_from_host_keeps_the_prefix_of_a_full_array(bench: Workbench) -> None:
-    content = np.arange(MiB, dtype="i4")
-    memory = bench.memory(content.nbytes)
-    bench.device.content.from_host(memory, content)
-    kept = bench.device.content.to_host(memory, "i4", content.size)
-    assert (
-        kept.nbytes == bench.device.memory.view(memory, "i4", content.size).nbytes == PREFIX_BYTES
-    )
-    assert np.array_equal(kept, content[: kept.size])
-
-
-def test_adopted_array_is_the_users_own(bench: Workbench) -> None:
-    array = np.zeros(1024, dtype="f4")
-    memory = bench.device.memory.adopt(array, register=True)
-    assert memory.kind is MemoryKind.REGISTERED
-    assert memory.host_address == array.ctypes.data != memory.address
-    bench.run(bench.bind(OVERWRITE, x=memory))
-    assert (array == 1).all()
-
-
-def test_guest_is_numpy(bench: Workbench) -> None:
-    pinned = bench.memory(4096, MemoryKind.PINNED)
-    array = bench.device.memory.guest(pinned, "f4", (32, 32), np)
-    array[:] = 7
-    assert array.shape == (32, 32)
-    assert (bench.device.content.to_host(pinned, "f4", 1024) == 7).all()
-    rows = bench.device.memory.guest(bench.memory(GiB, MemoryKind.PINNED), "f4", (2**18, 1024), np)
-    assert rows.shape[1] == 1024
-    assert rows.nbytes <= PREFIX_BYTES
-
-
-def test_random_content_is_seeded(bench: Workbench) -> None:
-    def filled(dtype: str, seed: int) -> Any:
-        memory = bench.memory(65536)
-        bench.device.content.fill_random(memory, dtype, seed, bench.stream)
-        return bench.device.content.to_host(memory, dtype, 65536 // np.dtype(dtype).itemsize)
-
-    assert np.array_equal(filled("f4", 1), filled("f4", 1))
-    assert not np.array_equal(filled("f4", 1), filled("f4", 2))
-
-
 def test_copy_between_all_kinds(bench: Workbench) -> None:
     for source in KINDS:
         for destination in KINDS:
@@ -145,13 +91,6 @@ def test_copy_between_all_kinds(bench: Workbench) -> None:
             copied = bench.device.content.to_host(b, "i4", 1024)
             assert np.array_equal(copied[:512], content[:512])
             assert not copied[512:].any()
-
-
-def test_prefixes_are_compared_in_the_type_of_the_result(bench: Workbench) -> None:
-    mismatch, ones = bench.device.content.mismatch, np.ones((2, 4), dtype="f4")
-    assert mismatch(ones, np.ones(6), 0.0) is None
-    ones[0, 3] = np.nan
-    assert mismatch(ones, np.ones(6), 1.0) == (1, 3)
 
 
 # Work
@@ -165,38 +104,6 @@ def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> N
         values = bench.device.content.to_host(table, "i4", table_bytes // 4)
         result = bench.device.content.to_host(out, "i4", GiB // 4)
         assert np.array_equal(result, values[np.arange(result.size) % (table_bytes // 4)])
-
-
-def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> None:
-    n = 4 * MiB
-    narrow, wide, out = bench.memory(4 * n), bench.memory(8 * n), bench.memory(8 * n)
-    bench.device.content.fill_random(narrow, "f4", 1, bench.stream)
-    bench.device.content.fill_random(wide, "f8", 2, bench.stream)
-    widen = replace(
-        ACCUMULATE,
-        parameters=(
-            Parameter("narrow", Role.READ),
-            Parameter("wide", Role.READ),
-            Parameter("out", Role.WRITE),
-        ),
-        accesses=lambda call: (),
-        reference=lambda arrays, scalars: {"out": arrays["narrow"] + arrays["wide"]},
-    )
-    call = Call(
-        {
-            "narrow": ArrayFacts(n, "f4", 4),
-            "wide": ArrayFacts(n, "f8", 8),
-            "out": ArrayFacts(n, "f8", 8),
-        }
-    )
-    bench.run(Launch(widen, call, LaunchShape(1, 1), {"narrow": narrow, "wide": wide, "out": out}))
-    result, other = (
-        bench.device.content.to_host(out, "f8", n),
-        bench.device.content.to_host(wide, "f8", n),
-    )
-    assert np.array_equal(
-        result, bench.device.content.to_host(narrow, "f4", n)[: result.size] + other
-    )
 
 
 def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
@@ -219,62 +126,7 @@ def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None
     assert len({tuple(places(seed)) for seed in range(20)}) > 5
 
 
-def test_scattering_more_than_there_is_allocates_nothing() -> None:
-    device = Workbench().device
-    before = device.memory.free_bytes(MemoryKind.DEVICE)
-    with pytest.raises(OutOfMemory, match="GiB are free on the simulated device"):
-        device.memory.scatter([before // 2, before // 2 + MiB], seed=1)
-    assert device.memory.free_bytes(MemoryKind.DEVICE) == before
-
-
 # Streams, events, graphs
-
-
-def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
-    start, end = bench.device.streams.event(), bench.device.streams.event()
-    with pytest.raises(DeviceError, match="was not recorded"):
-        bench.device.streams.elapsed(start, end)
-    bench.device.streams.record(start, bench.stream)
-    bench.device.kernels.launch(bench.bind(SCAN, x=bench.memory(GiB)), bench.stream)
-    bench.device.streams.record(end, bench.stream)
-    with pytest.raises(DeviceError, match="has not completed"):
-        bench.device.streams.elapsed(start, end)
-    bench.device.streams.synchronize(bench.stream)
-    assert bench.device.streams.elapsed(start, end) > 1e-4
-
-
-def test_event_times_come_in_ticks(bench: Workbench) -> None:
-    seconds = bench.time(bench.bind(SCAN, x=bench.memory(64 * MiB)))
-    assert seconds / 32e-9 == pytest.approx(round(seconds / 32e-9), abs=1e-3)
-
-
-def test_empty_interval_is_the_floor(bench: Workbench) -> None:
-    assert bench.interval(lambda: None) == pytest.approx(1.28e-6, abs=33e-9)
-
-
-def test_hold_hides_the_launch_gap(bench: Workbench) -> None:
-    launch = bench.bind(SCAN, x=bench.memory(4096))
-    bench.hot(launch)
-    gap = bench.interval(
-        lambda: bench.device.kernels.launch(launch, bench.stream), hold=False
-    ) - bench.hot(launch)
-    assert 1e-6 < gap < 10e-6
-
-
-def test_hold_keeps_the_stream_until_released(bench: Workbench) -> None:
-    other = bench.device.streams.create()
-    mark, free = bench.device.streams.event(), bench.device.streams.event()
-    hold = bench.device.streams.hold(bench.stream, 1.0)
-    bench.device.streams.record(mark, bench.stream)
-    bench.device.streams.record(free, other)
-    bench.device.streams.synchronize(other)
-    for _ in range(1000):
-        bench.device.now()
-    before = bench.device.now()
-    hold.release()
-    bench.device.streams.synchronize()
-    assert bench.device.streams.elapsed(free, mark) > 1e-4
-    assert bench.device.now() - before < 1e-4
 
 
 def test_waiting_behind_a_hold_expires_once(bench: Workbench) -> None:

@@ -65,7 +65,6 @@ def scale(sectors: float = 4.0) -> Kernel:
             for access in (("x", "read"), ("y", "write"))
         ),
         lambda arrays, _: {"y": arrays["x"] * arrays["x"].dtype.type(3)},
-        loads_in_flight=8,
     )
 
 
@@ -74,14 +73,13 @@ ACCUMULATE = kernel(
     {"x": Role.READ, "y": Role.UPDATE},
     lambda call: (touch(call, "x", "read"), touch(call, "y", "read"), touch(call, "y", "write")),
     lambda arrays, _: {"y": arrays["x"] + arrays["y"]},
-    loads_in_flight=8,
 )
 """y = x + y."""
 LOOKUP = kernel(
     "lookup",
     {"out": Role.WRITE, "table": Role.READ},
     lambda call: (
-        touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True),
+        touch(call, "table", "read", requested=call.arrays["out"].nbytes),
         touch(call, "out", "write"),
     ),
     lambda arrays, _: {"out": np.resize(arrays["table"], arrays["out"].size)},
@@ -93,7 +91,6 @@ SCAN = kernel(
     {"x": Role.READ},
     lambda call: (touch(call, "x", "read"),),
     lambda arrays, _: {},
-    loads_in_flight=8,
 )
 """Reads all of x."""
 OVERWRITE = kernel(
@@ -113,7 +110,6 @@ WALK = kernel(
             *(call.arrays["nodes"].nbytes // 16,) * 2,
             sectors_per_request=32.0,
             dependent=True,
-            random=True,
         ),
     ),
     lambda arrays, _: {},

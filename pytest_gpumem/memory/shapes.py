@@ -1,0 +1,49 @@
+"""Shapes and element types of buffers, as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.units import QuantityError, parse_bytes
+
+
+class BadBuffer(ValueError):
+    """A buffer that cannot be: wrong size, type or kind."""
+
+
+def parse_shape(
+    shape: int | str | Sequence[int], dtype: Any
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return elements per axis and element type. Raises `BadBuffer`: see `Arena.buffer`."""
+    try:
+        element = np.dtype(dtype)
+    except TypeError as error:
+        raise BadBuffer(f"dtype {dtype!r} is no element type: {error}") from None
+    check_plain(element)
+    if isinstance(shape, str):
+        try:
+            shape = parse_bytes(shape)
+        except QuantityError as error:
+            raise BadBuffer(f"size {error}") from None
+    if isinstance(shape, bool) or not isinstance(shape, (int, np.integer, tuple, list)):
+        accepted = 'a number of bytes, a text such as "64 MiB", or a tuple of elements'
+        raise BadBuffer(f"a size is {accepted}, not {shape!r}")
+    if isinstance(shape, (int, np.integer)):
+        if shape <= 0 or shape % element.itemsize:
+            elements = f"{element.itemsize}-byte elements ({element})"
+            raise BadBuffer(f"{shape} bytes do not hold a whole, positive number of {elements}")
+        return (int(shape) // element.itemsize,), element
+    for count in shape or (0,):
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:
+            raise BadBuffer(f"a shape is a tuple of positive integers, not {tuple(shape)!r}")
+    return tuple(int(count) for count in shape), element
+
+
+def check_plain(element: np.dtype[Any]) -> None:
+    """Raise `BadBuffer` for a type that is no plain number."""
+    if element.kind not in "biufc" or not element.isnative:
+        accepted = "it takes numbers in the machine's byte order"
+        raise BadBuffer(f"dtype {element} cannot live in a buffer: {accepted}")

@@ -1,0 +1,205 @@
+"""The arguments of a persisting stream: checked, and fitted to the device.
+
+Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++ Best Practices
+Guide, 9.2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any, Literal
+
+from pytest_gpumem.devices.protocol import AccessProperty, Device
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
+
+Where = Literal["stream", "graph", "launch"]
+"""The carrier of the window: the stream, the kernels of a captured graph, or each launch."""
+SetAside = Literal["fit", "max", "off"] | int
+
+_WHERE = ("stream", "graph", "launch")
+_MISS = ("streaming", "normal")
+_HIT = ("persisting", *_MISS)
+_SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
+FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
+
+
+class BadWindow(ValueError):
+    """An access-policy window or a set-aside that cannot be."""
+
+
+@dataclass(frozen=True)
+class WindowRequest:
+    """A window with its set-aside, as requested."""
+
+    nbytes: int  # bytes under the window
+    offset: int  # bytes of the buffer before the window
+    hit_ratio: float | None  # None: fitted to the set-aside
+    set_aside: SetAside
+    hit: AccessProperty
+    miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
+    where: Where
+    allow_thrash: bool
+    clamped_from: int | None  # bytes of the buffer, where `window="clamp"` made the window shorter
+    too_large: bool
+    """All is fitted, and the window is larger than half of L2: there a fitted window is slower than
+    none (`ci/records/nvidia-h200/suite.json`). It is measured without a window."""
+
+    @property
+    def persists(self) -> bool:
+        """Whether lines under the window persist, so that it needs a set-aside."""
+        return self.hit is AccessProperty.PERSISTING and not self.too_large
+
+    @property
+    def off(self) -> bool:
+        """Whether there is to be no window."""
+        return self.set_aside == "off" or self.too_large
+
+
+def window_request(
+    device: Device,
+    buffer: Any,
+    *,
+    hit_ratio: Any = "fit",
+    set_aside: Any = "fit",
+    hit: Any = "persisting",
+    miss: Any = "fit",
+    window: Any = "error",
+    offset: Any = 0,
+    where: Any = "stream",
+    allow_thrash: Any = False,
+) -> WindowRequest:
+    """Return the checked arguments of `l2.persisting`, which describes them and their errors."""
+    facts = device.facts
+    if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
+        given = repr(buffer) if isinstance(buffer, Buffer) else _in_one_line(buffer)
+        raise BadWindow(f"a persisting window needs a buffer of device memory, not {given}")
+    if buffer.device is not device:
+        raise BadWindow(
+            f"{buffer!r} is memory of another device than {facts.name}, on which the stream is"
+        )
+    fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
+    if not fitted and not _is_ratio(hit_ratio):
+        raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
+    if hit not in _HIT:
+        raise BadWindow(f'hit={hit!r}; accepted are "persisting", "streaming" and "normal"')
+    if miss not in ("fit", *_MISS):
+        raise BadWindow(f'miss={miss!r}; accepted are "fit", "streaming" and "normal"')
+    if where not in _WHERE:
+        raise BadWindow(f'where={where!r}; accepted are "stream", "graph" and "launch"')
+    if not isinstance(allow_thrash, bool):
+        raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
+    start = _offset(buffer, offset)
+    nbytes = _window_bytes(facts, buffer, window, start)
+    size = _set_aside(facts, set_aside)
+    all_fitted = fitted and size == "fit" and hit == "persisting"
+    clamped = window == "clamp" and nbytes < buffer.nbytes - start
+    return WindowRequest(
+        nbytes=nbytes,
+        offset=start,
+        hit_ratio=None if fitted else float(hit_ratio),
+        set_aside=size,
+        hit=AccessProperty(hit),
+        miss=None if miss == "fit" else AccessProperty(miss),
+        where=where,
+        allow_thrash=allow_thrash,
+        clamped_from=buffer.nbytes if clamped else None,
+        too_large=all_fitted and nbytes > facts.l2_bytes // 2,
+    )
+
+
+def _in_one_line(value: Any) -> str:
+    """Return a value for a message, shortened: arrays print their content over many lines."""
+    return " ".join(shortened(value).split())
+
+
+def _is_ratio(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0.0 <= float(value) <= 1.0
+
+
+def _offset(buffer: Buffer, offset: Any) -> int:
+    try:
+        start = parse_bytes(offset)
+    except (QuantityError, TypeError):
+        accepted = 'accepted are bytes and a size such as "8 MiB"'
+        raise BadWindow(f"offset={_in_one_line(offset)}; {accepted}") from None
+    if start >= buffer.nbytes:
+        raise BadWindow(f"offset={format_bytes(start)} is not inside {buffer!r}")
+    return start
+
+
+def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) -> int:
+    largest, rest = facts.access_policy_max_window_bytes, buffer.nbytes - offset
+    of_device = f"the largest window of {facts.name}, {format_bytes(largest)}"
+    if isinstance(window, str) and window in ("error", "clamp"):
+        if rest > largest and window == "error":
+            raise BadWindow(
+                f"{buffer!r} is larger than {of_device}; "
+                'persisting_stream(..., window="clamp") lays the window over its first bytes'
+            )
+        return min(rest, largest)
+    try:
+        size = parse_bytes(window)
+    except (QuantityError, TypeError):
+        accepted = 'accepted are "error", "clamp", bytes and a size such as "8 MiB"'
+        raise BadWindow(f"window={_in_one_line(window)}; {accepted}") from None
+    if not size:
+        raise BadWindow('window=0 bytes; set_aside="off" measures without a window')
+    if size > largest:
+        raise BadWindow(f"window={format_bytes(size)} is above {of_device}")
+    if size > rest:
+        text = f"window={format_bytes(size)}"
+        if offset:
+            text += f" at offset {format_bytes(offset)}"
+        raise BadWindow(f"{text} goes beyond the end of {buffer!r}")
+    return size
+
+
+def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
+    if isinstance(given, str):
+        if given == "fit":
+            return "fit"
+        if given == "max":
+            return "max"
+        if given == "off":
+            return "off"
+    try:
+        if isinstance(given, str) and given.rstrip().endswith("%"):
+            size = round(parse_share(given) * facts.l2_bytes)
+            text = f"{given.strip()} of L2, {format_bytes(size)},"
+        else:
+            size = parse_bytes(given)
+            text = format_bytes(size)
+    except (QuantityError, TypeError):  # an array of several numbers is no index
+        raise BadWindow(f"set_aside={given!r}; accepted are {_SET_ASIDE}") from None
+    largest = facts.persisting_l2_max_bytes
+    if size > largest:
+        maximum = f"the maximum of {facts.name}, {format_bytes(largest)}"
+        raise BadWindow(f"set_aside={text} is above {maximum}")
+    return size or "off"
+
+
+def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
+    """Return the set-aside for a window of `nbytes`: the least number of steps of L2/16 that holds
+    it, and another one where that pays. Never above L2/2 or the device's maximum.
+
+    With the least, a launch takes 5 to 25 % longer at some placements. Up to three steps together
+    the additional step costs nothing. A fourth pays where the window leaves less than half a step
+    free. Above, it costs up to 54 %; the maximum makes a saturated kernel up to 2.2 times slower.
+    Measured: `ci/records/nvidia-h100/l2_placements.json`,
+    `ci/records/nvidia-h200/l2_placements.json`.
+    """
+    step = facts.l2_step_bytes
+    steps = -(-nbytes // step)
+    if steps + 1 <= FREE_STEPS or (steps == FREE_STEPS and 2 * (steps * step - nbytes) < step):
+        steps += 1
+    return min(steps, min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes) // step) * step
+
+
+def fit_hit_ratio(set_aside: int, nbytes: int) -> float:
+    """Return the largest hit ratio that does not thrash: what is set aside over the window, at most
+    1 (Best Practices Guide, 9.2.2.2)."""
+    return min(1.0, set_aside / nbytes)

@@ -1,0 +1,355 @@
+"""The options: one table, from which command line, environment, ini file and marker derive.
+
+A value that cannot be used is a `QuantityError`, with the value and what is accepted. pytest
+imports this module in every session: it is cheap to import.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from pytest_gpumem import units
+from pytest_gpumem.limits import LIMITS, YES
+from pytest_gpumem.units import did_you_mean, refused
+
+MODES = ("clean-cold", "dirty-cold", "hot")
+SAMPLERS = ("auto", "blocked", "graph", "batched", "host")
+FOOTPRINTS = ("auto", "on", "trace", "off")
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word in YES:
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise refused(value, "1, true, yes, on or 0, false, no, off")
+
+
+def _choice(*accepted: str) -> Callable[[Any], str]:
+    def parse(value: object) -> str:
+        if value not in accepted:
+            hint = did_you_mean(str(value), accepted)
+            raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{hint}")
+        return str(value)
+
+    return parse
+
+
+def _footprint(value: object) -> str:
+    if value in FOOTPRINTS:
+        return str(value)
+    try:
+        return "on" if _flag(value) else "off"
+    except units.QuantityError:
+        accepted = f"{', '.join(FOOTPRINTS)}; where tests follow, write --gpumem-footprint=on"
+        raise units.QuantityError(f"{value!r} is not one of {accepted}") from None
+
+
+def device_choice(value: object) -> str:
+    """Return the choice of a device in small letters. Raises `QuantityError` if it is none."""
+    pattern = r"(?i)auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?"
+    if isinstance(value, str) and re.fullmatch(pattern, value):
+        return value.lower().replace("simulated", "sim")
+    accepted = 'auto, cuda, cuda:N (such as "cuda:1"), simulated or sim, sim:NAME'
+    raise refused(value, f'{accepted} (such as "sim:h100")', "is not a device")
+
+
+def _count(value: object) -> int:
+    number = value
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
+        number = int(value)
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
+        return number
+    raise refused(value, "a whole number from 1 on")
+
+
+def _precision(value: Any) -> float:
+    return units.parse_part(value, "is no half-width", whole=False)
+
+
+def _timeout(value: Any) -> float:
+    if value == "none":
+        return 0.0
+    try:
+        return units.parse_time(value)
+    except units.QuantityError:
+        raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
+
+
+def _path(value: object, kind: str, example: str) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise refused(value, f"a path such as {example}", f"is no {kind}")
+    if value.startswith("~") and os.path.expanduser(value) == value:
+        raise refused(value, f"a path such as {example}", "names no user of this machine")
+    return value
+
+
+def _report(value: object) -> str:
+    return _path(value, "file", "gpumem.html")
+
+
+def place(value: object) -> str:
+    """Return a folder or a URL of fsspec as written. Raises `QuantityError` if it is none."""
+    text = _path(value, "folder or URL", ".benchmarks or s3://bucket/baselines")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)", text)  # C:/ is a drive of Windows
+    if scheme:
+        slashes = ":///" if scheme[1] == "file" else "://"
+        meant = masked(text.replace(":/", slashes, 1))
+        why = f"has one slash behind its colon (did you mean {meant}?)"
+        raise units.QuantityError(f"{masked(text)!r} {why}")
+    if "://" in text and not text.partition("://")[2].strip("/"):
+        accepted = ".benchmarks, file:///srv/baselines or s3://bucket/baselines"
+        raise refused(masked(text), accepted, "is a URL without a place")
+    return text
+
+
+def masked(place: str) -> str:
+    """Return a place without the credentials of a URL: "sftp://***@host/path"."""
+    return re.sub(r"(?<=:/)(/?)[^/@]+@", r"\1***@", place)
+
+
+def _lines_of_code(value: Any) -> tuple[str, ...]:
+    lines = value.split() if isinstance(value, str) else tuple(value)
+    for line in lines or ("",):
+        if not re.fullmatch(r"[^:]+:([0-9]+|\*)", str(line)):
+            accepted = 'a line such as "conftest.py:*" or "tests/test_a.py:12"'
+            raise refused(value, accepted, "names no line")
+    return tuple(lines)
+
+
+class OptionRole(Enum):
+    """The purpose of an option: it decides which options a command refuses, switches off or
+    sets."""
+
+    SWITCH = "switch"  # turns the plugin on
+    MEASURING = "measuring"  # how a row is measured
+    JUDGING = "judging"  # the limits of a row, and the baseline that it is compared with
+    PROCESSES = "processes"  # in how many processes a run measures
+    STRICTNESS = "strictness"  # which verdicts fail a run
+    SAVING = "saving"  # changes the baseline
+    OUTPUT = "output"  # writes the run's results into a file
+
+    @property
+    def of_a_run(self) -> bool:
+        """True if it belongs to a whole run: the processes of a run have the default."""
+        return self not in (OptionRole.SWITCH, OptionRole.MEASURING, OptionRole.JUDGING)
+
+
+class Option(NamedTuple):
+    """An option with its names in all places."""
+
+    name: str  # its field in `Settings`
+    role: OptionRole
+    parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
+    help: str  # for `pytest --help` and the documentation
+    metavar: str | None = None  # the placeholder of the value in the help; None for a flag
+    on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
+    ini_only: bool = False  # no option of the command line and no variable
+    bare: str | None = None  # value on the command line if none follows; None: it needs one
+
+    @property
+    def needs_results(self) -> bool:
+        """True if a session that measures nothing cannot do it: a usage error without --gpumem."""
+        roles = (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        return self.name in LIMITS or self.role in roles
+
+    @property
+    def is_flag(self) -> bool:
+        """True if the command line gives it without a value."""
+        return self.metavar is None
+
+    @property
+    def key(self) -> str:
+        """Name in ini files and of the command line's destination: "gpumem_mode"."""
+        return "gpumem" if self.name == "enabled" else f"gpumem_{self.name}"
+
+    @property
+    def flag(self) -> str:
+        """Command-line spelling: "--gpumem-max-regression"; "-o gpumem_sampler" of an ini key."""
+        return f"-o {self.key}" if self.ini_only else "--" + self.key.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Environment variable: "GPUMEM_MODE"."""
+        return self.key.upper()
+
+
+SWITCH, MEASURING, JUDGING, PROCESSES, STRICTNESS, SAVING, OUTPUT = OptionRole
+
+
+def _limits() -> tuple[Option, ...]:
+    options = []
+    for limit in LIMITS.values():
+        if limit.metavar is not None:
+            text = f"{limit.help} Default: none."
+            only = limit.ini_only
+            option = Option(limit.name, JUDGING, limit.parse, text, limit.metavar, True, only)
+            options.append(option)
+    return tuple(options)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "enabled",
+        SWITCH,
+        _flag,
+        "Measure on a GPU, or on a simulated one; without it the plugin is inert.",
+    ),
+    Option(
+        "device",
+        MEASURING,
+        device_choice,
+        "auto (a GPU, else the simulated device), cuda, cuda:N, simulated (or sim), sim:NAME. "
+        "Default: auto.",
+        "DEVICE",
+    ),
+    Option(
+        "mode",
+        MEASURING,
+        _choice(*MODES),
+        f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
+        "MODE",
+        on_marker=True,
+    ),
+    Option(
+        "sampler",
+        MEASURING,
+        _choice(*SAMPLERS),
+        f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
+        "SAMPLER",
+        on_marker=True,
+        ini_only=True,
+    ),
+    Option(
+        "placements",
+        MEASURING,
+        _count,
+        "Buffer placements to average over. Default: 8.",
+        "N",
+        on_marker=True,
+        ini_only=True,
+    ),
+    Option(
+        "precision",
+        MEASURING,
+        _precision,
+        "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
+        "SHARE",
+        on_marker=True,
+        ini_only=True,
+    ),
+    Option(
+        "budget",
+        MEASURING,
+        units.parse_budget,
+        'Time for each measurement such as "1 s", or for the whole run such as "10 min" or '
+        '"90 s total". Default: 1 s.',
+        "TIME",
+        on_marker=True,
+    ),
+    Option(
+        "timeout",
+        MEASURING,
+        _timeout,
+        "Time that a measurement may take beyond its budget. Then its process ends; with "
+        "--gpumem-isolate, its test alone fails. none: no limit. Default: 120 s.",
+        "TIME",
+        on_marker=True,
+    ),
+    *_limits(),
+    Option(
+        "footprint",
+        MEASURING,
+        _footprint,
+        "How much memory tests take, keep and reserve: on (without a value), of every test that "
+        "touches the GPU; trace, with the places of allocations; auto, of tests with fixtures of "
+        "gpumem or with a limit on it; off. Default: auto.",
+        "WHAT",
+        bare="on",
+    ),
+    Option(
+        "adopt",
+        MEASURING,
+        _flag,
+        "Measure the GPU too where a test calls pytest-benchmark's benchmark. Default: true.",
+        on_marker=True,
+        ini_only=True,
+    ),
+    Option(
+        "waits",
+        MEASURING,
+        _flag,
+        "Count the lines at which the host waits for the device, of every test that measures "
+        "nothing (needs cupti-python on a GPU).",
+    ),
+    Option(
+        "processes",
+        PROCESSES,
+        _count,
+        "Fresh processes to measure in, one after another; comparisons are over all of them. "
+        "Default: 1.",
+        "M",
+    ),
+    Option(
+        "isolate",
+        PROCESSES,
+        _flag,
+        "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, "
+        "or loses the CUDA context.",
+    ),
+    Option("save", SAVING, _flag, "Accept this run's passing rows into the baseline."),
+    Option(
+        "baseline",
+        JUDGING,
+        place,
+        "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: "
+        "pytest-benchmark's storage.",
+        "PLACE",
+    ),
+    Option(
+        "strict",
+        STRICTNESS,
+        _flag,
+        "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail.",
+    ),
+    Option(
+        "report",
+        OUTPUT,
+        _report,
+        "Write the results as one HTML file. Default: none.",
+        "FILE",
+    ),
+)
+
+BY_NAME = {option.name: option for option in OPTIONS}
+_MARKER_ONLY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "gpus": _count,  # GPUs that the test has for itself
+        "oversubscribe": _flag,  # it may take more managed memory than its GPU has free
+        "warmups": _count,  # calls of its function before its memory counts
+        "allow_kept": _lines_of_code,  # lines whose memory max_kept does not count
+        "allow_waits": _lines_of_code,  # lines whose waits max_waits does not count in its body
+    }
+)
+KEYWORD_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        **{option.name: option.parse for option in OPTIONS if option.on_marker},
+        **{name: limit.parse for name, limit in LIMITS.items()},
+        **_MARKER_ONLY,
+    }
+)
+MARKER_KEYWORDS = tuple(KEYWORD_PARSERS)
+"""Keywords of `@pytest.mark.gpumem`."""
+
+
+def of_role(*roles: OptionRole) -> tuple[Option, ...]:
+    """Return the options of these roles, in the order of `OPTIONS`."""
+    return tuple(option for option in OPTIONS if option.role in roles)

@@ -1,0 +1,141 @@
+"""The conclusion of a session or a gate: what it decides, why, and what to do.
+
+The same lines end a terminal's output, `summary.md` and the page.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import LOST, Omission, Row, did_not_run
+from pytest_gpumem.reporting.columns import fitted
+from pytest_gpumem.reporting.differences import why_lines
+from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, worst_first
+
+EXPLAINED = 5  # rows that a conclusion names, with what differs
+COLOURS: Mapping[int, str] = {Exit.FINE: "green", Exit.FAILED: "red"}  # by exit code
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How a session or a gate ends, as plain data."""
+
+    code: int  # exit code
+    causes: Sequence[str]  # why, in few words, such as "1 of 3 rows fails"
+    rows: Sequence[Row] = ()  # all rows of a gate, or those that fail a session
+    missing: Sequence[Omission] = ()  # what was not judged
+    remarks: Sequence[str] = ()  # what a reader of a gate should know, a sentence each
+    advice: Sequence[tuple[str, str]] = ()
+    """What to do: a word such as "repeat", "repair" or "accept", and a command or a sentence."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """By node id, the first line of the error of tests that failed by themselves."""
+    simulated: bool = False  # no GPU was measured
+
+    @property
+    def colour(self) -> str:
+        """ "green", "red" or "no verdict"."""
+        return COLOURS.get(self.code, "no verdict")
+
+
+def first_line(conclusion: Conclusion) -> str:
+    """The colour and why: "red (simulated): 1 of 5 rows fails"."""
+    simulated = conclusion.simulated or any(row.verdict.simulated for row in conclusion.rows)
+    causes = "; ".join(conclusion.causes)
+    return f"{conclusion.colour}{mark(simulated)}: {causes}"
+
+
+def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
+    """The first line, each failing test with every broken limit, then what to do."""
+    lines = [first_line(conclusion)]
+    rows = failing_rows(conclusion.rows)
+    for row in rows[:EXPLAINED]:
+        lines += row_lines(row, conclusion.errors.get(row.nodeid))
+    if len(rows) > EXPLAINED:
+        lines.append(f"and {counted(len(rows) - EXPLAINED, 'further row')}")
+    named = {row.nodeid for row in conclusion.rows}
+    others = [nodeid for nodeid in conclusion.errors if nodeid not in named]
+    for nodeid in others[:EXPLAINED]:
+        lines.append(f"FAIL {nodeid}: {conclusion.errors[nodeid]}")
+    if len(others) > EXPLAINED:
+        more = counted(len(others) - EXPLAINED, "further test")
+        lines.append(f"and {more} without a measurement")
+    lines += _renamed(conclusion)
+    for word, what in conclusion.advice:
+        lines.append(f"{word}: {what}")
+    drawn = []
+    for line in lines:
+        drawn += fitted(printable(line), width)
+    return drawn
+
+
+def failing_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows that fail, worst first, without those that pass beside a failing row of their
+    test; a test that failed by an error has one of its rows."""
+    by_verdict = {row.nodeid for row in rows if row.verdict.outcome is Outcome.FAIL}
+    failing: dict[str, Row] = {}
+    for row in worst_first(rows):
+        fails = row.verdict.outcome is Outcome.FAIL
+        if did_not_run(row) or not (fails or (row.failed and row.nodeid not in by_verdict)):
+            continue
+        failing.setdefault(row.nodeid if row.test_error is True else row.key, row)
+    return list(failing.values())
+
+
+def row_lines(row: Row, error: str | None = None) -> list[str]:
+    """The verdict and the name of a row, every broken limit, and the first thing that differs.
+
+    `error`: the first line of the error of its test, if that is known.
+    """
+    if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
+        own = "its test failed by an assertion or an error of its own"
+        return [f"FAIL {row.key}", f"  {error or own}"]
+    lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
+    for text in broken_limits(row):
+        lines.append(f"  {' '.join(text.split())}")
+    lines += [f"  why: {why}" for why in why_lines(row)[:1]]
+    return lines
+
+
+def _renamed(conclusion: Conclusion) -> list[str]:
+    """A line for each lost test beside one new row of the same file: it may be renamed."""
+    new: dict[str, list[str]] = {}
+    for row in conclusion.rows:
+        if row.verdict.outcome is Outcome.NEW:
+            new.setdefault(row.nodeid.partition("::")[0], []).append(row.nodeid)
+    lines = []
+    for omission in conclusion.missing:
+        names = new.get(omission.nodeid.partition("::")[0], [])
+        if omission.status == LOST and omission.may_be_meant and len(set(names)) == 1:
+            lines.append(f"{omission.nodeid} is gone and {names[0]} is new: renamed?")
+    return lines
+
+
+def advice(
+    repeat: Sequence[str], accept: str, *, option: bool, limits: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """What to do about a failure, in the order repeat, repair, accept.
+
+    `repeat`: the words of the command that measures it again; empty if there is none.
+    `accept`: the command that accepts it; empty if nothing can be accepted.
+    `option`: name the gate's option, which was not given.
+    `limits`: names of broken limits that no acceptance covers.
+    """
+    steps = []
+    if repeat:
+        steps.append(("to repeat", shlex.join(repeat)))
+    repair = "change the code"
+    if limits:
+        names = ", ".join(dict.fromkeys(limits))
+        repair += f", or the value of {names}, which cannot be accepted"
+    steps.append(("to repair", repair))
+    if accept:
+        words = "to accept, commit what this writes"
+        if option:
+            words += " and gate with --accept-from-change"
+        steps.append((words, accept))
+    return steps

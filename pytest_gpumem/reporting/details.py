@@ -1,0 +1,186 @@
+"""What is known of a row, as terms and texts: for the text of a failed test, and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import UNSET
+
+from pytest_gpumem.judging.finding import basis, change, counted, window_text
+from pytest_gpumem.judging.traffic import no_share_text
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.migrations import Migrations
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.columns import hanging
+from pytest_gpumem.reporting.differences import why_lines
+from pytest_gpumem.reporting.row import base_of, broken_limits, change_of, mark
+from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
+
+COALESCED = 4  # sectors of 32 bytes of a coalesced request for 32 words of 4 bytes
+
+Details = Iterator[tuple[str, str]]
+
+
+def details(row: Row, facts: DeviceFacts) -> Details:
+    """Terms and texts in reading order: limits, change, measurement, memory."""
+    for name in LIMITS:
+        written = getattr(row.limits, name)
+        if written is not None:
+            origin = row.limits.origin.get(name, "origin unknown")
+            yield "limit", f"{name} {written} ({origin})"
+    delta, base = change_of(row), base_of(row)
+    if delta is not None:
+        was = f" from {format_time(base)}" if base is not None else ""
+        yield "change", f"{change(delta)}{was}"
+    for line in why_lines(row):
+        yield "why", line
+    for changed in row.changed:
+        yield "changed since", changed
+    if row.measurement is not None:
+        yield from _of_measurement(row.measurement, facts)
+    for name, value in row.extra.items():
+        yield "extra", f"{name} {value:.6g}"
+    if row.footprint is not None:
+        yield from _of_footprint(row.footprint)
+
+
+def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
+    """The text of a failing test: each broken limit, then the details."""
+    row, facts = printable(row), printable(facts)
+    lines = []
+    for text in broken_limits(row):
+        for line in text.splitlines():
+            lines += hanging("", line, width)
+    verdict = f"{row.verdict.outcome.word}{mark(row.verdict.simulated)}"
+    terms = [("verdict", f"{verdict}, {row.key}")]
+    if row.verdict.reason not in broken_limits(row):
+        terms.append(("reason", row.verdict.reason))
+    for term, text in details(row, facts):
+        if term not in ("limit", "change", "why", "changed since"):
+            terms.append((term, text))
+    terms.append(("device", f"{facts.name_and_driver}, {facts.key}"))
+    room = max(len(term) for term, _ in terms) + 2
+    for term, text in terms:
+        lines += hanging(f"  {term:<{room}}", text, width)
+    return "\n".join(lines)
+
+
+def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
+    latency = format_time(measurement.latency)
+    if measurement.noise is not None:
+        latency += f" ± {format_share(measurement.noise)} (95 %)"
+    latency += f", {measurement.target}"
+    if measurement.host_time is not UNSET:
+        latency += f"; the host takes {format_time(measurement.host_time)} to queue it"
+    yield "latency", latency
+    if not measurement.checked:
+        yield "unchecked", "no check compared the result of a launch with a reference"
+    yield from _of_traffic(measurement, facts)
+    if measurement.window is not None:
+        yield "window", window_text(measurement.window)
+    samples = basis(measurement)
+    if measurement.placement_spread is not None:
+        samples += f", spread between placements {format_share(measurement.placement_spread)}"
+    yield "samples", samples
+    yield "method", f"{measurement.mode}, sampler {measurement.sampler}"
+    if measurement.overlap is not None:
+        hidden = measurement.overlap.hidden(measurement.latency)
+        if hidden is not None:
+            streams = counted(measurement.overlap.streams, "stream")
+            yield "overlap", f"{format_share(hidden)} of what can be hidden, {streams}"
+    conditions = conditions_text(measurement.during or measurement.conditions[1])
+    if conditions:
+        yield "conditions", conditions
+    for note in measurement.notes:
+        yield "note", note
+
+
+def _of_traffic(measurement: Measurement, facts: DeviceFacts) -> Details:
+    moved, bandwidth = measurement.moved_bytes, measurement.bandwidth
+    if moved is not None and bandwidth is not None:
+        text = f"{format_rate(bandwidth)} for {short_bytes(moved.total)}"
+        if moved.declared is None:
+            text += f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
+        share = measurement.share_of_peak(facts)
+        if share is not None:
+            text += f", {format_share(share)} of peak"
+        else:
+            text += f"; no share of peak: {no_share_text(measurement, facts)}"
+        yield "bandwidth", text
+    if measurement.migrations is not None:
+        yield "pages", migrations_text(measurement.migrations)
+    sectors = measurement.sectors_per_request
+    if sectors not in (None, COALESCED):
+        yield "access pattern", f"{sectors:.3g} sectors a request ({COALESCED} where coalesced)"
+
+
+def conditions_text(conditions: Conditions) -> str:
+    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"; empty if nothing is
+    known. What spoils a measurement is in capitals."""
+    parts = []
+    if conditions.sm_clock_hz is not None:
+        parts.append(f"SM {conditions.sm_clock_hz / 1e6:.0f} MHz")
+    if conditions.memory_clock_hz is not None:
+        parts.append(f"memory {conditions.memory_clock_hz / 1e6:.0f} MHz")
+    if conditions.temperature_c is not None:
+        parts.append(f"{conditions.temperature_c:.0f} C")
+    if conditions.power_w is not None:
+        parts.append(f"{conditions.power_w:.0f} W")
+    if conditions.throttle_reasons:
+        parts.append(f"THROTTLED: {', '.join(conditions.throttle_reasons)}")
+    elif parts and conditions.throttle_reasons is not None:
+        parts.append("not throttled")
+    if conditions.other_processes:
+        parts.append(counted(conditions.other_processes, "other process").upper())
+    return ", ".join(parts)
+
+
+def migrations_text(migrations: Migrations) -> str:
+    """What a counting pass saw of one launch."""
+    counts = migrations.launch
+    if counts is None:
+        return f"not counted: {migrations.not_counted}"
+    faults = f"{counted(counts.gpu_faults, 'GPU page fault')}, {counts.cpu_faults} of the CPU"
+    moved = (
+        f"{short_bytes(counts.to_device)} to the device, {short_bytes(counts.to_host)} to the host"
+    )
+    return f"one launch, counted by {migrations.source}: {faults}, {moved}"
+
+
+def _of_footprint(footprint: Footprint) -> Details:
+    if footprint.watched:
+        peak = _by_library(footprint.peak, footprint, "peak")
+        if footprint.allocations:
+            count = counted(footprint.allocations, "allocation")
+            peak += f", {count}, the largest {short_bytes(footprint.largest)}"
+        yield "peak memory", peak
+        if footprint.ended:
+            yield "kept", _by_library(footprint.kept, footprint, "kept")
+        if footprint.ended and footprint.reserved:
+            reserved = _by_library(footprint.reserved, footprint, "reserved")
+            yield "reserved", f"{reserved}; pools hold it and nobody uses it"
+    for reason in footprint.not_watched:
+        yield "not watched", reason
+    if footprint.waits is not None:
+        yield "waits", footprint.waits.not_read or footprint.waits.text or "none"
+
+
+def _by_library(total: int, footprint: Footprint, name: str) -> str:
+    """A total, and what each library has of it."""
+    uses = [use for use in footprint.uses if getattr(use, name) > 0]
+    uses.sort(key=lambda use: -getattr(use, name))
+    parts = []
+    for use in uses:
+        part = use.library
+        if use.kind != "device":
+            part += f" {use.kind}"
+        if len(uses) > 1:
+            part += f" {short_bytes(getattr(use, name))}"
+        parts.append(part)
+    if not parts:
+        return short_bytes(total)
+    return f"{short_bytes(total)} ({', '.join(parts)})"

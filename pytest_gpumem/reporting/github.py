@@ -1,0 +1,104 @@
+"""GitHub's annotations and job summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pytest_gpumem.files import append_whole
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.conclusion import row_lines
+from pytest_gpumem.reporting.differences import place_of as line_of
+from pytest_gpumem.reporting.row import (
+    FAILING,
+    FINE,
+    attention,
+    mark,
+    verdict_text,
+    worst_first,
+)
+from pytest_gpumem.reporting.run import Place
+
+MOST = 10  # annotations of each level that GitHub shows of a step; it drops further ones silently
+VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file of the job summary
+LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one
+
+
+def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
+    """GitHub's annotations: a line for each row that needs a look, worst first.
+
+    `places`: of the tests, by node id. The last line of a level counts what GitHub does not show.
+    """
+    levels: dict[str, list[Row]] = {"error": [], "warning": []}
+    for row in worst_first(rows):
+        if attention(row) < FINE:
+            levels["error" if attention(row) == FAILING else "warning"].append(row)
+    lines = []
+    for level, of_level in levels.items():
+        shown = of_level if len(of_level) <= MOST else of_level[: MOST - 1]
+        for row in shown:
+            lines.append(_annotation(level, row, _place(row, places.get(row.nodeid))))
+        if len(of_level) > len(shown):
+            more = f"{len(of_level) - len(shown)} more in the summary of the run"
+            lines.append(f"::{level} title=gpumem::{more}")
+    return lines
+
+
+def _annotation(level: str, row: Row, place: Place | None) -> str:
+    where = ""
+    if place is not None:
+        where = f"file={_property(place.file)},line={place.line},"
+    title = _property(f"gpumem: {verdict_text(row)}{mark(row.verdict.simulated)}")
+    text = f"{row.key}: {row.verdict.reason}"
+    if attention(row) == FAILING:
+        name, *reasons = row_lines(row)
+        text = f"{name}: {'; '.join(reason.strip() for reason in reasons)}"
+    return f"::{level} {where}title={title}::{_message(text)}"
+
+
+def place_of(root: Path, file: str, line: int) -> Place:
+    """The place of a test within the repository, whose folder GITHUB_WORKSPACE may name.
+
+    `file`: relative to `root`.
+    `line`: from 1 on.
+    """
+    whole, checkout = Path(os.path.normpath(root / file)), os.environ.get("GITHUB_WORKSPACE")
+    if checkout and whole.is_relative_to(checkout):
+        return Place(whole.relative_to(checkout).as_posix(), line)
+    return Place(Path(file).as_posix(), line)
+
+
+def _place(row: Row, test: Place | None) -> Place | None:
+    """Where an annotation stands: on the line of the row's first difference, or on its test."""
+    file, line = row.nodeid.partition("::")[0], line_of(row)
+    if test is None or attention(row) != FAILING or line is None or not test.file.endswith(file):
+        return test
+    return Place(f"{test.file.removesuffix(file)}{line[0]}", line[1])
+
+
+def _message(text: str) -> str:
+    """Text that ends no command and begins none, escaped as in actions/toolkit, command.ts."""
+    return " ".join(printable(text).split()).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def summarise(text: str, environment: Mapping[str, str]) -> str | None:
+    """Append Markdown to GitHub's job summary, if there is one. Return why it was not written,
+    which fails no run; else None."""
+    name = environment.get(VARIABLE)
+    if not name:
+        return None
+    path, text = Path(name), f"{text}\n"
+    try:
+        before = path.stat().st_size if path.exists() else 0
+        if before + len(text.encode()) > LIMIT:
+            return f"{VARIABLE}: {path} is nearly full, nothing is added"
+        append_whole(path, text)
+    except OSError as error:
+        return f"{VARIABLE}: cannot write {path}: {error.strerror or error}"
+    return None

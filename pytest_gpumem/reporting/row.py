@@ -1,0 +1,327 @@
+"""One view of a row: names, figures with their units, verdict and broken limits.
+
+Every output draws it: terminal, HTML and Markdown. Colour and width are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pytest_gpumem.judging.finding import change
+from pytest_gpumem.judging.latencies import base_latency
+from pytest_gpumem.limits import LIMITS, count_of
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.records.what_ran import StepKind
+from pytest_gpumem.units import (
+    QuantityError,
+    Share,
+    format_rate,
+    format_time,
+    parse_rate,
+    parse_time,
+    short_bytes,
+    sizes,
+)
+
+EXACT = {
+    "peak_bytes": "footprint.peak",
+    "kept_bytes": "footprint.kept",
+    "reserved_bytes": "footprint.reserved",
+    "allocations": "footprint.allocations",
+    "kernels": "measurement.what_ran.kernels",
+    "copies": "measurement.what_ran.copies",
+    "copied_bytes": "measurement.what_ran.copied_bytes",
+    "waits": "measurement.what_ran.waits",
+    "registers": "measurement.what_ran.registers",
+    "spill_bytes": "measurement.what_ran.spill",
+    "moved_bytes": "measurement.moved_bytes.total",
+    "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
+    "cpu_page_faults": "measurement.migrations.launch.cpu_faults",
+    "migrated_bytes": "measurement.migrations.launch.migrated",
+}
+"""Figures of bytes and counts, each with its place in a row. Of each, less is better."""
+HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
+HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
+"""The columns of figures. An output leaves out those without any figure."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a row."""
+
+    text: str  # with its unit
+    value: float  # for sorting: seconds, bytes per second, bytes or a share
+
+
+@dataclass(frozen=True)
+class RowView:
+    """A row as people read it."""
+
+    row: Row
+    name: str  # the key without what all rows of the report share
+    verdict: str  # such as "PASS", "PASS, test failed"
+    outcome: Outcome  # FAIL if the test failed, whatever the verdict
+    simulated: bool
+    figures: dict[str, Figure] = field(default_factory=dict)  # by heading, those that are known
+
+    def texts(self, headings: Iterable[str]) -> list[str]:
+        """The figures under these headings; empty where there is none."""
+        nothing = Figure("", 0.0)
+        return [self.figures.get(heading, nothing).text for heading in headings]
+
+
+def mark(simulated: bool) -> str:
+    """What follows everything that says nothing about a GPU."""
+    return " (simulated)" if simulated else ""
+
+
+def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
+    """The rows of a report. `memory`: show every peak, not only one that is limited."""
+    shown = []
+    for row, name in zip(rows, names_of(rows), strict=True):
+        shown.append(
+            RowView(
+                row,
+                name,
+                verdict_text(row),
+                Outcome.FAIL if row.failed else row.verdict.outcome,
+                row.verdict.simulated or facts.simulated,
+                _figures(row, facts, memory),
+            )
+        )
+    return shown
+
+
+def headings_of(shown: Iterable[RowView]) -> list[str]:
+    """The headings for which some row has a figure."""
+    known = set[str]()
+    for view in shown:
+        known |= view.figures.keys()
+    return [heading for heading in HEADINGS if heading in known]
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """The keys, without their file where they are unique without it."""
+    keys = [row.key for row in rows]
+    tests = [key.partition("::")[2] for key in keys]
+    if all(tests) and len(set(tests)) == len(keys):
+        return tests
+    return keys
+
+
+def function_of(row: Row) -> str:
+    """The id of a row's test function, without the parameters of this call."""
+    file, colons, test = row.nodeid.partition("::")
+    if not colons:
+        return file.partition("[")[0]
+    return f"{file}::{test.partition('[')[0]}"
+
+
+def verdict_text(row: Row) -> str:
+    """Such as "PASS", "PASS, test failed"."""
+    text = row.verdict.outcome.word
+    if row.failed and row.verdict.outcome is not Outcome.FAIL:
+        text += ", test failed"
+    return text
+
+
+def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
+    known = {}
+    measurement = row.measurement
+    if measurement is not None:
+        known["latency"] = _latency(measurement, measurement.latency)
+        bandwidth = measurement.asked_bandwidth or measurement.bandwidth
+        # Where each access waits for the one before, bytes per second mean nothing.
+        if bandwidth and not measurement.accesses_per_launch:
+            known["bandwidth"] = Figure(format_rate(bandwidth), bandwidth)
+            share = measurement.share_of_peak(facts)
+            if measurement.asked_bandwidth is not None:
+                # Bytes that are asked for repeatedly count once in a share: L2 would look slow.
+                known["bandwidth"] = Figure(f"{format_rate(bandwidth)} asked", bandwidth)
+            elif share is not None:
+                known["% of peak"] = Figure(f"{share * 100:.1f} %", share)
+    if HOST in row.extra:
+        known["host"] = Figure(format_time(row.extra[HOST]), row.extra[HOST])
+    delta, base = change_of(row), base_of(row)
+    if delta is not None:
+        known["change"] = Figure(change(delta), delta)
+    if base is not None and measurement is not None:
+        known["base"] = _latency(measurement, base)
+    known.update(_memory(row, memory))
+    return known
+
+
+def _latency(measurement: Measurement, seconds: float) -> Figure:
+    if measurement.accesses_per_launch:
+        access = seconds / measurement.accesses_per_launch
+        return Figure(f"{format_time(access)}/access", access)
+    return Figure(format_time(seconds), seconds)
+
+
+def _memory(row: Row, every: bool) -> dict[str, Figure]:
+    """Peak and kept memory: where they are limited, where nothing else was measured, and what is
+    kept in any case."""
+    footprint, limits, known = row.footprint, row.limits, {}
+    if footprint is None or not footprint.watched:
+        return {}
+    limited = limits.max_peak is not None or limits.max_peak_regression is not None
+    if every or limited or row.measurement is None:
+        known["peak memory"] = Figure(short_bytes(footprint.peak), footprint.peak)
+    if footprint.ended and (footprint.kept > 0 or limits.max_kept is not None):
+        known["kept"] = Figure(short_bytes(footprint.kept), footprint.kept)
+    return known
+
+
+def change_of(row: Row) -> float | None:
+    """The change of the latency as a share: of a duet, else against the reference; None without."""
+    if row.verdict.paired is not None:
+        return row.verdict.paired.change
+    comparison = row.verdict.comparison
+    return None if comparison is None else comparison.delta
+
+
+def base_of(row: Row) -> float | None:
+    """Seconds of what the change of a row is against."""
+    delta = change_of(row)
+    # A damaged file may have a change of -1 or less.
+    if row.measurement is None or delta is None or delta <= -1:
+        return None
+    return base_latency(row.measurement, Comparison(delta))
+
+
+def exact_figures(row: Row) -> dict[str, int]:
+    """Those of `EXACT` that are known."""
+    known: dict[str, int] = {}
+    measurement, footprint = row.measurement, row.footprint
+    ran = measurement.what_ran if measurement is not None else None
+    left_out = set[str]()
+    if ran is None or not ran.order:  # no launch was watched
+        left_out |= {"kernels", "copies", "copied_bytes", "waits", "registers", "spill_bytes"}
+    elif all(step.registers is None for step in ran.of(StepKind.KERNEL)):
+        left_out |= {"registers", "spill_bytes"}
+    if footprint is None or not footprint.watched:
+        left_out |= {"peak_bytes", "kept_bytes", "reserved_bytes", "allocations"}
+    elif not footprint.ended:  # until then nothing is kept, only in use
+        left_out |= {"kept_bytes", "reserved_bytes"}
+    for name, place in EXACT.items():
+        value: Any = row
+        for attribute in place.split("."):
+            value = getattr(value, attribute, None)
+        if value is not None and name not in left_out:
+            known[name] = value
+    if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
+        known["waits"] = footprint.waits.count
+    return known
+
+
+FAILING, UNDECIDED, FINE = range(3)
+
+
+def attention(row: Row) -> int:
+    """How soon a row needs a look: `FAILING` first, `FINE` not at all."""
+    if row.failed or row.verdict.outcome is Outcome.FAIL:
+        return FAILING
+    if row.verdict.outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED):
+        return UNDECIDED
+    return FINE
+
+
+def worst_first(rows: Iterable[Row]) -> list[Row]:
+    """By verdict, then by the share by which a figure is beyond its limit."""
+
+    def rank(row: Row) -> tuple[int, int, float]:
+        return attention(row), row.verdict.outcome.rank, -_beyond(row)
+
+    return sorted(rows, key=rank)
+
+
+def _beyond(row: Row) -> float:
+    """The largest share by which a figure of a row is beyond its limit, or its change."""
+    shares = [change_of(row) or 0.0]
+    for result in row.verdict.limits:
+        comparison = _compared(row, result.limit)
+        if comparison is not None:
+            shares.append(comparison.share)
+    return max(shares)
+
+
+class _Compared(NamedTuple):
+    """A figure against its limit."""
+
+    text: str  # figure, limit and difference
+    share: float  # by which the figure is beyond the limit; above 0 if it is
+
+
+def _compared(row: Row, name: str) -> _Compared | None:
+    """A figure against the limit of that name; None where another row or the device's peak is
+    needed for it, which only the judge knows."""
+    if name not in LIMITS or getattr(row.limits, name) is None:
+        return None
+    written = getattr(row.limits, name)
+    try:
+        if name in ("max_latency", "min_bandwidth", "max_regression"):
+            return _of_time(row, name, written)
+        return _of_count(row, name, written)
+    except QuantityError:  # "base", or in a file that somebody else wrote
+        return None
+
+
+def _of_time(row: Row, name: str, written: str) -> _Compared | None:
+    measurement, delta, base = row.measurement, change_of(row), base_of(row)
+    if measurement is None:
+        return None
+    if name == "max_regression":
+        if delta is None or base is None:
+            return None
+        latency = _latency(measurement, measurement.latency).text
+        before = _latency(measurement, base).text
+        return _Compared(
+            f"latency {latency}, was {before}: {change(delta)}, {name} {written}", delta
+        )
+    if name == "max_latency":
+        share = measurement.latency / parse_time(written) - 1
+        figure = f"latency {format_time(measurement.latency)}"
+        return _Compared(f"{figure}, {name} {written}: {change(share)}", share)
+    least = parse_rate(written)
+    if not measurement.bandwidth or isinstance(least, Share):
+        return None
+    share = measurement.bandwidth / least - 1
+    figure = f"bandwidth {format_rate(measurement.bandwidth)}"
+    return _Compared(f"{figure}, {name} {written}: {change(share)}", -share)
+
+
+def _of_count(row: Row, name: str, written: str) -> _Compared | None:
+    stem = name.removeprefix("max_").removesuffix("_bytes")
+    exact = exact_figures(row)
+    of_bytes = f"{stem}_bytes" in exact
+    count = exact.get(f"{stem}_bytes", exact.get(stem))
+    if count is None or name == "max_peak_regression":
+        return None
+    most = count_of(written)
+    figure, limit, more = str(count), written, f"{count - most:+d}"
+    if of_bytes:
+        figure, limit = sizes(count, most)
+        more = f"+{short_bytes(count - most)}"
+    words = stem.replace("_", " ")
+    return _Compared(f"{words} {figure}, {name} {limit}: {more}", (count - most) / (most or 1))
+
+
+def broken_limits(row: Row) -> list[str]:
+    """A line for each limit of a row that does not hold: figure, limit and difference.
+
+    A slow-down has a second line: what the verdict rests on.
+    """
+    lines = []
+    for result in row.verdict.limits:
+        if result.outcome is Outcome.FAIL:
+            comparison = _compared(row, result.limit)
+            if comparison is not None:
+                lines.append(comparison.text)
+            if comparison is None or result.limit == "max_regression":
+                lines.append(result.reason)
+    return list(filter(None, lines)) or [row.verdict.reason]

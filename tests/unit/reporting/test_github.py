@@ -1,0 +1,78 @@
+"""GitHub's annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from known_devices import H100
+from msgspec.structs import replace
+
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.footprint import Site
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.exports import properties
+from pytest_gpumem.reporting.github import MOST, workflow_commands
+from pytest_gpumem.reporting.run import Place
+
+Make = Callable[..., Row]
+GRID = Difference("kernel", (1,), (2,), "triad", "grid")
+
+
+def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
+    rows = [
+        make_row("t.py::t", Outcome.FAIL, reason="slower: +3 %, margin 1 %"),
+        make_row("t.py::u", Outcome.UNDECIDED, reason="maybe"),
+    ]
+    assert workflow_commands(rows, {"t.py::t": Place("sub/t.py", 12)}) == [
+        "::error file=sub/t.py,line=12,title=gpumem%3A FAIL::FAIL t.py::t: slower: +3 %25, margin 1 %25",
+        "::warning title=gpumem%3A UNDECIDED::t.py::u: maybe",
+    ]
+
+
+def test_a_failure_stands_on_the_line_of_its_cause(make_row: Make) -> None:
+    """In the folder of the test's file, which is not always that of the repository."""
+    site = Site("ops.py", 38, "resize", "tile = zeros(n)", "CuPy", "device", 80 << 20, 1)
+    grown = Difference("peak memory", 64 << 20, 80 << 20, site=site)
+    row = make_row("tests/t.py::t", Outcome.FAIL, reason="a peak of 80 MiB")
+    row = replace(row, differences=(grown, GRID))
+    places = {row.nodeid: Place("sub/tests/t.py", 12)}
+    (line,) = workflow_commands([row], places)
+    why = "why: +16 MiB at ops.py:38 in resize: tile = zeros(n) (64 MiB before)"
+    start = "::error file=sub/ops.py,line=38,title=gpumem%3A FAIL"
+    assert line == f"{start}::FAIL tests/t.py::t: a peak of 80 MiB; {why}"
+    known = dict(properties(row, H100))
+    assert (known["gpumem_why"], known["gpumem_why_line"]) == (why[5:], "ops.py:38")
+    for away in ("/usr/lib/python3/cupy.py", ""):
+        elsewhere = replace(row, differences=(replace(grown, site=replace(site, file=away)),))
+        assert "file=sub/tests/t.py,line=12," in workflow_commands([elsewhere], places)[0]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a\n::error::b",
+        "a\r::set-output name=x::b",
+        "a%0A::error::b",
+        "a\x85::stop-commands::b",
+        "a\u2028b",
+    ],
+)
+def test_nothing_in_a_name_or_path_begins_a_command(make_row: Make, hostile: str) -> None:
+    nodeid = f"t.py::t[{hostile}]"
+    row = make_row(nodeid, Outcome.FAIL, reason=hostile)
+    (line,) = workflow_commands([row], {nodeid: Place(f"x,line=1::{hostile}.py", 3)})
+    assert line.splitlines() == [line]
+    # The runner takes the first "::" behind the command's properties as their end.
+    words, _, message = line.removeprefix("::error ").partition("::")
+    assert [word.partition("=")[0] for word in words.split(",")] == ["file", "line", "title"]
+    assert message.startswith("FAIL t.py::t[a")
+    assert "%0A" not in message
+
+
+def test_no_more_than_github_shows(make_row: Make) -> None:
+    rows = [make_row(f"t.py::t{number}", Outcome.FAIL) for number in range(MOST + 1)]
+    lines = workflow_commands([*rows, make_row("t.py::s", Outcome.UNDECIDED)], {})
+    assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
+    assert lines[MOST - 1] == "::error title=gpumem::2 more in the summary of the run"

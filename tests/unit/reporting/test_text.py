@@ -1,0 +1,251 @@
+"""What a terminal shows of plain rows: tables, conclusions, headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.outcomes import Code, Exit, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.footprint import Footprint, MemoryUse
+from pytest_gpumem.records.measurement import Conditions, Limits
+from pytest_gpumem.records.row import (
+    LOST,
+    NOT_REACHED,
+    Comparison,
+    LimitResult,
+    Omission,
+    Row,
+    Verdict,
+)
+from pytest_gpumem.reporting.columns import fitted
+from pytest_gpumem.reporting.conclusion import Conclusion, advice, conclusion_lines
+from pytest_gpumem.reporting.details import conditions_text, failure_text
+from pytest_gpumem.reporting.row import worst_first
+from pytest_gpumem.reporting.table import table
+from pytest_gpumem.reporting.terminal import counts_text, header, missing_lines, profiled_lines
+
+MakeRow = Callable[..., Row]
+SLOWER = Comparison(0.97, 0.01, processes=3)
+MEMORY = Footprint(
+    96 << 20, uses=(MemoryUse("CuPy", "device", peak=96 << 20, kept=1 << 20),), watched=("CuPy",)
+)
+LONG = "t.py::test_a_name_that_is_longer_than_any_column[device-" + "x" * 60 + "]"
+
+
+def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
+    """A row that is slower, misses a bandwidth, and takes too much memory."""
+    results = (
+        LimitResult("max_peak", Outcome.FAIL, Code.TOO_MUCH_MEMORY, "a peak of 96 MiB"),
+        LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, "+97 % against 3 saved runs"),
+        LimitResult("min_bandwidth", Outcome.FAIL, None, "3002 GB/s is below 3.5 TB/s"),
+        LimitResult("faster_than", Outcome.FAIL, None, "268.3 us against 134.1 us of other"),
+    )
+    return replace(
+        make_row(nodeid),
+        limits=Limits(max_regression="2%", max_peak="64 MiB", min_bandwidth="3.5 TB/s"),
+        verdict=Verdict(Outcome.FAIL, "all of it", SLOWER, code=Code.SLOWER, limits=results),
+        footprint=MEMORY,
+        failed=True,
+        differences=(Difference("sectors per request", 4, 8),),
+    )
+
+
+def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
+    repeat, accept = ["pytest", "t.py::test_blur"], "gpumem accept t.py::test_blur"
+    steps = advice(repeat, accept, option=True, limits=["max_latency"])
+    rows = [make_row(), failing(make_row)]
+    ending = Conclusion(Exit.FAILED, ["1 of 2 rows fails"], rows, advice=steps)
+    assert conclusion_lines(ending, 120) == [
+        "red: 1 of 2 rows fails",
+        "FAIL t.py::test_blur",
+        "  peak 96 MiB, max_peak 64 MiB: +32 MiB",
+        "  latency 268.3 us, was 136.2 us: +97.0 %, max_regression 2%",
+        "  +97 % against 3 saved runs",
+        "  bandwidth 3002 GB/s, min_bandwidth 3.5 TB/s: -14.2 %",
+        "  268.3 us against 134.1 us of other",
+        "  why: sectors per request 4 → 8",
+        "to repeat: pytest t.py::test_blur",
+        "to repair: change the code, or the value of max_latency, which cannot be accepted",
+        "to accept, commit what this writes and gate with --accept-from-change: "
+        "gpumem accept t.py::test_blur",
+    ]
+
+
+def test_a_gate_of_one_failure_is_short_and_names_five_at_most(make_row: MakeRow) -> None:
+    rows = [failing(make_row, f"t.py::test_{number}") for number in range(7)]
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows[:1]), 80)
+    assert len(lines) <= 25
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows), 80)
+    assert sum(line.startswith("FAIL") for line in lines) == 5
+    assert "and 2 further rows" in lines
+
+
+def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow) -> None:
+    rows = []
+    for label in ("a", "b"):
+        row = make_row("t.py::test_x", label=label)
+        rows.append(replace(row, failed=True, test_error=True))
+    errors = {"t.py::test_x": "assert 1 == 2", "t.py::test_nothing": "ValueError: no"}
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["2 tests failed"], rows, errors=errors), 80)
+    assert lines == [
+        "red: 2 tests failed",
+        "FAIL t.py::test_x[a]",
+        "  assert 1 == 2",
+        "FAIL t.py::test_nothing: ValueError: no",
+    ]
+
+
+def test_a_lost_test_beside_a_new_one_may_be_renamed(make_row: MakeRow) -> None:
+    new = make_row("t.py::test_new", Outcome.NEW)
+    lost = Omission("t.py::test_old", "", LOST, "it was not collected")
+    lines = conclusion_lines(Conclusion(Exit.FAILED, ["1 test lost"], [new], [lost]), 80)
+    assert "t.py::test_old is gone and t.py::test_new is new: renamed?" in lines
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_has_its_columns_and_cuts_no_name(
+    facts: DeviceFacts, make_row: MakeRow, width: int
+) -> None:
+    rows = [
+        failing(make_row),
+        replace(make_row("t.py::test_adopted"), extra={"host s": 3e-4}),
+        replace(make_row("t.py::test_memory", measured=False), footprint=MEMORY),
+        make_row(LONG, simulated=True),
+    ]
+    text = table(rows, facts, width=width, colour=False)
+    heading, _, *lines = text.splitlines()
+    names = ["test", "latency", "host", "bandwidth", "% of peak", "base", "change"]
+    assert re.split(r"  +", heading) == [*names, "peak memory", "kept", "verdict"]
+    assert lines[0].split() == [
+        "test_blur",
+        "268.3",
+        "us",
+        "3002",
+        "GB/s",
+        "89.5",
+        "%",
+        "136.2",
+        "us",
+        "+97.0",
+        "%",
+        "96",
+        "MiB",
+        "1",
+        "MiB",
+        "FAIL",
+    ]
+    assert "300.0 us" in lines[1]
+    assert lines[2].split() == ["test_memory", "96", "MiB", "1", "MiB", "PASS"]
+    at = lines.index(LONG.partition("::")[2])
+    assert lines[at + 1].split() == ["268.3", "us", "3002", "GB/s", "89.5", "%", "PASS", "(sim)"]
+    assert text.splitlines()[-1] == "4 rows (simulated): 1 FAIL, 3 PASS"
+    coloured = table(rows, facts, width=width, colour=True)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text
+
+
+def test_a_large_suite_lists_what_needs_a_look_first(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"t.py::test_{number}") for number in range(99)] + [failing(make_row)]
+    lines = table(rows, facts, width=120, colour=False, every=False).splitlines()
+    assert lines[2].startswith("test_blur")
+    assert "and 60 further rows: -v lists them" in lines
+    assert len(table(rows, facts, width=120, colour=False).splitlines()) > 100
+
+
+def test_what_leaves_rows_open_is_said_once_with_what_decides(
+    facts: DeviceFacts, make_row: MakeRow
+) -> None:
+    open_rows = []
+    for number in range(3):
+        row = make_row(f"t.py::test_{number}", Outcome.UNDECIDED, code=Code.NOISY, reason="duet")
+        open_rows.append(replace(row, limits=Limits(max_regression="1%")))
+    rows = [*open_rows, make_row("t.py::test_new", Outcome.NEW, reason="no row")]
+    rows.append(make_row("t.py::test_old", Outcome.NEW, reason="driver 580 -> 590"))
+    text = table(rows, facts, width=200, colour=False)
+    assert (
+        "UNDECIDED 3 rows, such as t.py::test_0: duet\n"
+        "NEW t.py::test_new: no row\n"
+        "NEW t.py::test_old: driver 580 -> 590; "
+        "to store this state: pytest --gpumem --gpumem-save\n"
+    ) in text
+    saved = table(rows, facts, width=200, colour=False, saved=True)
+    assert "NEW t.py::test_old: driver 580 -> 590\n" in saved
+
+
+def test_the_worst_is_first(make_row: MakeRow) -> None:
+    slow = replace(failing(make_row), limits=Limits(max_latency="1 us"), nodeid="t.py::test_slow")
+    result = LimitResult("max_latency", Outcome.FAIL, None, "")
+    slow = replace(slow, verdict=replace(slow.verdict, limits=(result,)))
+    rows = [make_row(), make_row("t.py::u", Outcome.UNDECIDED), failing(make_row), slow]
+    assert worst_first(rows) == [slow, failing(make_row), rows[1], rows[0]]
+
+
+def test_a_command_that_is_too_long_is_continued_as_a_shell_takes_it() -> None:
+    line = "to repeat: pytest --gpumem --gpumem-max-regression 2% 'a b.py::test_x' -p no:cache"
+    assert fitted(line, 60) == [
+        "to repeat: pytest --gpumem --gpumem-max-regression 2% \\",
+        "    'a b.py::test_x' -p no:cache",
+    ]
+
+
+def test_the_text_of_a_failure(make_row: MakeRow, facts: DeviceFacts) -> None:
+    text = failure_text(failing(make_row), facts, 80)
+    assert text.startswith("peak 96 MiB, max_peak 64 MiB: +32 MiB\n")
+    assert max(map(len, text.splitlines())) <= 80
+    words = " ".join(text.split())
+    for part in ("reason ", "89.5 % of peak", "6 samples on 2 placements", "96 MiB (CuPy)"):
+        assert part in words
+    assert facts.key in text
+
+
+def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFacts) -> None:
+    first, second = header(facts, {"mode": "hot", "placements": 3}, "none in x")
+    assert first.startswith("gpumem: NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0, peak ")
+    assert second == "  mode hot, placements 3; baseline: none in x"
+    assert ", MIG 1g.10gb" in header(replace(facts, mig_profile="1g.10gb"), {})[0]
+    assert "peak unknown" in header(replace(facts, dram_peak=0.0), {})[0]
+    throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
+    assert (
+        "THROTTLED: sw_power_cap, 2 OTHER PROCESSES" in header(facts, {}, conditions=throttled)[0]
+    )
+    simulated = header(replace(facts, simulated=True), {}, fallback_reason="no driver")[0]
+    assert simulated.endswith("no GPU is measured, times come from a model (no driver)")
+    assert conditions_text(Conditions()) == ""
+
+
+def test_what_was_not_judged_is_listed_or_counted() -> None:
+    crash = "did not run: t.py::test_a lost the context"
+    missing = [
+        Omission("t.py::test_b", "", LOST, crash),
+        Omission("t.py::test_c", "", LOST, NOT_REACHED),
+        Omission("t.py::test_d", "", LOST, "it measured nothing"),
+        Omission("t.py::test_e", "", "undecided", "nothing measured", what="max_latency"),
+        Omission("t.py::test_f", "", "not run", "deselected"),
+    ]
+    assert missing_lines(missing, "REMEDY") == [
+        "lost: 1 test did not run because t.py::test_a lost the context; "
+        "--gpumem-isolate runs them all the same",
+        "lost: 1 test not reached, because the session ended before; "
+        "--gpumem-isolate runs them all the same",
+        "lost: t.py::test_d: it measured nothing",
+        "not judged: t.py::test_e, max_latency: nothing measured",
+        "REMEDY",
+        "not run: 1 measurement of the baseline (1 deselected)",
+    ]
+
+
+def test_the_counts_are_of_what_was_measured(make_row: MakeRow) -> None:
+    rows = [
+        make_row(),
+        replace(make_row("t.py::b"), failed=True, test_error=True),
+        replace(make_row("t.py::c", Outcome.FAIL, measured=False), failed=True),
+    ]
+    assert counts_text(rows) == (
+        "2 rows: 2 PASS; 1 test failed by an assertion or an error; "
+        "1 test failed without a measurement"
+    )
+    assert profiled_lines(rows)[0] == "profiled: 2 tests; times under a profiler are not judged"
