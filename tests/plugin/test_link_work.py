@@ -47,7 +47,7 @@ def test_min_overlap_holds_a_staged_copy(run: Run, least: str, outcome: dict[str
             [f"*of what overlap can hide is below min_overlap {least} (call)*"]
         )
     result.stdout.fnmatch_lines(
-        ["note *: hides * of what overlap can hide: in turn * bound *, the text's estimate *"]
+        ["note: *: hides * of what overlap can hide: in turn * bound *, the text's estimate *"]
     )
 
 
@@ -114,7 +114,7 @@ def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:
 def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     work = staged_copy(2, MiB)
     launch = gpu_device.kernels.launch
-    monkeypatch.setattr(gpu_device.kernels, "launch", lambda one, stream: None if one is work._steps[0][2] else launch(one, stream))
+    monkeypatch.setattr(gpu_device.kernels, "launch", lambda one, stream: None if one is work._chunks[0].launch else launch(one, stream))
     gpu_benchmark(work)
 """
     result = run(body)
