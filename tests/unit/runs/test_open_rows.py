@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_pairs
 from typing import Any
 
 import pytest
 from flagged_rows import row
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
+from pytest_gpumem.baselines.history import SavedRow
 from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
@@ -16,6 +19,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.runs.open_rows import (
     crept_in_memory,
+    crept_in_time,
     limits_for_duet,
     not_checked,
     with_creep,
@@ -163,6 +167,27 @@ def test_another_way_of_measuring_is_red_unless_it_is_accepted() -> None:
     assert after(row(Code.NO_BASELINE, delta=None), verdict).failed
     found = after(row(Code.NO_BASELINE, delta=None), verdict, accepted("measured"))
     assert found.verdict.outcome is Outcome.ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "head", "expected"),
+    [
+        (Outcome.PASS, 1.02e-3, True),
+        (Outcome.UNDECIDED, 1.02e-3, True),
+        (Outcome.FAIL, 1.02e-3, False),
+        (None, 1.02e-3, False),
+        (Outcome.PASS, 1.005e-3, False),
+    ],
+)
+def test_a_row_that_did_not_fail_is_held_against_its_reference(
+    outcome: Outcome | None, head: float, expected: bool
+) -> None:
+    pairs = Pairs((0.001, 0.002), 0.01, outcome)
+    heads = (replace(row(), measurement=measurement(placements=((head,),))),)
+    verdict = replace_pairs(judged(Outcome.PASS), pairs=pairs, head=heads)
+    saved = SavedRow("t.py::a", measurement=measurement())
+    assert crept_in_time(verdict, [saved]) == expected
+    assert not crept_in_time(verdict, [])
 
 
 def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
