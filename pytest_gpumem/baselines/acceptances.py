@@ -131,6 +131,15 @@ class Acceptances:
                     return acceptance
         return None
 
+    def old_names(self) -> dict[str, str]:
+        """Return what each renamed test was called before, by its new name."""
+        names = {}
+        for acceptance in reversed(self._newest_first()):
+            for change in acceptance.changes:
+                if change.figure == "renamed" and change.up_to is not None:
+                    names[change.row] = change.up_to
+        return names
+
     def allows(self, row_key: str, limit: str, value: str | None) -> bool:
         """Return whether a row may have another value of a limit. `value`: None for no limit."""
         change = self.of(row_key, "limit", limit)

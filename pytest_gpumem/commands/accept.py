@@ -47,7 +47,9 @@ WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names who
     '"max_regression=5%" or "max_copies=none", "removed" or "measured" (in another way). '
     "Default: what the last gate found.",
 )
-@click.option("--renamed-from", metavar="OLD", help="The name of TEST in BASE.")
+@click.option(
+    "--renamed-from", metavar="OLD", help="The name of TEST in BASE; the duet compares both."
+)
 @click.option(
     "--results",
     type=click.Path(path_type=Path),

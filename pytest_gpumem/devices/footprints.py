@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pytest_gpumem.devices.allocation_sites import line_of
@@ -23,6 +23,7 @@ from pytest_gpumem.devices.memory_events import (
     Growth,
     LogMark,
     MemoryLog,
+    Series,
 )
 from pytest_gpumem.devices.open_watch import OpenWatch
 from pytest_gpumem.devices.sources import Sources
@@ -36,12 +37,13 @@ class SourceFootprints(Sources):
 
     _first = LogMark()  # what the log had reached when a block of `ours` began
     _buffers = 0  # that fixtures gave
+    _left: Mapping[Series, Figures] = {}  # what libraries counted at the last stop
 
     def start(self, *, driver: bool, lines: bool = False) -> None:
         self.stop()
         number = self._number()
         if self._context not in (None, number):  # what it held went with it
-            self.log, self.drift = MemoryLog(), {}
+            self.log, self.drift, self._left = MemoryLog(), {}, {}
         self._context, self.lines = number, lines
         self.sources = tuple(self.libraries)
         self.reasons.clear()
@@ -52,8 +54,9 @@ class SourceFootprints(Sources):
             self.reasons[self.driver.name] = why
         self.look()
         self._forget_freed()
-        for source in self.libraries:  # what it freed since the last stop is not known
-            self.log.lose(source.name)
+        for series, figures in self.figures().items():
+            if series in self._left and figures.used != self._left[series].used:
+                self.log.lose(series[0])  # what it freed since the last stop is not known
 
     def _forget_freed(self) -> None:
         """Book what was freed of the driver's while nobody reported."""
@@ -62,10 +65,14 @@ class SourceFootprints(Sources):
             self.log.forget(freed, time.perf_counter())
 
     def stop(self) -> None:
-        for source in self.running.values():
-            source.stop()
-        self.running.clear()
-        self.sources = None
+        try:
+            if self.running and not self.gone():
+                self._left = self.figures()
+        finally:
+            for source in self.running.values():
+                source.stop()
+            self.running.clear()
+            self.sources = None
 
     def watch(self) -> MemoryWatch:
         if self.sources is None:

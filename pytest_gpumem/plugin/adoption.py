@@ -127,9 +127,9 @@ class AdoptionFeature(Feature):
             item = self._item
             if item is None:
                 return result
-            config: Any = item.config
+            benchmarks = getattr(item.config, "_benchmarksession", None)
             # A test of a plugin may run a session of its own inside of this process.
-            if fixture._logger is config._benchmarksession.logger:
+            if benchmarks is not None and fixture._logger is benchmarks.logger:
                 self._called = True
                 self._follow(item, method, fixture, args, kwargs)
             return result

@@ -27,7 +27,7 @@ from pytest_gpumem.units import format_time
 BUDGET = 0.3  # seconds for a call, where nobody sets a budget
 HOST = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's clock
 LOOKS = 6  # calls until two in a row run the same work
-EMPTY_LOOKS = 2  # calls without work after which there is none: CUPTI may lose the first records
+EMPTY_LOOKS = 3  # calls without work after which there is none: CUPTI may lose the first records
 
 
 class CannotAdopt(Exception):

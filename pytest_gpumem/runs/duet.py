@@ -30,6 +30,8 @@ from pytest_gpumem.runs.rows import (
     not_measured,
     reason_of,
     test_of,
+    under_new_names,
+    under_other_name,
 )
 from pytest_gpumem.runs.worktree import Side
 
@@ -185,7 +187,12 @@ class Duet:
         coming = turns_from(number)
         for index in (0, 1):
             turn = coming[index]
-            process = self._processes.run(coming[index:], tests, attempt)
+            side_tests = tests
+            if turn.side == BASE and tests is not None:
+                side_tests = [under_other_name(test, self._wanted.old_names) for test in tests]
+            process = self._processes.run(coming[index:], side_tests, attempt)
+            if turn.side == BASE:
+                process = under_new_names(process, self._wanted.old_names)
             self._check_device(process)
             self._finished.append(process)
             pair[turn.side] = process

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import storage
@@ -27,7 +29,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.records.row import Omission, Row, selects
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import DIRTY, ancestry
@@ -44,7 +46,7 @@ from pytest_gpumem.runs.open_rows import (
     with_duets,
 )
 from pytest_gpumem.runs.pairs import DuetVerdict
-from pytest_gpumem.runs.rows import RowFilter
+from pytest_gpumem.runs.rows import RowFilter, under_other_name
 from pytest_gpumem.runs.session import Files, SessionResult, run_session
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
 
@@ -91,6 +93,7 @@ class Gate:
         self._selection = Selection({})  # the tests that BASE selects
         self._baseline = Baseline()
         self._looser: list[LooserLimit] = []
+        self._old_names: dict[str, str] = {}  # names of renamed tests in BASE, by their new ones
 
     def run(self) -> GateResult:
         """Run it to its end.
@@ -138,10 +141,23 @@ class Gate:
             accepts=bool(request.accepted.files),
         )
         if session.code != Exit.USAGE:  # the change's mistake comes first
-            self._selection = collecting.result()
+            self._selection = self._under_new_names(collecting.result())
         if session.selection is not None:
             self._add_looser(loosened(session.selection, self._selection), request.accepted)
         return session
+
+    def _under_new_names(self, base: Selection) -> Selection:
+        """What BASE selects, its renamed tests by the names that they have in the change."""
+        names = [*base.tests, *base.others]
+        for new, old in self._request.accepted.old_names().items():
+            if any(selects(old, nodeid) for nodeid in names):
+                self._old_names[new] = old
+        new_names = {old: new for new, old in self._old_names.items()}
+        tests = {}
+        for nodeid, test in base.tests.items():
+            tests[under_other_name(nodeid, new_names)] = test
+        others = [under_other_name(nodeid, new_names) for nodeid in base.others]
+        return structs.replace(base, tests=tests, others=tuple(others))
 
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:
@@ -204,7 +220,8 @@ class Gate:
             self._say(f"a duet decides {counted(open_rows, 'row')}")
         else:
             self._say("one pair of processes, for the limits and the skips of BASE")
-        return self._play(self._base_side, RowFilter(frozenset(tests), limits), None)
+        wanted = RowFilter(frozenset(tests), limits, self._old_names)
+        return self._play(self._base_side, wanted, None)
 
     def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetVerdict]) -> None:
         """Compare rows that are above the limit over their reference with its oldest revision."""
@@ -223,7 +240,9 @@ class Gate:
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
             self._say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
             try:
-                oldest = self._duet_with_oldest(revision, RowFilter(tests, of_rows))
+                oldest = self._duet_with_oldest(
+                    revision, RowFilter(tests, of_rows, self._old_names)
+                )
             except RunError as error:
                 for key in of_rows:
                     verdicts[key] = not_checked(verdicts[key], str(error))

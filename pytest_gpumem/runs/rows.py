@@ -6,7 +6,9 @@ Pure functions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.judge import is_failure
@@ -38,6 +40,8 @@ class RowFilter:
     """Node ids. Each selects as on pytest's command line, such as all parameters of a test."""
     limits: Mapping[str, Limits] | None = None
     """By row key, the limits that the duet judges. It then compares no other row."""
+    old_names: Mapping[str, str] = field(default_factory=dict)
+    """Of renamed tests: what they are called in base, by their names in head."""
 
     @staticmethod
     def of_flagged(rows: Iterable[Row]) -> RowFilter | None:
@@ -88,6 +92,28 @@ def _flagged(row: Row) -> bool:
             for result in verdict.limits
         )
     return verdict.outcome in (Outcome.UNDECIDED, Outcome.NEW) and verdict.code is not Code.NOT_READ
+
+
+def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
+    """Return a node id with the other name of its test. `names`: the other ones, by name."""
+    for name, other in names.items():
+        if selects(name, nodeid):
+            return other + nodeid[len(name) :]
+    return nodeid
+
+
+def under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
+    """Return a process of base with the names that its renamed tests have in head."""
+    if not old_names:
+        return process
+    new_names = {old: new for new, old in old_names.items()}
+    rows = []
+    for row in process.rows:
+        rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
+    outcomes = {}
+    for nodeid, outcome in process.outcomes.items():
+        outcomes[under_other_name(nodeid, new_names)] = outcome
+    return structs.replace(process, rows=tuple(rows), outcomes=outcomes)
 
 
 def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:

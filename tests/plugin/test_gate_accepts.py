@@ -237,3 +237,19 @@ def test_without_a_baseline_the_figures_of_base_are_accepted(gates: Gates) -> No
     assert "memory up to 65 MiB" in gates.accept("test_it.py::test_memory").stdout
     code, last, text = gates.gate(words)
     assert (code, last) == (0, "green: ACCEPTED: test_it.py::test_memory a peak of 65 MiB"), text
+
+
+@pytest.mark.parametrize(("files", "code"), [({}, 0), (SLOWER, 1)], ids=["unchanged", "slower"])
+def test_a_renamed_test_is_held_against_its_old_name(
+    gates: Gates, files: Change, code: int
+) -> None:
+    gates.change({"test_it.py": TESTS.replace("def test_copy(", "def test_moved("), **files})
+    assert gates.gate(ALL)[0] == 1
+    gates.accept("test_it.py::test_moved", "--renamed-from", "test_it.py::test_copy")
+    found, last, text = gates.gate(ALL)
+    assert found == code, text
+    if code == 0:
+        assert "ACCEPTED" in last
+        assert "a duet decides 1 row" in text
+    else:
+        assert "FAIL (simulated) test_it.py::test_moved" in text
