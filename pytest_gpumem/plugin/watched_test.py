@@ -172,7 +172,7 @@ class WatchedTest:
             return footprint
         from pytest_gpumem.plugin.tracing import traced
 
-        return traced(footprint, watch, self.settings.allow_kept, self.item, self.session)
+        return traced(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
 
     # Warming up
 
