@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.migrations import FaultGroup, PageCounts
+from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.units import MiB
 
 FAULTING = PageCounts(
@@ -14,5 +14,4 @@ FAULTING = PageCounts(
     to_device_seconds=1e-3,
     mapped=2 * MiB,
     causes={"fault": 10 * MiB, "speculation": 6 * MiB, "eviction": 0},
-    groups=(FaultGroup(0x7F0000000000, 24, "write"),),
 )

@@ -12,6 +12,7 @@ Needs ncu and the permission to read counters. Exits with 1 where a declaration 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -212,18 +213,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, NoAnswer) as error:
         raise SystemExit(f"catalogue_traffic: {error}") from None
     rows = [record_of(row, launches, document.device) for row in document.rows]
+    command = ["python", "ci/bench/catalogue_traffic.py"]  # without paths of the machine
+    command += ["--device", asked.device, "--size", str(asked.size)]
+    for name in asked.kernel or ():
+        command += ["--kernel", name]
     record = {
         "kind": "catalogue_traffic",
         "datetime": now.isoformat(timespec="seconds"),
         "device": device_to_json(document.device),
         "rows": rows,
-        "command": child.recorded(
-            [
-                "python",
-                "ci/bench/catalogue_traffic.py",
-                *(arguments if arguments is not None else sys.argv[1:]),
-            ]
-        ),
+        "command": shlex.join(command),
         "mib": asked.size,
         "absent": absent(rows, wanted),
         "seconds": round(time.monotonic() - begun, 1),

@@ -57,8 +57,8 @@ def unfit(measurement: Measurement) -> str | None:
 
 
 def reduced_footprint(footprint: Footprint) -> Footprint:
-    """Return the part of a footprint that a comparison needs: without its course over time."""
-    return replace(footprint, timeline=(), phases=(), notes=())
+    """Return the part of a footprint that a comparison needs: without remarks."""
+    return replace(footprint, notes=())
 
 
 def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:

@@ -62,7 +62,7 @@ class SourceFootprints(Sources):
         """Book what was freed of the driver's while nobody reported."""
         if self.driver is not None:
             freed = [event for event in self.log.of_driver() if not self.driver.alive(event)]
-            self.log.forget(freed, time.perf_counter())
+            self.log.forget(freed)
 
     def stop(self) -> None:
         try:
@@ -144,7 +144,7 @@ class SourceFootprints(Sources):
         for series, after in self.figures().items():
             less = (self.before.get(series, NOTHING).used or 0) - (after.used or 0)
             if less > 0:
-                self.log.shrink(series, less, time.perf_counter())
+                self.log.shrink(series, less)
         self._forget_freed()
 
     def _begin_ours(self) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from pytest_gpumem.records.footprint import DRIVER, Course, MemoryPlace, MemoryUse
+from pytest_gpumem.records.footprint import DRIVER, MemoryPlace, MemoryUse
 from pytest_gpumem.units import MiB
 
 Layer = Literal["use", "segment", "driver", "fixture"]
@@ -29,7 +29,6 @@ NO_LINE: Line = ("", 0, "")
 
 Growth = dict[Series, int]  # bytes by which libraries use more than before
 
-POINTS = 200  # most points of a course
 SEGMENT_DELAY = 1e-3
 """Seconds by which the clocks of two sources may differ: a pool reports its segment after the
 driver made it."""
@@ -94,7 +93,6 @@ class AllocationEvent(Struct, eq=False, gc=False):
 class Change(Struct, eq=False, gc=False):
     """Bytes in use that an allocation adds, or that a free takes away (below 0)."""
 
-    at: float
     nbytes: int
     series: Series
     of: AllocationEvent | None  # None: which allocations were freed is not known
@@ -154,19 +152,19 @@ class MemoryLog:
                 self._segments[change.owner] += change.nbytes
 
     def _book(self, event: AllocationEvent, ours: bool) -> None:
-        self._free(event.library, event.address, event.at)
+        self._free(event.library, event.address)
         if not event.nbytes or (ours and event.layer != "fixture"):
             return
         self._live[event.library][event.address] = event
-        self._changes.append(Change(event.at, event.nbytes, event.series, event))
+        self._changes.append(Change(event.nbytes, event.series, event))
         if event.layer == "driver":
             self._made.setdefault(event.address, []).append(event)
 
-    def _free(self, library: str, address: int, at: float) -> None:
+    def _free(self, library: str, address: int) -> None:
         """Book that the allocation at an address is freed, if there is one."""
         freed = self._live[library].pop(address, None)
         if freed is not None:
-            self._changes.append(Change(at, -freed.nbytes, freed.series, freed))
+            self._changes.append(Change(-freed.nbytes, freed.series, freed))
 
     def _own(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
@@ -188,14 +186,14 @@ class MemoryLog:
         """Return what was booked since a mark."""
         return self._changes[mark.changes :]
 
-    def forget(self, freed: Iterable[AllocationEvent], at: float) -> None:
+    def forget(self, freed: Iterable[AllocationEvent]) -> None:
         """Book allocations as freed whose free nobody reported."""
         for allocation in freed:
-            self._free(allocation.library, allocation.address, at)
+            self._free(allocation.library, allocation.address)
 
-    def shrink(self, series: Series, nbytes: int, at: float) -> None:
+    def shrink(self, series: Series, nbytes: int) -> None:
         """Book that a library uses less, where it is not known which allocations were freed."""
-        self._changes.append(Change(at, -nbytes, series, None))
+        self._changes.append(Change(-nbytes, series, None))
 
     def lose(self, library: str) -> None:
         """Know no longer which allocations of a library live: frees were not reported."""
@@ -213,30 +211,6 @@ class MemoryLog:
             self._made.clear()
 
 
-class _Use:
-    """What one series used, over time."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
-        self.changes: list[int] = []
-
-    @property
-    def totals(self) -> list[int]:
-        """Bytes in use after each change."""
-        return list(accumulate(self.changes))
-
-    def record(self, series: Series, at_peak: int) -> MemoryUse:
-        sizes = Counter(nbytes for nbytes in self.changes if nbytes > 0)
-        return MemoryUse(
-            *series,
-            peak=max(0, *self.totals),
-            at_peak=max(0, at_peak),
-            kept=sum(self.changes),
-            allocations=sizes.total(),
-            largest=max(sizes, default=0),
-        )
-
-
 @dataclass(frozen=True)
 class Accounts:
     """The sums of an interval of a log."""
@@ -244,7 +218,6 @@ class Accounts:
     peak: int  # most bytes of device memory in use at once
     driver_peak: int  # most bytes of device memory that the driver gave out at once, in whole pages
     uses: Mapping[Series, MemoryUse]
-    courses: tuple[Course, ...]
     changes: Sequence[Change]
     until_peak: int  # changes up to the peak
 
@@ -259,11 +232,11 @@ class Accounts:
         return live_of(self.changes)
 
 
-def account(changes: Sequence[Change], begin: float) -> Accounts:
-    """Add up an interval of a log. `begin`: when it began, on the clock of the events."""
-    uses: dict[Series, _Use] = {}
+def account(changes: Sequence[Change]) -> Accounts:
+    """Add up an interval of a log."""
+    uses = defaultdict[Series, list[int]](list)  # bytes of each change
     last: Series = ("", "device")
-    use = _Use()
+    use: list[int] = []
     device = peak = until_peak = 0
     pages = shared = driver_peak = 0
     for number, change in enumerate(changes, 1):
@@ -279,9 +252,8 @@ def account(changes: Sequence[Change], begin: float) -> Accounts:
             continue  # the arrays of its pool count
         if change.series is not last:
             last = change.series
-            use = uses.setdefault(last, _Use())
-        use.at.append(change.at)
-        use.changes.append(change.nbytes)
+            use = uses[last]
+        use.append(change.nbytes)
         if last[1] == "device":
             device += change.nbytes
             if device > peak:
@@ -290,28 +262,22 @@ def account(changes: Sequence[Change], begin: float) -> Accounts:
     for change in changes[:until_peak]:
         if change.owner is None:
             at_peak[change.series] += change.nbytes
-    records, courses = {}, []
+    records = {}
     for series, use in uses.items():
-        records[series] = use.record(series, at_peak[series])
-        points = [(max(0.0, at - begin), total) for at, total in thinned(use.at, use.totals)]
-        courses.append(Course(*series, tuple(points)))
-    return Accounts(peak, driver_peak, records, tuple(courses), changes, until_peak)
+        records[series] = _memory_use(series, use, at_peak[series])
+    return Accounts(peak, driver_peak, records, changes, until_peak)
 
 
-def thinned(
-    at: Sequence[float], total: Sequence[int], most: int = POINTS
-) -> list[tuple[float, int]]:
-    """Return at most some `most` points of a course: the highest of each stretch, and the last."""
-    if len(at) <= most:
-        return list(zip(at, total, strict=True))
-    length = math.ceil(len(at) / (most - 1))
-    points = []
-    for begin in range(0, len(at), length):
-        stretch = total[begin : begin + length]
-        highest = begin + stretch.index(max(stretch))
-        points.append((at[highest], total[highest]))
-    points.append((at[-1], total[-1]))
-    return points
+def _memory_use(series: Series, changes: Sequence[int], at_peak: int) -> MemoryUse:
+    sizes = Counter(nbytes for nbytes in changes if nbytes > 0)
+    return MemoryUse(
+        *series,
+        peak=max(0, *accumulate(changes)),
+        at_peak=max(0, at_peak),
+        kept=sum(changes),
+        allocations=sizes.total(),
+        largest=max(sizes, default=0),
+    )
 
 
 def claim(changes: Sequence[Change], library: str, nbytes: int) -> bool:

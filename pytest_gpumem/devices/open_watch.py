@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -31,12 +30,11 @@ class OpenWatch:
         self._sources = footprints.sources or ()
         self._log.open += 1
         self._mark = self._log.mark()
-        self._begin = time.perf_counter()
         self._gaps_before = {source.name: len(source.gaps) for source in self._sources}
         self._figures = footprints.figures()
         self._drift = dict(footprints.drift)
         self._free = None if footprints.driver_is_watched else footprints.free_bytes()
-        self._accounts = account((), self._begin)
+        self._accounts = account(())
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
         self._closed = False
 
@@ -63,7 +61,7 @@ class OpenWatch:
                 if not self._claims(changes, series, figures):
                     which = "which allocations of the driver its pool is made of"
                     not_watched.append(f"{series[0]}: {which}: they count as CUDA's too")
-        self._accounts = accounts = account(changes, self._begin)
+        self._accounts = accounts = account(changes)
         uses, unknown = dict(accounts.uses), 0
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))
@@ -92,8 +90,6 @@ class OpenWatch:
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
             not_watched=tuple(not_watched),
-            seconds=self.seconds(),
-            timeline=accounts.courses,
         )
 
     def _since_begin(self, series: Series, figures: Figures) -> Figures:
@@ -178,9 +174,6 @@ class OpenWatch:
             if use.kind == "device" and use.library != FIXTURES:
                 known += use.kept + use.reserved
         return max(0, self._free - now - known)
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._begin
 
     def accounts(self) -> Accounts:
         return self._accounts

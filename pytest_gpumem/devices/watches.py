@@ -48,9 +48,6 @@ class MemoryWatch(Protocol):
         Such as page-locked memory. False if nothing changed: a `read` gives what the last gave.
         """
 
-    def seconds(self) -> float:
-        """Seconds since it began."""
-
     def accounts(self) -> Accounts:
         """The single allocations behind the last `read`: those of the peak, and those kept."""
 

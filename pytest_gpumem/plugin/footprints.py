@@ -55,7 +55,9 @@ class FootprintFeature(Feature):
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         watched = item.stash[WATCHED] = self._begin(item)
-        return NOTHING if watched is None else watched.phase("setup")
+        if watched is not None:
+            watched.look()
+        return NOTHING
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
@@ -63,7 +65,8 @@ class FootprintFeature(Feature):
         if watched is None:
             yield
             return
-        with watched.phase("call"), watched.warmed_up():
+        watched.look()
+        with watched.warmed_up():
             yield
 
     @contextmanager
@@ -73,8 +76,8 @@ class FootprintFeature(Feature):
             yield
             return
         try:
-            with watched.phase("teardown"):
-                yield
+            watched.look()
+            yield
         except BaseException:
             self._end(item, watched)
             raise

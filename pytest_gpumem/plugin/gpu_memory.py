@@ -158,8 +158,8 @@ class GpuMemory:
         of_part = marker_limits(limits, "call")
         used = BlockMemory(watched)
         try:
-            with watched.phase(label):
-                yield used
+            watched.look()
+            yield used
         finally:
             ended = used.end()
             if not watched.warms_up:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted, Span, Stream
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted, Stream
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.plugin.entries import Entries
@@ -104,18 +104,13 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
         device.streams.synchronize()
         with device.footprints.paused():
             spans = device.counters.spans(run)
-        work = _work(spans)
+        work = sorted((span.name, span.grid) for span in spans)  # without times
         if work and work == last:
             return sum(span.end - span.start for span in spans)
         if look >= EMPTY_LOOKS and not work and not last:
             raise NoGpu
         last = work
     raise CannotAdopt("calls that follow each other run other work")
-
-
-def _work(spans: list[Span]) -> list[tuple[str, int]]:
-    """Return kernels and copies without their times."""
-    return sorted((span.name, span.grid) for span in spans)
 
 
 def _measured(test: GpuTest, fixture: Any, call: BenchmarkCall) -> Entries:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import is_allowed, sites
@@ -20,24 +19,19 @@ from pytest_gpumem.records.row import Row
 
 
 def traced(
-    footprint: Footprint,
-    watch: MemoryWatch,
-    allowed: Sequence[str],
-    item: pytest.Item,
-    session: GpuSession,
+    footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], root: Path
 ) -> Footprint:
-    """A footprint with the lines that allocated, where allocations are traced.
-    `footprint`: as just read from `watch`.
-    `watch`: of the test or of a part of it.
+    """Return a footprint with the lines that allocated, where allocations are traced.
+
+    `footprint`: as just read from `watch`, which is of the test or of a part of it.
     `allowed`: the lines that `allow_kept` names, whose kept memory is left out.
     """
     accounts = watch.accounts()
-    root = item.config.rootpath
-    kept = (
-        [one for one in accounts.kept if not is_allowed(one, allowed, root)]
-        if footprint.ended and footprint.kept
-        else ()
-    )
+    kept = []
+    if footprint.ended and footprint.kept:
+        for event in accounts.kept:
+            if not is_allowed(event, allowed, root):
+                kept.append(event)
     return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 
 

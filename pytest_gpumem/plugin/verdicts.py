@@ -93,7 +93,9 @@ class VerdictFeature(Feature):
                 yield
             except ENDS:
                 # No report follows; a warning that is an error would cost the summary.
-                self._excuse(item)
+                gpu_test: GpuTest | None = item.stash.get(TEST, None)
+                if gpu_test is not None and gpu_test.entries is not None:
+                    gpu_test.entries.excuse()
                 raise
             finally:
                 # pytest keeps the item to the end, and the test would keep its streams.
@@ -154,11 +156,6 @@ class VerdictFeature(Feature):
         rows = item.stash.get(ROWS, [])
         if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
             self._give(rows, report)
-
-    def _excuse(self, item: pytest.Item) -> None:
-        test: GpuTest | None = item.stash.get(TEST, None)
-        if test is not None and test.entries is not None:
-            test.entries.excuse()
 
     def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Fail a report by a further process, and by earlier attempts of the test."""

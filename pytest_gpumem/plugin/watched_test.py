@@ -19,7 +19,7 @@ from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.forks import FORKED
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.session import WATCHED, GpuSession
-from pytest_gpumem.records.footprint import Footprint, Phase
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.waits import Waits
@@ -69,7 +69,6 @@ class WatchedTest:
         self.warms_up = False  # its function is called before it counts: parts have no rows
         self.parts: list[tuple[str, Footprint, Limits]] = []
         """Labelled parts that have ended, with their limits."""
-        self._phases: list[Phase] = []
         self.row_at_end = False
         """Its row is made at its end: nothing is judged before, and a look takes time."""
 
@@ -102,22 +101,10 @@ class WatchedTest:
         if self._watch is not None:
             self._watch.close()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Note when a phase of the test begins and ends."""
+    def look(self) -> None:
+        """Watch libraries that have come into use too."""
         if self._watch is not None:
-            self.tried(self._note_peak)
-        begun = self._seconds()
-        try:
-            yield
-        finally:
-            self._phases.append(Phase(name, begun, max(begun, self._seconds())))
-
-    def _note_peak(self) -> None:
-        self.session.footprints.look()
-
-    def _seconds(self) -> float:
-        return 0.0 if self._watch is None else self.tried(self._watch.seconds) or 0.0
+            self.tried(self.session.footprints.look)
 
     # What was read
 
@@ -148,7 +135,6 @@ class WatchedTest:
             watch.read(),
             ended=ended,
             notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)),
-            phases=tuple(sorted(self._phases, key=lambda phase: phase.begin)),
         )
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
@@ -186,7 +172,7 @@ class WatchedTest:
             return footprint
         from pytest_gpumem.plugin.tracing import traced
 
-        return traced(footprint, watch, self.settings.allow_kept, self.item, self.session)
+        return traced(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
 
     # Warming up
 

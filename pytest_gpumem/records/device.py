@@ -161,41 +161,12 @@ class CardProcess(Record, frozen=True):
 class Card(Record, frozen=True):
     """Present state of one card. None is unknown: the driver or the card does not report it."""
 
-    cards: int  # Cards that the driver manages
     name: str | None = None  # The product's name
-    driver: str | None = None  # Version of the driver
-    cuda: tuple[int, int] | None = None
-    """Newest version of CUDA that the driver supports, major and minor."""
-    persistence: bool | None = None
-    """Persistence mode is on: the driver stays loaded while the card is idle."""
-    compute_mode: str | None = None
-    """Compute mode: "default", "exclusive process" (one process at a time), "prohibited"."""
     mig: bool | None = None  # The card is split into MIG instances
-    ecc: bool | None = None  # ECC is on now
-    ecc_pending: bool | None = None  # ECC is on after the next reboot
-    uncorrected_errors: int | None = None  # Aggregate count of uncorrectable memory errors
-    remap_pending: bool | None = None  # A row remapping of memory is pending until the next reset
-    remap_failed: bool | None = None  # A row remapping of memory failed
-    sm_clock_hz: float | None = None  # SM clock now, in hertz
-    max_sm_clock_hz: float | None = None  # Highest SM clock, in hertz
-    memory_clock_hz: float | None = None  # Memory clock now, in hertz
-    max_memory_clock_hz: float | None = None  # Highest memory clock, in hertz
-    temperature_c: float | None = None  # Temperature of the GPU in degrees Celsius
-    power_w: float | None = None  # Power of the board now, in watts
-    power_limit_w: float | None = None  # Power limit of the board, in watts
-    default_power_limit_w: float | None = None  # Default power limit, in watts
     throttle_reasons: tuple[str, ...] | None = None
     """Active clock event reasons that slow it, such as "sw_power_cap", without idling and
     application clocks."""
-    chosen_clocks: bool | None = None  # Application clocks are set (`nvidia-smi -ac`)
-    link_generation: int | None = None  # PCIe generation now; it drops while the card idles
-    max_link_generation: int | None = None  # Highest PCIe generation of card and slot together
-    card_link_generation: int | None = None  # Highest PCIe generation of the card
-    link_width: int | None = None  # PCIe lanes now
-    max_link_width: int | None = None  # Most PCIe lanes of card and slot together
     processes: tuple[CardProcess, ...] | None = None  # Other processes with a context on the card
-    memory_bytes: int | None = None  # Bytes of the whole card's memory
-    free_bytes: int | None = None  # Bytes of it that are free
 
 
 _LANE_RATES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_gpumem.records.record import ByteChange, Bytes, Count, Record, Seconds
+from pytest_gpumem.records.record import ByteChange, Bytes, Count, Record
 from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
@@ -39,24 +39,6 @@ class MemoryUse(Record, frozen=True):
     source: str = ""
     """Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator
     statistics", "fixtures"."""
-
-
-class Course(Record, frozen=True):
-    """Bytes in use over the time of a test, of one library and kind."""
-
-    library: str  # As `MemoryUse.library`
-    kind: MemoryPlace  # As `MemoryUse.kind`
-    points: tuple[tuple[Seconds, ByteChange], ...]
-    """Seconds since the test began, and the bytes in use from then on, above those before.
-    Thinned out; each stretch keeps its highest point."""
-
-
-class Phase(Record, frozen=True):
-    """A part of a test's time."""
-
-    name: str  # Phase of the test such as "setup", "call" and "teardown", or the label of a part
-    begin: Seconds  # Seconds since the test began
-    end: Seconds  # Seconds since the test began
 
 
 class Site(Record, frozen=True):
@@ -98,9 +80,6 @@ class Footprint(Record, frozen=True):
     is known, other processes included."""
     watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
     not_watched: tuple[str, ...] = ()  # Parts that were not recorded, each with the reason
-    seconds: Seconds = 0.0  # Length of the test
-    phases: tuple[Phase, ...] = ()  # Setup, body and teardown, and the labelled parts
-    timeline: tuple[Course, ...] = ()  # Bytes in use over the test's time
     sites: tuple[Site, ...] = ()
     """Lines that allocated what was in use at the peak or is kept, largest first; with
     `--gpumem-footprint=trace`."""
@@ -109,12 +88,6 @@ class Footprint(Record, frozen=True):
     """False while the test still runs: what it keeps and reserves is not known yet."""
     notes: tuple[str, ...] = ()  # Remarks for the reader
     waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
-
-    @property
-    def needed(self) -> int:
-        """Bytes that must be free for a test that starts with empty pools: in an earlier test's
-        pools it finds some."""
-        return max(self.peak, self.driver_peak or 0)
 
     @property
     def repeat(self) -> FootprintRepeat:

@@ -10,22 +10,12 @@ from msgspec import field
 
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
-SHOWN_GROUPS = 32  # Groups of GPU page faults that are kept with their addresses
-
 CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "unknown")
 """Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`). "speculation": the driver
 fetches neighbours of a page that faulted; "eviction": the device needs room."""
 
 TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to device", "to host", "between devices"
 GPU_FAULT, CPU_FAULT, MAPPED = "GPU fault", "CPU fault", "mapped"
-
-
-class FaultGroup(Record, frozen=True):
-    """GPU page faults that the driver handles together, as a line of nvprof's trace shows them."""
-
-    address: int  # Page that faults
-    faults: int  # Faults on it. All but one are duplicates, which the driver filters.
-    access: str  # Access that faults: "read", "write", "atomic", "prefetch" or "unknown"
 
 
 class PageCounts(Record, frozen=True):
@@ -47,18 +37,11 @@ class PageCounts(Record, frozen=True):
     to_device_seconds: Seconds = 0.0
     """Seconds in which at least one copy to the device was in progress."""
     to_host_seconds: Seconds = 0.0  # Seconds in which at least one copy to the host was in progress
-    groups: tuple[FaultGroup, ...] = ()
-    """The first groups of GPU page faults, in the order in which the driver handled them."""
 
     @property
     def migrated(self) -> int:
         """Bytes that moved, in all directions."""
         return self.to_device + self.to_host + self.between_devices
-
-    @property
-    def duplicates(self) -> int:
-        """GPU page faults on a page after its first."""
-        return self.gpu_faults - self.gpu_pages
 
     @property
     def to_device_bandwidth(self) -> float | None:
@@ -102,11 +85,11 @@ def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
     seconds = {TO_DEVICE: 0.0, TO_HOST: 0.0, BETWEEN_DEVICES: 0.0}
     until = dict.fromkeys(seconds, 0)
     causes: dict[str, int] = {}
-    groups = []
+    pages = []  # of each group of GPU faults
     for event in sorted(events, key=lambda event: event.start):
         totals[event.kind] += 1 if event.kind == CPU_FAULT else event.value
         if event.kind == GPU_FAULT:
-            groups.append(FaultGroup(event.address, event.value, event.why))
+            pages.append(event.address)
         if event.kind in seconds:
             causes[event.why] = causes.get(event.why, 0) + event.value
             begin = max(event.start, until[event.kind])  # copies that overlap count once
@@ -114,8 +97,8 @@ def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
             until[event.kind] = max(until[event.kind], event.end)
     return PageCounts(
         gpu_faults=totals[GPU_FAULT],
-        gpu_groups=len(groups),
-        gpu_pages=len({group.address for group in groups}),
+        gpu_groups=len(pages),
+        gpu_pages=len(set(pages)),
         cpu_faults=totals[CPU_FAULT],
         to_device=totals[TO_DEVICE],
         to_host=totals[TO_HOST],
@@ -124,5 +107,4 @@ def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:
         causes=causes,
         to_device_seconds=seconds[TO_DEVICE],
         to_host_seconds=seconds[TO_HOST],
-        groups=tuple(groups[:SHOWN_GROUPS]),
     )

@@ -17,7 +17,6 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
 ByteChange = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
-Nanoseconds = Annotated[int, Meta(ge=0, le=_LARGEST)]
 LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
 Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]  # Of each buffer placement

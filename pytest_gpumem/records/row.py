@@ -14,8 +14,6 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
-ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
-
 
 class Comparison(Record, frozen=True):
     """A row against its reference, as shares of the reference's latency: +0.01 is 1 % slower."""
@@ -26,11 +24,6 @@ class Comparison(Record, frozen=True):
     days: int = 1  # UTC dates of the reference
     processes: int = 1  # Processes of the reference
     same_code: bool = False  # Every process of the reference ran the same machine code
-
-    @property
-    def looks_slower(self) -> bool:
-        """True if the row is slower by more than noise explains."""
-        return self.reach is not None and self.delta > self.reach
 
 
 class PairedChange(Record, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.record import Bytes, Count, Nanoseconds, Record
+from pytest_gpumem.records.record import Bytes, Count, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
 """Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed
@@ -21,5 +21,3 @@ class CopyUse(Record, frozen=True):
     destination: str  # Memory that is written, one of `MEMORY_KINDS`
     count: Count  # Number of copies or memsets
     nbytes: Bytes  # Bytes, summed over `count`
-    # Running time in nanoseconds, summed over `count`; copies that overlap count each
-    nanoseconds: Nanoseconds

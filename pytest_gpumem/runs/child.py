@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import selectors
 import shlex
 import signal
@@ -29,7 +28,6 @@ ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 _LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 _PIPE = 65536  # bytes that are read of a pipe at once
 WATCHED = 1.0  # seconds between two looks at a process that is watched
-_PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
 
 def pytest_command(
@@ -264,30 +262,3 @@ class Background:
 def shown(command: Sequence[str]) -> str:
     """A command as a shell takes it."""
     return shlex.join(command)
-
-
-def recorded(command: Sequence[str], root: Path | None = None) -> str:
-    """A command as a record keeps it: as a shell takes it, without paths of the machine.
-
-    Python is `python`; a path below `root` (None: the working folder) is relative to it; of any
-    other path the name stays.
-    """
-    here = Path.cwd() if root is None else root
-
-    def kept(part: str) -> str:
-        path, colons, test = part.partition("::")
-        if not os.path.isabs(path) or path == os.devnull:
-            return part
-        if _PYTHON.fullmatch(Path(path).name):
-            return "python"
-        try:
-            own = Path(path).relative_to(here).as_posix()
-        except ValueError:
-            own = Path(path).name
-        return f"{own}{colons}{test}"
-
-    def without_paths(part: str) -> str:
-        option, equals, value = part.partition("=")
-        return f"{option}={kept(value)}" if equals and option.startswith("-") else kept(part)
-
-    return shown([without_paths(os.fspath(part)) for part in command])

@@ -140,7 +140,9 @@ def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
             # The conditions of the session are not those of the duet.
             if has_absolute:
                 results.append(result)
-        elif result.limit not in judged and ("" not in judged or not _is_compared(row, result)):
+        elif result.limit not in judged and (
+            "" not in judged or result.limit not in compared_limits(row)
+        ):
             results.append(result)
     judged_row = with_verdict(row, results)
     pairs = verdict.pairs
@@ -150,10 +152,6 @@ def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
         paired_verdict = structs.replace(judged_row.verdict, paired=paired)
         judged_row = structs.replace(judged_row, verdict=paired_verdict)
     return structs.replace(judged_row, differences=verdict.differences or row.differences)
-
-
-def _is_compared(row: Row, result: LimitResult) -> bool:
-    return result.limit in compared_limits(row)
 
 
 def _up_to_accepted(

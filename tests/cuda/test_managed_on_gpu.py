@@ -40,9 +40,6 @@ def test_faults_of_the_gpu_and_of_the_host_are_told_apart(
     faulting = counted(lambda: gpu_kernels.init(buffer))
     assert faulting.gpu_faults >= faulting.gpu_groups > 0
     assert faulting.to_device >= SIZE
-    assert {group.address & ~0xFFF for group in faulting.groups} <= set(
-        range(buffer.address & ~0xFFF, buffer.address + SIZE, 4096)
-    )
     view = buffer._arena.guest(buffer, np)
     read = counted(lambda: float(view.sum()))
     assert read.cpu_faults > 0

@@ -50,14 +50,12 @@ def copy_use(cupti: Any, record: Any) -> CopyUse:
         destination=memory_kind(cupti, record.dst_kind),
         count=1,
         nbytes=int(record.bytes),
-        nanoseconds=max(0, int(record.end) - int(record.start)),
     )
 
 
 def memset_use(cupti: Any, record: Any) -> CopyUse:
     """A record of a memset as plain values."""
-    time = max(0, int(record.end) - int(record.start))
-    return CopyUse("memset", "", memory_kind(cupti, record.memory_kind), 1, int(record.bytes), time)
+    return CopyUse("memset", "", memory_kind(cupti, record.memory_kind), 1, int(record.bytes))
 
 
 def memory_kind(cupti: Any, kind: int) -> str:

@@ -139,13 +139,6 @@ def other_processes(pids: Any, this_process: int) -> int | None:
     return len(listed) - 1 if this_process in listed else None
 
 
-_COMPUTE_MODES = {
-    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
-    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
-    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive process",
-}
-
-
 class NvmlUnavailable(Exception):
     """NVML cannot read the card. The message is one line with the reason."""
 
@@ -169,56 +162,21 @@ def read_card(pci_bus_id: str | None) -> Card:
     except pynvml.NVMLError as error:
         which = f"at {pci_bus_id}" if pci_bus_id else "to look at"
         raise NvmlUnavailable(f"of {count} cards, none {which}: {error}") from None
-    return _read(gpu, count)
+    return _read(gpu)
 
 
-def _read(gpu: Any, count: int) -> Card:
-    supported = answer(pynvml.nvmlSystemGetCudaDriverVersion)
-    ecc, ecc_pending = answer(pynvml.nvmlDeviceGetEccMode, gpu) or (None, None)
+def _read(gpu: Any) -> Card:
     mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
-    remapped = answer(pynvml.nvmlDeviceGetRemappedRows, gpu)
-    reasons = clock_reasons(gpu)
-    memory = answer(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    known: dict[str, Any] = dict(_readings(gpu))
-    if supported is not None:
-        known["cuda"] = (supported // 1000, supported % 1000 // 10)
-    if remapped is not None:
-        known["remap_pending"] = bool(remapped[2])
-        known["remap_failed"] = bool(remapped[3])
-    if reasons is not None:
-        chosen = reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting
-        known["chosen_clocks"] = bool(chosen)
-    if memory is not None:
-        known["memory_bytes"], known["free_bytes"] = int(memory.total), int(memory.free)
     return Card(
-        cards=count,
         name=answer(pynvml.nvmlDeviceGetName, gpu),
-        driver=answer(pynvml.nvmlSystemGetDriverVersion),
-        persistence=_flag(answer(pynvml.nvmlDeviceGetPersistenceMode, gpu)),
-        compute_mode=_COMPUTE_MODES.get(answer(pynvml.nvmlDeviceGetComputeMode, gpu)),
         mig=_flag(mig),
-        ecc=_flag(ecc),
-        ecc_pending=_flag(ecc_pending),
-        uncorrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        **known,
-        max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        max_memory_clock_hz=_scaled(
-            1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM
-        ),
-        power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
-        default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
-        throttle_reasons=reason_names(reasons),
-        link_generation=answer(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
-        max_link_generation=answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
-        card_link_generation=answer(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, gpu),
-        link_width=answer(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
-        max_link_width=answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+        throttle_reasons=reason_names(clock_reasons(gpu)),
         processes=_processes(gpu),
     )
 
 
 def _readings(gpu: Any) -> dict[str, float | None]:
-    """The figures that `Conditions` and `Card` have in common."""
+    """Clocks, temperature and power for `Conditions`."""
     return {
         "sm_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
         "memory_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
@@ -227,11 +185,6 @@ def _readings(gpu: Any) -> dict[str, float | None]:
         ),
         "power_w": _scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
     }
-
-
-def _errors(gpu: Any, kind: int) -> int | None:
-    """Memory errors of a kind over the card's life."""
-    return answer(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
 
 
 def _flag(value: int | None) -> bool | None:

@@ -22,7 +22,7 @@ from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
+from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.revisions import Ancestry
@@ -62,16 +62,13 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
 
 
 def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> None:
-    """All of it that a comparison needs: without its course over time and without remarks."""
+    """All of it that a comparison needs: without remarks."""
     use = MemoryUse("CuPy", "device", peak=4096, kept=512, allocations=3)
-    course = Course("CuPy", "device", ((0.0, 0), (0.1, 4096)))
     full = Footprint(
         4096,
         (use,),
         driver_peak=8192,
         watched=("CUPTI",),
-        phases=(Phase("call", 0.0, 0.1),),
-        timeline=(course,),
         notes=("a",),
     )
     timed, untimed = (
@@ -87,7 +84,7 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
         (untimed.nodeid, "part", "abc4096"),
         (untimed.nodeid, "part", "abc5120"),
     ]
-    bare = replace(full, phases=(), timeline=(), notes=())
+    bare = replace(full, notes=())
     assert [run.footprint for run in stored] == [bare, replace(bare, peak=5120)]
     assert [run.footprint for run in baseline.rows[timed.key]] == [bare, bare]
 

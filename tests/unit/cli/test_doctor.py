@@ -19,7 +19,7 @@ from pytest_gpumem.doctor.checks import Check, Status, gpu_checks, package_check
 from pytest_gpumem.records.device import Card, CardProcess
 
 H100 = replace(known_devices.H100, driver="580.95.05", cuda="13.0")
-CARD = Card(cards=1, name="NVIDIA H100", throttle_reasons=(), processes=())
+CARD = Card(name="NVIDIA H100", throttle_reasons=(), processes=())
 INSTALLED = {
     "cupy-cuda13x": "14.2.0",
     "cuda-bindings": "13.0.1",
@@ -76,7 +76,7 @@ def test_without_a_gpu_the_next_step_is_named(card: Card | None, remedy: str) ->
 
 
 def test_what_the_driver_does_not_say_is_no_finding_and_no_driver_is_one() -> None:
-    checks = by_name(gpu_checks(H100, "", Card(cards=1), ""))
+    checks = by_name(gpu_checks(H100, "", Card(), ""))
     assert checks["throttling"].detail == "the driver does not say"
     assert (
         "no library" in by_name(gpu_checks(H100, "", None, "no library"))["state of the GPU"].detail

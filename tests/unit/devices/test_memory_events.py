@@ -17,7 +17,6 @@ from pytest_gpumem.devices.memory_events import (
     Series,
     account,
     claim,
-    thinned,
 )
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.sources import Source
@@ -48,7 +47,7 @@ def test_the_driver_gives_out_whole_pages() -> None:
     large = [event(float(number), "CUDA", "driver", number, MIB + 512) for number in range(1, 201)]
     small = [event(300.0 + number, "CUDA", "driver", 300 + number, 512) for number in range(4096)]
     freed = [event(9000.0, "CUDA", "driver", 1, 0), event(9001.0, "CUDA", "driver", 9001, 2 * MIB)]
-    found = account(log_of(*large, *small, *freed).since(), begin=0.0)
+    found = account(log_of(*large, *small, *freed).since())
     assert (found.peak, found.driver_peak) == (203 * MIB + 199 * 512, 402 * MIB)
 
 
@@ -61,7 +60,7 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
         event(1.3, "CuPy", "use", 0xA000, 0),
         event(1.4, "CUDA", "driver", 0xB000, MIB),  # nobody's pool
     )
-    found = account(log.since(), begin=1.0)
+    found = account(log.since())
     assert (found.peak, found.driver_peak) == (3 * MIB, 6 * MIB)  # the driver maps pages of 2 MiB
     cupy, cuda = found.uses["CuPy", "device"], found.uses["CUDA", "device"]
     assert (cupy.peak, cupy.at_peak, cupy.kept, cupy.allocations, cupy.largest) == (
@@ -86,7 +85,7 @@ def test_the_peak_is_that_of_all_libraries_at_one_time() -> None:
         event(3, "PyTorch", "use", 1, 2 * MIB),  # the same address in another library
         event(4, "CUDA", "driver", 9, 8 * MIB, "pinned"),
     )
-    found = account(log.since(), 0)
+    found = account(log.since())
     assert found.peak == 3 * MIB
     assert found.uses["PyTorch", "device"].at_peak == 0
     assert found.uses["CUDA", "pinned"].peak == 8 * MIB
@@ -94,12 +93,12 @@ def test_the_peak_is_that_of_all_libraries_at_one_time() -> None:
 
 def test_an_address_that_is_given_out_again_was_freed_unseen() -> None:
     log = log_of(event(1, "CUDA", "driver", 7, MIB), event(2, "CUDA", "driver", 7, 2 * MIB))
-    assert account(log.since(), 0).uses["CUDA", "device"].kept == 2 * MIB
-    assert account(log.since(), 0).peak == 2 * MIB
+    assert account(log.since()).uses["CUDA", "device"].kept == 2 * MIB
+    assert account(log.since()).peak == 2 * MIB
 
 
 def test_a_free_of_what_was_never_seen_is_nothing() -> None:
-    assert account(log_of(event(1, "CuPy", "use", 5, 0)).since(), 0).uses == {}
+    assert account(log_of(event(1, "CuPy", "use", 5, 0)).since()).uses == {}
 
 
 @pytest.mark.parametrize(("missing", "fits"), [(5 * MIB, True), (4 * MIB, True), (3 * MIB, False)])
@@ -108,21 +107,8 @@ def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(
 ) -> None:
     log = log_of(event(1, "CUDA", "driver", 1, 4 * MIB), event(2, "CUDA", "driver", 2, MIB))
     assert claim(log.since(), "JAX", missing) is fits
-    left = account(log.since(), 0).uses
+    left = account(log.since()).uses
     assert sum(use.kept for use in left.values()) == (5 * MIB - missing if fits else 5 * MIB)
-
-
-def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
-    at, total = (
-        [float(at) for at in range(1000)],
-        [7 if at == 777 else at % 3 for at in range(1000)],
-    )
-    kept = thinned(at, total, most=10)
-    assert len(kept) <= 11
-    assert (777.0, 7) in kept
-    assert kept[-1] == (999.0, 0)
-    assert kept == sorted(kept)
-    assert thinned(at[:5], total[:5], most=10) == list(zip(at[:5], total[:5], strict=True))
 
 
 class Driver(Source):

@@ -6,21 +6,16 @@ import pytest
 
 from pytest_gpumem.records.migrations import (
     GPU_FAULT,
-    SHOWN_GROUPS,
     TO_DEVICE,
     PageEvent,
     page_counts,
 )
 
 
-def test_totals_count_all_groups_and_the_first_are_shown() -> None:
-    events = [PageEvent(GPU_FAULT, 2, i, i, i << 16, "read") for i in range(2 * SHOWN_GROUPS)]
+def test_faults_groups_and_pages_are_counted() -> None:
+    events = [PageEvent(GPU_FAULT, 2, i, i, (i // 2) << 16, "read") for i in range(8)]
     counts = page_counts(events, maps=False)
-    assert (counts.gpu_faults, counts.gpu_groups, len(counts.groups)) == (
-        4 * SHOWN_GROUPS,
-        2 * SHOWN_GROUPS,
-        SHOWN_GROUPS,
-    )
+    assert (counts.gpu_faults, counts.gpu_groups, counts.gpu_pages) == (16, 8, 4)
 
 
 def test_copies_beside_each_other_take_their_time_once() -> None:

@@ -51,7 +51,7 @@ def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
         in_a_thread(lambda address=address: allocates(address))  # type: ignore[misc]
     in_a_thread(lambda: frees(2))
     log.settle()
-    found = account(log.since(), 0)
+    found = account(log.since())
     assert (found.peak, found.uses["CuPy", "device"].kept) == (9 * MIB, 8 * MIB)
 
 
