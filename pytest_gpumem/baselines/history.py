@@ -31,7 +31,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Past, Row, key_of
-from pytest_gpumem.units import parse_growth, parse_margin, short_bytes
+from pytest_gpumem.units import parse_growth, parse_margin, short_bytes, sizes
 
 USUAL_LIMIT = "5%"
 """Limit of a row without one, for what begins a reference anew."""
@@ -178,7 +178,7 @@ class Baseline:
         words = []
         for name, value in before.items():
             if value != after[name]:
-                words.append(f"{name} {_text(value)} -> {_text(after[name])}")
+                words.append(f"{name} {' -> '.join(_texts(value, after[name]))}")
         accepted = self.acceptances.digest(row.key, figure)
         if self.device is not None and accepted != runs[-1].accepted(figure):
             acceptance = self.acceptances.file_of(row.key, figure)
@@ -296,6 +296,12 @@ def _way(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
         "window": measurement.window or "none",
         "declared bytes": None if moved is None else moved.total,
     }
+
+
+def _texts(was: object, now: object) -> tuple[str, ...]:
+    if type(was) is int and type(now) is int:
+        return sizes(was, now)
+    return _text(was), _text(now)
 
 
 def _text(value: object) -> str:

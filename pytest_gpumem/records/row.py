@@ -14,8 +14,6 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
-ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
-
 
 class Comparison(Record, frozen=True):
     """A row against its reference, as shares of the reference's latency: +0.01 is 1 % slower."""

@@ -103,11 +103,6 @@ def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
     return _with_derived(facts, "$")
 
 
-def device_from_json(value: object) -> DeviceFacts:
-    """Return the device that `device_to_json` wrote. Raises `SchemaError`."""
-    return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
-
-
 def document(
     facts: DeviceFacts,
     rows: Sequence[Row],

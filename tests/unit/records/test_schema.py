@@ -29,8 +29,6 @@ from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, V
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
-    device_from_json,
-    device_to_json,
     document,
     document_from_json,
     row_from_json,
@@ -164,11 +162,6 @@ def rows(draw: st.DrawFn) -> Row:
 def test_what_is_written_is_read_back_equal(row: Row) -> None:
     text = json.dumps(row_to_json(row), allow_nan=False)
     assert row_from_json(json.loads(text)) == row
-
-
-def test_a_device_is_read_back_equal() -> None:
-    assert device_from_json(json.loads(json.dumps(device_to_json(H100)))) == H100
-    assert device_to_json(H100)["key"] == H100.key
 
 
 def test_a_document_is_read_back_equal() -> None:
