@@ -95,7 +95,7 @@ def accept(
     for test in tests:
         if last is not None:
             if renamed_from is not None:
-                _of_test(renamed_from, last, "--renamed-from ")
+                _of_test(renamed_from, last, "--renamed-from ", test)
             _of_test(test, last, without=renamed_from)
         if by_hand:
             accepted[test] = [_as_written(test, change) for change in changes]

@@ -219,6 +219,7 @@ def test_a_renamed_test_is_accepted_as_the_gate_says(gates: Gates) -> None:
     gates.accept(*words.split())
     code, _, text = gates.gate()
     assert code == 0, text
+    gates.accept(*words.split(), "--change", "time=5%")
 
 
 @pytest.mark.parametrize("how", ["    assert False\n", "    import os; os._exit(1)\n"])
