@@ -31,7 +31,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Past, Row, key_of
-from pytest_gpumem.units import parse_growth, parse_margin, short_bytes, sizes
+from pytest_gpumem.units import parse_growth, parse_margin, short_bytes
 
 USUAL_LIMIT = "5%"
 """Limit of a row without one, for what begins a reference anew."""
@@ -299,9 +299,10 @@ def _way(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
 
 
 def _texts(was: object, now: object) -> tuple[str, ...]:
-    if type(was) is int and type(now) is int:
-        return sizes(was, now)
-    return _text(was), _text(now)
+    texts = _text(was), _text(now)
+    if texts[0] == texts[1] and isinstance(was, int):
+        return f"{was} B", f"{now} B"
+    return texts
 
 
 def _text(value: object) -> str:
