@@ -178,7 +178,7 @@ class Baseline:
         words = []
         for name, value in before.items():
             if value != after[name]:
-                words.append(f"{name} {_text(value)} -> {_text(after[name])}")
+                words.append(f"{name} {' -> '.join(_texts(value, after[name]))}")
         accepted = self.acceptances.digest(row.key, figure)
         if self.device is not None and accepted != runs[-1].accepted(figure):
             acceptance = self.acceptances.file_of(row.key, figure)
@@ -296,6 +296,13 @@ def _way(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
         "window": measurement.window or "none",
         "declared bytes": None if moved is None else moved.total,
     }
+
+
+def _texts(was: object, now: object) -> tuple[str, ...]:
+    texts = _text(was), _text(now)
+    if texts[0] == texts[1] and isinstance(was, int):
+        return f"{was} B", f"{now} B"
+    return texts
 
 
 def _text(value: object) -> str:

@@ -54,7 +54,9 @@ def judged(
     )
 
 
-def screened(rows: Sequence[Row], baseline: Baseline, *, strict: bool = False) -> list[Row]:
+def screened(
+    rows: Sequence[Row], baseline: Baseline, *, strict: bool = False, in_gate: bool = False
+) -> list[Row]:
     """Return the rows of a whole session; those that wait have the screen's verdict.
 
     `rows`: as `judged` made them, with the changes that the screen compares.
@@ -73,7 +75,8 @@ def screened(rows: Sequence[Row], baseline: Baseline, *, strict: bool = False) -
             continue
         run = regression.against_reference(row.measurement, runs)
         others = [other for key, other in changes if key != row.key]
-        finding = regression.at_the_sessions_end(run, check, others, row.nodeid)
+        nodeid = "" if in_gate else row.nodeid
+        finding = regression.at_the_sessions_end(run, check, others, nodeid)
         after.append(with_verdict(row, [*known(row), finding], strict=strict))
     return after
 

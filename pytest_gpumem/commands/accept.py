@@ -96,7 +96,9 @@ def accept(
     accepted: dict[str, list[AcceptedChange]] = {}
     for test in tests:
         if last is not None:
-            _of_test(test, last)
+            if renamed_from is not None:
+                _of_test(renamed_from, last, "--renamed-from ", test)
+            _of_test(test, last, without=renamed_from)
         if by_hand:
             accepted[test] = [_as_written(test, change) for change in changes]
             if renamed_from is not None:
@@ -171,10 +173,12 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
     return changed
 
 
-def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
+def _of_test(
+    test: str, last: Results, option: str = "", without: str | None = None
+) -> tuple[list[Row], list[Omission]]:
     """Return the rows and the missing rows of the last run that TEST selects.
 
-    Raises `UserError`: there are none.
+    Raises `UserError`: there are none. Its hint is another name than `without`.
     """
     document = last.document
     names = []
@@ -188,7 +192,8 @@ def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
         if test == omission.key or selects(test, omission.nodeid):
             missing.append(omission)
     if not rows and not missing:
-        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names)}")
+        hint = did_you_mean(test, [name for name in names if name != without])
+        raise UserError(f"{option}{test}: no row of {last.path} belongs to it{hint}")
     return rows, missing
 
 
@@ -209,7 +214,7 @@ def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results
         return (
             f"{', '.join(sorted(limits))} of the test does not hold; change the limit in the test"
         )
-    return f"{last.path} finds no change of it"
+    return f"{last.path} finds it neither slower nor lost: nothing to accept"
 
 
 def _base(last: Results | None, folder: Path) -> str | None:

@@ -28,10 +28,6 @@ from pytest_gpumem.units import format_share, format_time, short_bytes, sizes
 
 HEADINGS = ("base", "head", "change", "noise hides")
 MOST = 20  # rows whose figures are listed
-OF_FILES_LOST = (
-    "compare runs of the same tests; gpumem accept TEST --change removed takes a measurement out "
-    "of a baseline"
-)
 
 
 def text(
@@ -58,7 +54,9 @@ def text(
     changed = Counter(what for row in compared.rows for what in row.changed)
     for what, count in changed.items():
         after.append(f"changed between the sides: {what} ({count} of {len(compared.rows)})")
-    after += missing_lines(compared.missing, OF_FILES_LOST)
+    after += missing_lines(compared.missing)
+    if any(omission.may_be_meant for omission in compared.missing):
+        after.append("compare runs of the same tests")
     if compared.no_verdict is not None and not failed:
         after.append(f"no verdict: {compared.no_verdict}")
     after.append(_counts(compared, simulated))

@@ -218,9 +218,8 @@ def _progress() -> Iterator[Callable[[DuetProgress], None]]:
             elif now.open and now.pairs not in shown and now.pairs in (1, *LOOKS):
                 shown.add(now.pairs)
                 left = rounded_duration(now.at_most)
-                click.echo(
-                    f"{counted(now.pairs, 'pair')}: {now.open} open, at most {left} more", err=True
-                )
+                pairs, rows = counted(now.pairs, "pair"), counted(now.open, "row")
+                click.echo(f"after {pairs}: {rows} undecided, at most {left} left", err=True)
 
         yield plain
         return
@@ -234,9 +233,9 @@ def _progress() -> Iterator[Callable[[DuetProgress], None]]:
             if now.pairs:
                 bar.update(
                     task,
-                    description=f"pair {now.pairs} of at most {LOOKS[-1]}, {now.open} open",
+                    description=f"pair {now.pairs} of at most {LOOKS[-1]}, {now.open} undecided",
                     completed=now.pairs,
-                    left=f"at most {rounded_duration(now.at_most)} more",
+                    left=f"at most {rounded_duration(now.at_most)} left",
                 )
 
         yield draw

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,16 @@ from pytest_gpumem.commands import (
 from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import load_results
-from pytest_gpumem.revisions import RevisionError, ancestry
+from pytest_gpumem.revisions import ancestry
 
 if TYPE_CHECKING:
-    from pytest_gpumem.baselines.acceptances import Acceptances
     from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.runs.duet import DuetResult
     from pytest_gpumem.runs.gate import GateRequest, GateResult
@@ -107,17 +107,21 @@ def gate(
     revision of the reference. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
-    from pytest_gpumem.baselines.acceptances import Acceptances
+    from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
     from pytest_gpumem.runs.gate import Gate, GateRequest
     from pytest_gpumem.runs.session import Files
+    from pytest_gpumem.runs.worktree import commit_of
 
     _check_arguments(pytest_arguments, output)
     begun = time.monotonic()
-    try:
-        merge_base = ancestry(base, (), Path.cwd()).merge_base
-    except RevisionError as error:
-        raise click.UsageError(f"BASE: {error}.") from None
-    every, added = _acceptances(merge_base)
+    commit_of(base, Path.cwd())
+    merge_base = ancestry(base, (), Path.cwd()).merge_base
+    every = acceptances(Path.cwd())
+    added = every.added_since(merge_base)
+    counting = every
+    if not accept_from_change:
+        files = {name: file for name, file in every.files.items() if name not in added.files}
+        counting = Acceptances(files, Path.cwd())
     # A limit of a test wins over this one, in the session and in the duet.
     if max_regression is not None:
         pytest_arguments = (*pytest_arguments, f"--gpumem-max-regression={max_regression}")
@@ -128,7 +132,7 @@ def gate(
         pytest_arguments,
         Files(output / RESULTS, output / JUNIT, output / REPORT),
         added if accept_from_change else Acceptances(),
-        _without(every, () if accept_from_change else added.files),
+        counting,
         base_python,
         screen_only,
         strict,
@@ -139,27 +143,12 @@ def gate(
     if not accept_from_change:
         for name in added.files:
             remarks.append(f"{name} does not count: the gate has no --accept-from-change")
-    steps = _advice(result.conclusion, request, option=not accept_from_change)
+    steps = _advice(result, request, option=not accept_from_change)
     conclusion = replace(result.conclusion, remarks=remarks, advice=steps)
     result = replace(result, conclusion=conclusion)
     _write_files(output, result)
     _print(output, result, time.monotonic() - begun)
     return conclusion.code
-
-
-def _acceptances(merge_base: str) -> tuple[Acceptances, Acceptances]:
-    """The acceptances of the project, and those of them that the change adds."""
-    from pytest_gpumem.baselines.acceptances import acceptances
-
-    every = acceptances(Path.cwd())
-    return every, every.added_since(merge_base)
-
-
-def _without(every: Acceptances, names: Collection[str]) -> Acceptances:
-    from pytest_gpumem.baselines.acceptances import Acceptances
-
-    files = {name: file for name, file in every.files.items() if name not in names}
-    return Acceptances(files, Path.cwd())
 
 
 def _log(sentence: str) -> None:
@@ -295,14 +284,15 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 # What to do, and the terminal
 
 
-def _advice(conclusion: Conclusion, request: GateRequest, *, option: bool) -> list[tuple[str, str]]:
+def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[tuple[str, str]]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end.
 
     `option`: name --accept-from-change, which was not given.
     """
     from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
-    from pytest_gpumem.reporting.conclusion import advice, failing_rows
+    from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
 
+    conclusion = result.conclusion
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
@@ -311,20 +301,41 @@ def _advice(conclusion: Conclusion, request: GateRequest, *, option: bool) -> li
         limits += absolute_limits(row)
         if row.test_error is not True and any(changes_of(row)):
             tests.append(row.nodeid)
-    tests += [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
-    tests = list(dict.fromkeys(tests))
-    accept = ""
-    if tests:
-        accept = f"gpumem accept {shlex.join(tests[:SHOWN])} --reason '...'"
-    repeat = _repeat(request, failing[0]) if failing else []
-    return advice(repeat, accept, option=option, limits=limits)
+    lost = [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
+    names = renamed(conclusion)
+    loosened: dict[str, list[str]] = {}
+    for change in result.looser:
+        words = loosened.setdefault(change.key, [change.key])
+        words += ["--change", f"{change.limit}={change.now or 'none'}"]
+    tests = [test for test in dict.fromkeys(tests + lost) if test not in {*names, *loosened}]
+    accept = [tests[:SHOWN]] if tests else []
+    accept += [[new, "--renamed-from", old] for old, new in names.items()]
+    accept += list(loosened.values())[:SHOWN]
+    repair = ["bring the test back"] if lost else []
+    if result.looser:
+        repair.append("restore the limit")
+    if not repair or failing or conclusion.errors:
+        repair.insert(0, "change the code")
+    return advice(
+        _repeat(request, failing[0]) if failing else [],
+        [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
+        option=option,
+        limits=limits,
+        repair=", ".join(repair),
+    )
 
 
 def _repeat(request: GateRequest, row: Row) -> list[str]:
     """The command that measures a failing row again."""
     for result in row.verdict.limits:
         if result.limit == "max_regression" and result.outcome is Outcome.FAIL:
-            return ["gpumem", "duet", request.base, "--test", row.nodeid]
+            words = ["gpumem", "duet", request.base, "--test", row.nodeid]
+            limit = row.limits.max_regression
+            if limit and not of_the_test(row.limits.origin.get(result.limit)):
+                words += ["--max-regression", limit]
+            if request.base_python:
+                words += ["--base-python", request.base_python]
+            return words
     words = []
     for word in request.arguments:
         if word.startswith("-") or not Path(word.partition("::")[0]).exists():

@@ -102,7 +102,7 @@ def _summary(facts: DeviceFacts | None, checks: list[Check]) -> str:
 
 
 def text(report: Report, width: int) -> list[str]:
-    """The report for people: a line for each check, its remedy below, then the summary."""
+    """The report for people: a line for each check, its remedy below; the summary."""
     names = max(len(check.name) for check in report.checks)
     lines = []
     for check in report.checks:
@@ -110,4 +110,5 @@ def text(report: Report, width: int) -> list[str]:
         lines += hanging(first, printable(check.detail), width)
         if check.remedy:
             lines += hanging(" " * len(first) + "-> ", printable(check.remedy), width)
-    return [*lines, "", *wrapped(printable(report.summary), width, indent="")]
+    summary = wrapped(printable(report.summary), width, indent="")
+    return [*summary, "", *lines] if report.device is None else [*lines, "", *summary]

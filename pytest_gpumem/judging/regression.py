@@ -121,7 +121,7 @@ def at_the_sessions_end(
     """Return the screen's finding about `max_regression`.
 
     `others`: changes of all other rows of the session, as log-ratios.
-    `nodeid`: of the row's test, for the duet that decides what is open.
+    `nodeid`: of the test, for the command that decides what is open; empty in a gate.
     """
     limit, written = run.limit(check), run.limit_text(check)
     outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
@@ -148,8 +148,9 @@ def at_the_sessions_end(
     else:
         reach = format_share(run.comparison.reach or 0.0)
         why = f": {written} needs a duet, as noise may hide {reach}"
-    duet = f"gpumem duet BASE --test {shlex.quote(nodeid)}"
-    return check.finding(outcome, f"{run.text}{why}: {duet} decides", code)
+    if nodeid:
+        why += f": gpumem duet BASE --test {shlex.quote(nodeid)} decides"
+    return check.finding(outcome, f"{run.text}{why}", code)
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:

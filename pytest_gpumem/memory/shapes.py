@@ -32,9 +32,11 @@ def parse_shape(
         accepted = 'a number of bytes, a text such as "64 MiB", or a tuple of elements'
         raise BadBuffer(f"a size is {accepted}, not {shape!r}")
     if isinstance(shape, (int, np.integer)):
-        if shape <= 0 or shape % element.itemsize:
+        if shape <= 0:
+            raise BadBuffer(f"a buffer needs at least one element; {shape} bytes requested")
+        if shape % element.itemsize:
             elements = f"{element.itemsize}-byte elements ({element})"
-            raise BadBuffer(f"{shape} bytes do not hold a whole, positive number of {elements}")
+            raise BadBuffer(f"{shape} bytes do not hold a whole number of {elements}")
         return (int(shape) // element.itemsize,), element
     for count in shape or (0,):
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count <= 0:

@@ -9,7 +9,7 @@ from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code, Exit
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import ROW, TEST, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, advice
 from pytest_gpumem.reporting.row import worst_first
 
@@ -27,7 +27,9 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
         causes.append(f"{len(failing)} of {counted(len(rows), 'row')} {verb}")
     unjudged = open_under_strict(session.missing) if strict else []
     if unjudged:
-        causes.append(f"{counted(len(unjudged), 'expectation')} not judged (--gpumem-strict)")
+        of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)
+        thing = "limit" if of_limits else "expectation"
+        causes.append(f"{counted(len(unjudged), thing)} not judged (--gpumem-strict)")
     if not causes:
         return None
     steps: list[tuple[str, str]] = []
@@ -38,7 +40,7 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
             limits += absolute_limits(row)
             if row.test_error is not True and any(changes_of(row)):
                 acceptable.append(row)
-        accept = command(acceptable[0]) if acceptable else ""
+        accept = [command(row) for row in acceptable[:1]]
         steps = advice(_again(failing[0], session), accept, option=False, limits=limits)
     code = Exit.NO_VERDICT if session.broken and not failing else Exit.FAILED
     return Conclusion(code, causes, failing, session.missing, advice=steps)

@@ -174,7 +174,9 @@ def undecided_fails(session: GpuSession) -> bool:
     """
     waiting = {row.key for row in session.rows if verdicts.waits(row)}
     strict = session.settings.strict
-    rows = verdicts.screened(list(session.rows), session.baseline, strict=strict)
+    rows = verdicts.screened(
+        list(session.rows), session.baseline, strict=strict, in_gate=session.in_gate
+    )
     session.rows.replace(rows)
     undecided = 0
     for row in session.rows:

@@ -64,7 +64,8 @@ def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
     if len(others) > EXPLAINED:
         more = counted(len(others) - EXPLAINED, "further test")
         lines.append(f"and {more} without a measurement")
-    lines += _renamed(conclusion)
+    for old, new in renamed(conclusion).items():
+        lines.append(f"{old} is gone and {new} is new: renamed?")
     for word, what in conclusion.advice:
         lines.append(f"{word}: {what}")
     drawn = []
@@ -101,41 +102,43 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
     return lines
 
 
-def _renamed(conclusion: Conclusion) -> list[str]:
-    """A line for each lost test beside one new row of the same file: it may be renamed."""
+def renamed(conclusion: Conclusion) -> dict[str, str]:
+    """By node id, each lost test beside one new test of the same file, which may be its new name."""
     new: dict[str, list[str]] = {}
     for row in conclusion.rows:
         if row.verdict.outcome is Outcome.NEW:
             new.setdefault(row.nodeid.partition("::")[0], []).append(row.nodeid)
-    lines = []
+    names_now = {}
     for omission in conclusion.missing:
         names = new.get(omission.nodeid.partition("::")[0], [])
         if omission.status == LOST and omission.may_be_meant and len(set(names)) == 1:
-            lines.append(f"{omission.nodeid} is gone and {names[0]} is new: renamed?")
-    return lines
+            names_now[omission.nodeid] = names[0]
+    return names_now
 
 
 def advice(
-    repeat: Sequence[str], accept: str, *, option: bool, limits: Sequence[str] = ()
+    repeat: Sequence[str],
+    accept: Sequence[str],
+    *,
+    option: bool,
+    limits: Sequence[str] = (),
+    repair: str = "change the code",
 ) -> list[tuple[str, str]]:
     """What to do about a failure, in the order repeat, repair, accept.
 
     `repeat`: the words of the command that measures it again; empty if there is none.
-    `accept`: the command that accepts it; empty if nothing can be accepted.
+    `accept`: the commands that accept it; empty if nothing can be accepted.
     `option`: name the gate's option, which was not given.
     `limits`: names of broken limits that no acceptance covers.
     """
     steps = []
     if repeat:
         steps.append(("to repeat", shlex.join(repeat)))
-    repair = "change the code"
     if limits:
         names = ", ".join(dict.fromkeys(limits))
         repair += f", or the value of {names}, which cannot be accepted"
     steps.append(("to repair", repair))
-    if accept:
-        words = "to accept, commit what this writes"
-        if option:
-            words += " and gate with --accept-from-change"
-        steps.append((words, accept))
-    return steps
+    words = "to accept, commit what this writes"
+    if option:
+        words += " and gate with --accept-from-change"
+    return steps + [(words, command) for command in accept]

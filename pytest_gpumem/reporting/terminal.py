@@ -30,7 +30,6 @@ from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
 
 MOST = 20  # lost measurements that are listed; the results have all
-REMEDY = "to remove a measurement on purpose: gpumem accept TEST --change removed"
 
 
 def header(
@@ -143,11 +142,9 @@ def counts_text(rows: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
-def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str]:
+def missing_lines(missing: Sequence[Omission]) -> list[str]:
     """Lines about what was not judged: each lost measurement, each limit on a test that measured
     nothing, and how many were not run.
-
-    `remedy`: what to do about lost measurements.
     """
     names = {LOST: "lost", ACCEPTED: "removed", UNJUDGED: "not judged"}
     crashed: dict[str, set[str]] = {}
@@ -178,8 +175,6 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
         lines += entries[:MOST]
         if len(entries) > MOST:
             lines.append(f"{name}: {len(entries) - MOST} further")
-    if any(omission.may_be_meant for omission in missing):
-        lines.append(remedy)
     for thing, reasons in not_run.items():
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         what = counted(reasons.total(), thing)

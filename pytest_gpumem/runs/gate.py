@@ -79,6 +79,7 @@ class GateResult:
     conclusion: Conclusion
     session: SessionResult
     baseline: Baseline | None = None  # None where the session wrote no results
+    looser: Sequence[LooserLimit] = ()  # limits that the change loosens and does not accept
 
 
 class Gate:
@@ -112,7 +113,7 @@ class Gate:
             self._baseline = self._load_baseline(document)
             real_devices = self._real_devices(document)
             conclusion = self._conclude(session, document, real_devices)
-        return GateResult(conclusion, session, self._baseline)
+        return GateResult(conclusion, session, self._baseline, self._looser)
 
     # Sentences 1 and 2
 

@@ -158,7 +158,7 @@ def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) 
     project.write("test_it.py", TESTS + NEW)
     done = project.duet("main", "--flagged", "run.json", "--json", "out.json")
     assert done.returncode == 1, done.stderr
-    assert "1 pair: 2 open, at most" in done.stderr
+    assert "after 1 pair: 2 rows undecided, at most" in done.stderr
     assert done.stderr.count("base: revision main (") == 1
     assert "with uncommitted changes" in done.stderr
     text = done.stdout.replace("\n  ", " ")

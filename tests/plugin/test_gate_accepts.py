@@ -194,6 +194,7 @@ def test_a_removed_test(gates: Gates) -> None:
     code, _, text = gates.gate(words)
     assert code == 1, text
     assert "lost: test_it.py::test_copy" in text
+    assert "to repair: bring the test back\n" in text
     gates.accept("test_it.py::test_copy")
     (made,) = acceptances(gates.project.folder).files.values()
     assert [change.figure for change in made.changes] == ["removed"]
@@ -205,6 +206,20 @@ def test_a_removed_test(gates: Gates) -> None:
     code, last, text = gates.gate(words)
     assert code == 0, text
     assert "test_copy " not in text
+
+
+def test_a_renamed_test_is_accepted_as_the_gate_says(gates: Gates) -> None:
+    gates.change({"test_it.py": TESTS.replace("def test_copy", "def test_copy_renamed")})
+    code, _, text = gates.gate()
+    assert code == 1, text
+    assert "test_it.py::test_copy is gone and test_it.py::test_copy_renamed is new" in text
+    words = "test_it.py::test_copy_renamed --renamed-from test_it.py::test_copy"
+    assert text.count("gpumem accept ") == 1
+    assert f"gpumem accept {words} --reason '...'" in text
+    gates.accept(*words.split())
+    code, _, text = gates.gate()
+    assert code == 0, text
+    gates.accept(*words.split(), "--change", "time=5%")
 
 
 @pytest.mark.parametrize("how", ["    assert False\n", "    import os; os._exit(1)\n"])
@@ -221,7 +236,13 @@ def test_a_test_that_fails_by_itself_is_red_whatever_is_accepted(gates: Gates, h
 def test_a_loosened_limit(gates: Gates) -> None:
     looser = TESTS.replace('max_regression="2%"', 'max_regression="50%"', 1)
     gates.change({**SLOWER, "test_it.py": looser})
-    assert gates.gate()[0] == 1
+    code, _, text = gates.gate()
+    assert code == 1, text
+    text = " ".join(text.replace("\\\n", " ").split())
+    accept = "gpumem accept test_it.py::test_copy --change max_regression=50% --reason '...'"
+    assert "to repair: change the code, restore the limit to accept, commit" in text
+    assert accept in text
+    assert text.count("gpumem accept ") == 1
     gates.accept("test_it.py::test_copy", "--change", "max_regression=40%")
     assert gates.gate()[0] == 1
     gates.accept("test_it.py::test_copy", "--change", "max_regression=50%")

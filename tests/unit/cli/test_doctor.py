@@ -117,10 +117,10 @@ def test_a_device_that_is_not_there_or_not_understood_is_a_reason() -> None:
 def test_the_text_has_a_remedy_below_its_check() -> None:
     report = Report((Check("GPU", Status.FAILURE, "none", "get one"),), "Simulated only.")
     assert text(report, 80) == [
+        "Simulated only.",
+        "",
         "failure  GPU  none",
         "              -> get one",
-        "",
-        "Simulated only.",
     ]
 
 

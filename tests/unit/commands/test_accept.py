@@ -198,7 +198,7 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
         (["t", "--reason", "why"], "t: no row of gpumem-results/results.json belongs to it"),
         (
             ["t.py::test_fine", "--reason", "why"],
-            "t.py::test_fine: gpumem-results/results.json finds no change of it",
+            "t.py::test_fine: gpumem-results/results.json finds it neither slower nor lost: nothing to accept",
         ),
         (
             ["t.py::test_late", "--reason", "why"],
@@ -227,6 +227,11 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
         (
             ["t.py::test_trid", "--reason", "why", "--renamed-from", TRIAD],
             "t.py::test_trid: no row of gpumem-results/results.json belongs to it",
+        ),
+        (
+            ["t.py::test_fine", "--reason", "why", "--renamed-from", "t.py::test_trid"],
+            "--renamed-from t.py::test_trid: no row of gpumem-results/results.json belongs to it "
+            f"(did you mean {TRIAD}?)",
         ),
         (
             [TRIAD, "t.py::test_fine", "--reason", "why", "--renamed-from", "t.py::test_old"],

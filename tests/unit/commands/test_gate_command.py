@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_the_gates_is_refused_untouched(repository: Path, o
 def test_a_base_that_git_does_not_know_touches_nothing(repository: Path) -> None:
     result = run("nope")
     assert result.exit_code == 4
-    assert result.stderr.startswith("gpumem: BASE: ")
+    assert result.stderr.startswith("gpumem: BASE nope is no revision of ")
     assert contents(repository) == {}
 
 

@@ -56,7 +56,7 @@ def failing(make_row: MakeRow, nodeid: str = "t.py::test_blur") -> Row:
 
 
 def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row: MakeRow) -> None:
-    repeat, accept = ["pytest", "t.py::test_blur"], "gpumem accept t.py::test_blur"
+    repeat, accept = ["pytest", "t.py::test_blur"], ["gpumem accept t.py::test_blur"]
     steps = advice(repeat, accept, option=True, limits=["max_latency"])
     rows = [make_row(), failing(make_row)]
     ending = Conclusion(Exit.FAILED, ["1 of 2 rows fails"], rows, advice=steps)
@@ -226,14 +226,13 @@ def test_what_was_not_judged_is_listed_or_counted() -> None:
         Omission("t.py::test_e", "", "undecided", "nothing measured", what="max_latency"),
         Omission("t.py::test_f", "", "not run", "deselected"),
     ]
-    assert missing_lines(missing, "REMEDY") == [
+    assert missing_lines(missing) == [
         "lost: 1 test did not run because t.py::test_a lost the context; "
         "--gpumem-isolate runs them all the same",
         "lost: 1 test not reached, because the session ended before; "
         "--gpumem-isolate runs them all the same",
         "lost: t.py::test_d: it measured nothing",
         "not judged: t.py::test_e, max_latency: nothing measured",
-        "REMEDY",
         "not run: 1 measurement of the baseline (1 deselected)",
     ]
 
