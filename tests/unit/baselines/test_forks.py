@@ -45,10 +45,10 @@ def test_what_does_not_say_is_not_trusted(tmp_path: Path, payload: str) -> None:
     assert words in str(untrusted({"GITHUB_EVENT_NAME": "pull_request"}))
 
 
-@pytest.mark.parametrize("event", ["push", "schedule", "workflow_dispatch", "merge_group", ""])
-def test_other_events_are_ours(event: str) -> None:
-    assert untrusted({"GITHUB_EVENT_NAME": event}) is None
-    assert untrusted({}) is None
+def test_other_events_are_ours() -> None:
+    for event in ["push", "schedule", "workflow_dispatch", "merge_group", ""]:
+        assert untrusted({"GITHUB_EVENT_NAME": event}) is None, event
+        assert untrusted({}) is None, event
 
 
 def test_merge_requests_on_gitlab() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import naming
 
 from pytest_gpumem.devices.checks import part_of
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -57,21 +58,22 @@ def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
     assert is_mapped(0x1000, tmp_path) is None
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)])
-def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
-    whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
-    part = part_of(whole, 96, 4)
-    assert (part.address, part.host_address, part.nbytes, part.backing) == (
-        0x1060,
-        0x1060,
-        4,
-        whole,
-    )
-    with pytest.raises(
-        DeviceError,
-        match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
-    ):
-        part_of(whole, offset, nbytes)
-    whole.freed = True
-    with pytest.raises(DeviceError, match="freed"):
-        part_of(whole, 0, 4)
+def test_a_part_lies_within_its_allocation() -> None:
+    for offset, nbytes in [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)]:
+        with naming(offset, nbytes):
+            whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
+            part = part_of(whole, 96, 4)
+            assert (part.address, part.host_address, part.nbytes, part.backing) == (
+                0x1060,
+                0x1060,
+                4,
+                whole,
+            )
+            with pytest.raises(
+                DeviceError,
+                match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
+            ):
+                part_of(whole, offset, nbytes)
+            whole.freed = True
+            with pytest.raises(DeviceError, match="freed"):
+                part_of(whole, 0, 4)

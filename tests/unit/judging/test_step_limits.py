@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from cases import naming
 from msgspec.structs import replace
 from verdicts_alone import judge
 
@@ -83,10 +84,13 @@ def test_pages_are_held_to_those_of_the_base_too(limit: str, bench: Any, h100: D
         )
 
 
-@pytest.mark.parametrize("written", ["baseline", "base + 1", "bases", "2 x base"])
-def test_what_is_neither_a_count_nor_base_is_refused(written: str) -> None:
-    with pytest.raises(QuantityError, match='whole number from 0 on, or "base"'):
-        LIMITS["max_kernels"].parse(written)
+def test_what_is_neither_a_count_nor_base_is_refused() -> None:
+    for written in ["baseline", "base + 1", "bases", "2 x base"]:
+        with (
+            naming(written),
+            pytest.raises(QuantityError, match='whole number from 0 on, or "base"'),
+        ):
+            LIMITS["max_kernels"].parse(written)
 
 
 @pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import naming
 
 from pytest_gpumem.plugin.workers import (
     Channel,
@@ -32,32 +33,28 @@ WORKER = config(dist="no", worker=True)
 WORKER_OF_CONTROLLER = config("2*popen", dist="load", worker=True)
 
 
-@pytest.mark.parametrize(
-    ("one", "worker", "controller"),
-    [
+def test_a_process_is_a_worker_or_the_controller_or_alone() -> None:
+    for one, worker, controller in [
         (PLAIN, False, False),
         (ALONE, False, False),
         (CONTROLLER, False, True),
         (WORKER, True, False),
         (WORKER_OF_CONTROLLER, True, False),
-    ],
-)
-def test_a_process_is_a_worker_or_the_controller_or_alone(
-    one: Any, worker: bool, controller: bool
-) -> None:
-    assert (is_part(one), hands_out(one), in_parts(one)) == (
-        worker,
-        controller,
-        worker or controller,
-    )
-    if worker or controller:
-        with pytest.raises(
-            pytest.UsageError,
-            match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$",
-        ):
-            refuse_workers(one, "a sweep is of one process")
-    else:
-        refuse_workers(one, "a sweep is of one process")
+    ]:
+        with naming(one):
+            assert (is_part(one), hands_out(one), in_parts(one)) == (
+                worker,
+                controller,
+                worker or controller,
+            )
+            if worker or controller:
+                with pytest.raises(
+                    pytest.UsageError,
+                    match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$",
+                ):
+                    refuse_workers(one, "a sweep is of one process")
+            else:
+                refuse_workers(one, "a sweep is of one process")
 
 
 def test_a_worker_that_crashed_has_sent_nothing() -> None:
