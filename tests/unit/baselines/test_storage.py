@@ -127,17 +127,15 @@ def test_a_file_of_the_store_that_was_damaged_is_not_copied(local: Place, tmp_pa
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
+def test_a_place_that_is_none(s3_store: Server) -> None:
+    for url, words in [
         (f"s3://no-{BUCKET}/base", "bucket does not exist"),
         ("nothing-known://host/path", "nothing-known"),
-    ],
-)
-def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
-    with pytest.raises(BaselineError, match=words) as caught:
-        Store(RemoteStorage(url), H100).load()
-    assert str(caught.value).startswith(f"{url}: ")
+    ]:
+        with naming(url):
+            with pytest.raises(BaselineError, match=words) as caught:
+                Store(RemoteStorage(url), H100).load()
+            assert str(caught.value).startswith(f"{url}: ")
 
 
 def test_a_url_of_nothing_is_no_folder() -> None:

@@ -20,31 +20,30 @@ MAPS = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("address", "mapped"),
-    [
+def test_an_address_is_mapped_where_it_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for address, mapped in [
         (0xFFF, False),
         (0x1000, True),
         (0x2FFF, True),
         (0x3000, False),
         (0x4800, False),
         (0x5000, False),
-    ],
-)
-def test_an_address_is_mapped_where_it_can_be_read(
-    tmp_path: Path, address: int, mapped: bool
-) -> None:
-    (tmp_path / "maps").write_text(MAPS)
-    assert is_mapped(address, tmp_path) is mapped
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        (tmp_path / "maps").write_text(MAPS)
+        assert is_mapped(address, tmp_path) is mapped, address
 
 
-@pytest.mark.parametrize(("address", "theirs"), [(0x1000, False), (0x3000, False), (0x6000, True)])
 def test_what_is_mapped_from_a_device_file_is_a_drivers(
-    tmp_path: Path, address: int, theirs: bool
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    (tmp_path / "maps").write_text(MAPS)
-    assert is_of_a_driver(address, tmp_path) is theirs
-    assert is_of_a_driver(address, tmp_path / "nowhere") is None
+    for address, theirs in [(0x1000, False), (0x3000, False), (0x6000, True)]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        (tmp_path / "maps").write_text(MAPS)
+        assert is_of_a_driver(address, tmp_path) is theirs, address
+        assert is_of_a_driver(address, tmp_path / "nowhere") is None, address
 
 
 def test_this_process_knows_its_own_arrays() -> None:

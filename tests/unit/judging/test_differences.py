@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.differences import (
@@ -145,9 +144,8 @@ def faults(count: int, to_device: int) -> Migrations:
     return Migrations(before=PageCounts(), launch=PageCounts(gpu_faults=count, to_device=to_device))
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "text"),
-    [
+def test_what_is_declared_or_counted(bench: Any) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             {"moved_bytes": MovedBytes(8 << 20, 0)},
             {"moved_bytes": MovedBytes(8 << 20, 2 << 20)},
@@ -174,13 +172,10 @@ def faults(count: int, to_device: int) -> Migrations:
             {"migrations": faults(0, 64 << 20)},
             "migrated bytes 1 MiB → 64 MiB",
         ),
-    ],
-)
-def test_what_is_declared_or_counted(
-    bench: Any, base: dict[str, Any], head: dict[str, Any], text: str
-) -> None:
-    (one,) = differences(measured(bench, **base), measured(bench, **head))
-    assert describe(one) == text
+    ]
+    for base, head, text in cases:
+        (one,) = differences(measured(bench, **base), measured(bench, **head))
+        assert describe(one) == text, base
 
 
 def test_what_is_unknown_of_a_side_is_no_difference(bench: Any) -> None:

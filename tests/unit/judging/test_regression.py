@@ -45,41 +45,33 @@ def against(
     return judge(now, how.pop("limits", ONE_PERCENT), facts, runs, days=days, **how)
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome", "code"),
-    [
+def test_one_saved_process_passes_nothing_and_fails_what_is_far_slower(
+    bench: Any, endless: DeviceFacts
+) -> None:
+    for change, outcome, code in [
         (0.0, Outcome.UNDECIDED, Code.TOO_FEW_RUNS),
         (0.05, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (0.1, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (0.12, Outcome.FAIL, Code.SLOWER),
-    ],
-)
-def test_one_saved_process_passes_nothing_and_fails_what_is_far_slower(
-    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code
-) -> None:
-    verdict = against(bench, endless, change, 1)
-    assert (verdict.outcome, verdict.code) == (outcome, code)
-    assert verdict.comparison is not None
-    assert verdict.comparison.reach is None
-    if outcome is Outcome.UNDECIDED:
-        assert verdict.reason.endswith("gpumem duet BASE --test test_a decides")
+    ]:
+        verdict = against(bench, endless, change, 1)
+        assert (verdict.outcome, verdict.code) == (outcome, code), change
+        assert verdict.comparison is not None, change
+        assert verdict.comparison.reach is None, change
+        if outcome is Outcome.UNDECIDED:
+            assert verdict.reason.endswith("gpumem duet BASE --test test_a decides"), change
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome", "code"),
-    [
+def test_what_the_screen_passes(bench: Any, endless: DeviceFacts) -> None:
+    for change, outcome, code in [
         (0.0, Outcome.PASS, None),
         (-0.009, Outcome.PASS, None),
         (0.009, Outcome.UNDECIDED, Code.NOISY),
         (0.011, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (-0.011, Outcome.UNDECIDED, Code.NOISY),  # a gain would hide a later loss
-    ],
-)
-def test_what_the_screen_passes(
-    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code | None
-) -> None:
-    verdict = against(bench, endless, change, 12, 12)
-    assert (verdict.outcome, verdict.code) == (outcome, code)
+    ]:
+        verdict = against(bench, endless, change, 12, 12)
+        assert (verdict.outcome, verdict.code) == (outcome, code), change
 
 
 def test_the_same_code_needs_less_and_the_reason_has_the_rate(
@@ -177,20 +169,16 @@ def test_processes_of_a_run_and_of_the_reference_count_each(bench: Any) -> None:
     assert change.log_ratio == pytest.approx(math.log(1.02) / 2 - math.log(1.01) / 3)
 
 
-@pytest.mark.parametrize(
-    ("overheads", "latencies"),
-    [
+def test_latencies_are_corrected_to_the_mean_launch_overhead(bench: Any) -> None:
+    cases: list[tuple[tuple[float | None, ...], tuple[float, ...]]] = [
         ((2e-6, 3e-6), (100.5e-6, 99.5e-6)),
         ((2e-6, None), (100e-6, 100e-6)),
         ((0.0, 150e-6), (100e-6, 100e-6)),  # a correction by most of a latency is none
-    ],
-)
-def test_latencies_are_corrected_to_the_mean_launch_overhead(
-    bench: Any, overheads: tuple[float | None, ...], latencies: tuple[float, ...]
-) -> None:
-    runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
-    every = [process for run in runs for process in readings(run)]
-    assert corrected_latencies(every) == pytest.approx(latencies)
+    ]
+    for overheads, latencies in cases:
+        runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
+        every = [process for run in runs for process in readings(run)]
+        assert corrected_latencies(every) == pytest.approx(latencies), overheads
 
 
 def test_the_latency_of_a_baseline(bench: Any, endless: DeviceFacts) -> None:

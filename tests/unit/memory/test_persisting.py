@@ -203,9 +203,8 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
     assert device.l2.set_aside() == FOUND
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"hit_ratio": 1.1}, 'hit_ratio=1.1; accepted are "fit" and a number from 0 to 1'),
         ({"hit_ratio": -0.1}, "hit_ratio=-0.1"),
         ({"hit_ratio": float("nan")}, "hit_ratio=nan"),
@@ -254,23 +253,21 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"set_aside": 2.5}, "set_aside=2.5"),
         ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
         ({"hit_ratio": np.array([0.5, 1.0])}, "hit_ratio=array([0.5, 1. ]); accepted are"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_before_anything_changes(
-    device: CountedDevice, arena: Arena, calls: list[Any], options: dict[str, Any], message: str
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
-        raise AssertionError("the body ran")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert calls == []
+    ]
+    for options, message in cases:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        with naming(options):
+            buffer = arena.buffer(8 * MiB)
+            with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
+                raise AssertionError("the body ran")
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert calls == []
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
+def test_only_memory_of_the_device_persists(calls: list[Any]) -> None:
+    cases: list[tuple[Any, str]] = [
         *(
             (
                 lambda m, k=kind: getattr(m, k)(MiB),
@@ -286,18 +283,18 @@ def test_what_cannot_be_is_refused_before_anything_changes(
             lambda m: Arena(CountedDevice(), seed=1).buffer(MiB),
             "is memory of another device than NVIDIA H100 80GB HBM3",
         ),
-    ],
-)
-def test_only_memory_of_the_device_persists(
-    device: CountedDevice, memory: Memory, calls: list[Any], make: Any, said: str
-) -> None:
-    buffer = make(memory)
-    with pytest.raises(BadWindow) as caught, persisting(device, buffer):
-        raise AssertionError("the body ran")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 160
-    assert calls == []
+    ]
+    for make, said in cases:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        with naming(make):
+            buffer = make(memory)
+            with pytest.raises(BadWindow) as caught, persisting(device, buffer):
+                raise AssertionError("the body ran")
+            assert said in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 160
+            assert calls == []
 
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
