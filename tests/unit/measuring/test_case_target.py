@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -322,28 +322,23 @@ def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
     assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("after", [0, 1, 2, 20, 60])
-@pytest.mark.parametrize("which", ["launch", "restore"])
-def test_an_error_at_any_stage_leaves_nothing(
-    bench: Bench, which: str, after: int, error: type[BaseException]
-) -> None:
-    fields = (
-        {"reference": failing(after, error)}
-        if which == "launch"
-        else {"restore": failing(after, error)}
-    )
-    found = bench.device.l2.set_aside()
+def test_an_error_at_any_stage_leaves_nothing() -> None:
+    errors = (DeviceError, KeyboardInterrupt, ValueError)
+    for role, after, error in product(("reference", "restore"), (0, 1, 2, 20, 60), errors):
+        bench = Bench()
+        found = bench.device.l2.set_aside()
+        fields = {role: failing(after, error)}
 
-    def build(memory: Memory) -> Case:
-        case = scaling(memory, check=None)
-        return scaling(memory, check=None, window=case.reads[0], **fields)
+        def build(memory: Memory, fields: dict[str, Any] = fields) -> Case:
+            case = scaling(memory, check=None)
+            return scaling(memory, check=None, window=case.reads[0], **fields)
 
-    with pytest.raises(error):
-        bench.case(build, placements=8)
-    assert bench.device.l2.set_aside() == found
-    assert windows(bench) == []
-    assert bench.leftovers() == 0
+        with naming(role, after, error):
+            with pytest.raises(error):
+                bench.case(build, placements=8)
+            assert bench.device.l2.set_aside() == found
+            assert windows(bench) == []
+            assert bench.leftovers() == 0
 
 
 def test_a_mode_that_nobody_knows_closes_the_case(bench: Bench) -> None:
