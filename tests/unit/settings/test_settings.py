@@ -137,13 +137,17 @@ def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
         settled({"gpumem_device": ""})
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)],
-)
-def test_switches_in_the_environment(text: str, value: bool) -> None:
-    assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value
-    assert settled(environment={"GPUMEM_STRICT": text}).strict is value
+def test_switches_in_the_environment() -> None:
+    for text, value in [
+        ("1", True),
+        ("Yes", True),
+        ("on", True),
+        ("TRUE", True),
+        ("0", False),
+        ("no", False),
+    ]:
+        assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value, text
+        assert settled(environment={"GPUMEM_STRICT": text}).strict is value, text
 
 
 def test_a_switch_can_be_turned_off_again() -> None:
@@ -151,9 +155,8 @@ def test_a_switch_can_be_turned_off_again() -> None:
     assert resolve({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini").enabled
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "accepted"),
-    [
+def test_mistakes_name_origin_value_and_what_is_accepted() -> None:
+    for name, value, accepted in [
         ("device", "gpu", "cuda:N"),
         ("device", "cuda:x", "cuda:N"),
         ("device", "sim:H 100", "sim:NAME"),
@@ -173,25 +176,22 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("max_latency", "0 us", "cannot be met"),
         ("strict", "maybe", "1, true, yes, on or 0, false, no, off"),
         ("baseline", "  ", "a path such as"),
-    ],
-)
-def test_mistakes_name_origin_value_and_what_is_accepted(
-    name: str, value: str, accepted: str
-) -> None:
-    option = next(o for o in OPTIONS if o.name == name)
-    in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
-    elsewhere = (
-        ({"command_line": {option.key: value}}, option.flag),
-        ({"environment": {option.variable: value}}, option.variable),
-    )
-    for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
-        with pytest.raises(SettingsError) as mistake:
-            settled(**where)
-        message = str(mistake.value)
-        assert message.startswith(f"{origin}: ")
-        assert repr(value) in message
-        assert accepted in message
-        assert "\n" not in message
+    ]:
+        with naming(name, value, accepted):
+            option = next(o for o in OPTIONS if o.name == name)
+            in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
+            elsewhere = (
+                ({"command_line": {option.key: value}}, option.flag),
+                ({"environment": {option.variable: value}}, option.variable),
+            )
+            for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
+                with pytest.raises(SettingsError) as mistake:
+                    settled(**where)
+                message = str(mistake.value)
+                assert message.startswith(f"{origin}: ")
+                assert repr(value) in message
+                assert accepted in message
+                assert "\n" not in message
 
 
 def test_a_device_in_any_capitals() -> None:
