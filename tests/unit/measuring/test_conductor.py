@@ -465,22 +465,6 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
     bench.conductor._harness._awake = True
 
 
-def test_throttled_placements_are_discarded_and_counted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)  # a wait looks too
-    monkeypatch.setattr(
-        "pytest_gpumem.measuring.measure.CHUNK_SECONDS", 10.0
-    )  # one look a placement
-    x = bench.memory.device(2 * MiB)
-    taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
-    assert len(taken.placements) == 3
-    assert taken.discarded == 2 * len(taken.placements[1])
-    assert "3 of 5 placements" in taken.notes
-    assert "every sample was taken under throttling" not in taken.notes
-
-
 def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
