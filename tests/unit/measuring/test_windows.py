@@ -84,18 +84,16 @@ def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_b
 
 
 def test_hot_batches_carry_the_window_too() -> None:
-    for where in ["graph", "launch"]:
+    for where, sampler in [("graph", "batched"), ("launch", "graph")]:  # no graph takes a graph
         bench = Bench()
         out, table = table_of(bench)
-        with persisting(bench.device, table, where=where) as stream:
-            measured = bench.take(
-                bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=stream),
-                mode="hot",
-            )
-            assert bench.device.roofline.l2.persisting, where
-        assert measured.sampler == ("graph" if where == "launch" else "batched"), (
-            where
-        )  # no graph takes a graph
+        kernel = bench.kernels.reset_data.with_grid(32)
+        with naming(where):
+            with persisting(bench.device, table, where=where) as stream:
+                target = bench.target(kernel, out, table, stream=stream)
+                measured = bench.take(target, mode="hot")
+                assert bench.device.roofline.l2.persisting
+            assert measured.sampler == sampler
 
 
 def test_a_copy_carries_no_window() -> None:
@@ -190,22 +188,18 @@ def test_a_graph_without_a_kernel_carries_no_window(
 
 
 def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted() -> None:
+    said = "reset_data touches nothing of the buffer under the window: a cost without a gain"
     for where in get_args(Where):
         bench = Bench()
         out, table, other = bench.buffers(3)
-        said = "reset_data touches nothing of the buffer under the window: a cost without a gain"
-        with persisting(bench.device, other, where=where) as stream:
-            assert (
-                said in bench.target(bench.kernels.reset_data, out, table, stream=stream).notes
-            ), where
-        with persisting(bench.device, table, where=where) as stream:
-            assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == (), (
-                where
-            )
-        with persisting(bench.device, other, set_aside="off") as stream:
-            assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == (), (
-                where
-            )
+        kernel = bench.kernels.reset_data
+        with naming(where):
+            with persisting(bench.device, other, where=where) as stream:
+                assert said in bench.target(kernel, out, table, stream=stream).notes
+            with persisting(bench.device, table, where=where) as stream:
+                assert bench.target(kernel, out, table, stream=stream).notes == ()
+            with persisting(bench.device, other, set_aside="off") as stream:
+                assert bench.target(kernel, out, table, stream=stream).notes == ()
 
 
 def test_thrashing_is_noted_unless_it_is_wanted(bench: Bench) -> None:

@@ -101,9 +101,8 @@ def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: in
 
 def test_a_staged_copy_gives_the_sequential_result() -> None:
     """33001 elements: no number of chunks divides them."""
-    back_cases: list[bool] = [True, False]
     streams_cases: list[tuple[int, int | None]] = [(1, None), (4, None), (3, 7), (16, 5), (4, 32)]
-    for back in back_cases:
+    for back in (True, False):
         for streams, chunks in streams_cases:
             memory = Memory(Arena(CountedDevice(), seed=7))
             work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
