@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import naming
 from committing import git
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,9 +100,8 @@ def changed(**fields: Any) -> bytes:
     return text(changes=[{"row": TEST, "figure": "time", "up_to": "1%"} | fields])
 
 
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
+def test_what_is_refused_names_file_and_field(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for written, words in [
         (b"{", "not JSON"),
         (b"[]", "$: "),
         (text(), "$.changes[0]: Object missing required field `figure`"),
@@ -123,16 +123,16 @@ def changed(**fields: Any) -> bytes:
             "$.changes[0].up_to: 'max_speed' is no limit; accepted are min_bandwidth",
         ),
         (changed(figure="limit", up_to="max_latency=1%"), "$.changes[0].up_to: '1%' "),
-    ],
-)
-def test_what_is_refused_names_file_and_field(tmp_path: Path, written: bytes, words: str) -> None:
-    (tmp_path / FOLDER).mkdir(parents=True)
-    (tmp_path / FOLDER / "a.json").write_bytes(written)
-    with pytest.raises(UserError) as refused:
-        acceptances(tmp_path)
-    line = str(refused.value)
-    assert line.startswith(f"{FOLDER / 'a.json'}: {words}"), line
-    assert "\n" not in line
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        with naming(written):
+            (tmp_path / FOLDER).mkdir(parents=True)
+            (tmp_path / FOLDER / "a.json").write_bytes(written)
+            with pytest.raises(UserError) as refused:
+                acceptances(tmp_path)
+            line = str(refused.value)
+            assert line.startswith(f"{FOLDER / 'a.json'}: {words}"), line
+            assert "\n" not in line
 
 
 def test_those_that_a_change_adds(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
@@ -92,9 +91,8 @@ def test_the_order_of_files_does_not_matter(order: list[int]) -> None:
     assert reference([run(day) for day in order]) == list(range(12))
 
 
-@pytest.mark.parametrize(
-    ("latencies", "expected"),
-    [
+def test_gains_of_three_successive_days_begin_it_anew() -> None:
+    cases: list[tuple[Sequence[float], list[int]]] = [
         ([100, 98, 98, 98], [1, 2, 3]),  # three days faster by more than 1 %
         ([100, 98, 98], [0, 1, 2]),  # two are not enough
         ([100, 98, 100, 98, 98], [0, 1, 2, 3, 4]),  # not in succession
@@ -102,12 +100,9 @@ def test_the_order_of_files_does_not_matter(order: list[int]) -> None:
         ([100, 102, 102, 102], [0, 1, 2, 3]),  # it never follows a slow-down
         ([100] * 12 + [100, 98, 98, 98], [13, 14, 15]),  # a full one too
         ([100] * 12 + [98, 98, 98, 90, 90, 90], [15, 16, 17]),  # and again
-    ],
-)
-def test_gains_of_three_successive_days_begin_it_anew(
-    latencies: list[float], expected: list[int]
-) -> None:
-    assert reference([run(day, us) for day, us in enumerate(latencies)]) == expected
+    ]
+    for latencies, expected in cases:
+        assert reference([run(day, us) for day, us in enumerate(latencies)]) == expected, latencies
 
 
 def test_a_row_without_a_limit_begins_anew_from_five_percent_on() -> None:
@@ -120,29 +115,27 @@ def test_a_row_without_a_limit_begins_anew_from_five_percent_on() -> None:
 # Identity
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason", "differently"),
-    [
+def test_another_way_of_measuring_begins_a_new_reference() -> None:
+    cases: list[tuple[dict[str, Any], str, bool]] = [
         ({"mode": "hot"}, "mode clean-cold -> hot", True),
         ({"sampler": "blocked"}, "sampler graph -> blocked", True),
         ({"window": Window(1, 0.5, 1)}, "window none -> ", True),
         ({"moved_bytes": MovedBytes(1, 1)}, "declared bytes 3 B -> 2 B", True),
         ({"moved_bytes": None}, "declared bytes 3 B -> unknown", True),
         ({"moved_bytes": MovedBytes(9, 1)}, "declared bytes 3 B -> 10 B", False),
-    ],
-)
-def test_another_way_of_measuring_begins_a_new_reference(
-    changed: dict[str, Any], reason: str, differently: bool
-) -> None:
-    saved, head = baseline([run(0)]), row(**changed)
-    assert saved.reference_runs(head) == ()
-    assert saved.why_new(head).startswith(reason)
-    assert saved.why_new(head).endswith(": a new reference begins")
-    assert saved.measured_differently(head) is differently
-    # The runs before come back with the way before.
-    both = baseline([run(0), run(1, **changed)])
-    assert (days(both.reference_runs(row())), days(both.reference_runs(head))) == ([0], [1])
-    assert days(both.saved(head)) == [0, 1]
+    ]
+    for changed, reason, differently in cases:
+        saved, head = baseline([run(0)]), row(**changed)
+        assert saved.reference_runs(head) == (), changed
+        assert saved.why_new(head).startswith(reason), changed
+        assert saved.why_new(head).endswith(": a new reference begins"), changed
+        assert saved.measured_differently(head) is differently, changed
+        # The runs before come back with the way before.
+        both = baseline([run(0), run(1, **changed)])
+        assert (days(both.reference_runs(row())), days(both.reference_runs(head))) == ([0], [1]), (
+            changed
+        )
+        assert days(both.saved(head)) == [0, 1], changed
 
 
 def test_a_driver_begins_a_new_reference() -> None:

@@ -11,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cases import naming
 from known_devices import H100
 from s3_server import BUCKET, Server
 from stored_rows import A100, row
@@ -126,46 +127,42 @@ def test_a_file_of_the_store_that_was_damaged_is_not_copied(local: Place, tmp_pa
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
+def test_a_place_that_is_none(s3_store: Server) -> None:
+    for url, words in [
         (f"s3://no-{BUCKET}/base", "bucket does not exist"),
         ("nothing-known://host/path", "nothing-known"),
-    ],
-)
-def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
-    with pytest.raises(BaselineError, match=words) as caught:
-        Store(RemoteStorage(url), H100).load()
-    assert str(caught.value).startswith(f"{url}: ")
+    ]:
+        with naming(url):
+            with pytest.raises(BaselineError, match=words) as caught:
+                Store(RemoteStorage(url), H100).load()
+            assert str(caught.value).startswith(f"{url}: ")
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///", "file://"])
-def test_a_url_of_nothing_is_no_folder(url: str) -> None:
-    with pytest.raises(QuantityError, match="is a URL without a place"):
-        storage(url)
+def test_a_url_of_nothing_is_no_folder() -> None:
+    for url in ["s3://", "s3:///", "file://"]:
+        with naming(url), pytest.raises(QuantityError, match="is a URL without a place"):
+            storage(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "meant"),
-    [
+def test_a_url_with_one_slash_is_no_folder() -> None:
+    for url, meant in [
         ("s3:/bucket", "s3://bucket"),
         ("gs:/bucket/base", "gs://bucket/base"),
         ("file:/srv/base", "file:///srv/base"),
         ("sftp:/ada:secret@host/base", "sftp://***@host/base"),
-    ],
-)
-def test_a_url_with_one_slash_is_no_folder(url: str, meant: str) -> None:
-    with pytest.raises(
-        QuantityError,
-        match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)",
-    ) as mistake:
-        storage(url)
-    assert "secret" not in str(mistake.value)
+    ]:
+        with naming(url):
+            with pytest.raises(
+                QuantityError,
+                match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)",
+            ) as mistake:
+                storage(url)
+            assert "secret" not in str(mistake.value)
 
 
-@pytest.mark.parametrize("folder", ["C:/base", "./s3:/bucket", "base:1", "a/b:/c"])
-def test_a_folder_with_a_colon_is_no_url(folder: str) -> None:
-    assert storage(folder).folder == Path(folder)
+def test_a_folder_with_a_colon_is_no_url() -> None:
+    for folder in ["C:/base", "./s3:/bucket", "base:1", "a/b:/c"]:
+        assert storage(folder).folder == Path(folder), folder
 
 
 def test_which_place_an_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import naming
 from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
@@ -202,9 +203,8 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 CROWDED = (Conditions(), Conditions(other_processes=1))
 
 
-@pytest.mark.parametrize(
-    ("refused", "why"),
-    [
+def test_what_never_enters(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for refused, why in [
         (row(failed=True), "its test failed"),
         (row(outcome=Outcome.FAIL), "FAIL: because"),
         (row(profiled=True), "a profiler was attached"),
@@ -212,15 +212,14 @@ CROWDED = (Conditions(), Conditions(other_processes=1))
         (row(conditions=CROWDED), "1 other process on the device"),
         (row(measurement=None), "nothing was measured"),
         (row(verdict=Verdict(Outcome.PASS, "", simulated=True)), "it is simulated"),
-    ],
-)
-def test_what_never_enters(tmp_path: Path, refused: Row, why: str) -> None:
-    store = Store(tmp_path, H100)
-    saved = store.save([refused], "abc")
-    assert (saved.path, saved.accepted) == (None, ())
-    assert [r for r, _ in saved.refused] == [refused]
-    assert re.search(why, saved.refused[0][1])
-    assert files(tmp_path) == []
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        store = Store(tmp_path, H100)
+        saved = store.save([refused], "abc")
+        assert (saved.path, saved.accepted) == (None, ()), refused
+        assert [r for r, _ in saved.refused] == [refused], refused
+        assert re.search(why, saved.refused[0][1]), refused
+        assert files(tmp_path) == [], refused
 
 
 def test_one_process_counts_once(tmp_path: Path) -> None:
@@ -257,16 +256,16 @@ def moved(tmp_path: Path, facts: DeviceFacts, to: DeviceFacts) -> Path:
     return saved.rename(target)
 
 
-@pytest.mark.parametrize(
-    ("of", "to", "words"),
-    [(SIMULATED, H100, "of a simulated device, this one is real"), (H100, SIMULATED, "of a real")],
-)
-def test_simulated_and_real_never_meet(
-    tmp_path: Path, of: DeviceFacts, to: DeviceFacts, words: str
-) -> None:
-    moved(tmp_path, of, to)
-    with pytest.raises(BaselineError, match=words):
-        Store(tmp_path, to).load()
+def test_simulated_and_real_never_meet(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for of, to, words in [
+        (SIMULATED, H100, "of a simulated device, this one is real"),
+        (H100, SIMULATED, "of a real"),
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        with naming(of):
+            moved(tmp_path, of, to)
+            with pytest.raises(BaselineError, match=words):
+                Store(tmp_path, to).load()
 
 
 def spoilt(tmp_path: Path, change: Callable[[dict[str, Any]], object], *, signed: bool) -> Store:
@@ -287,26 +286,22 @@ def measured(content: dict[str, Any]) -> dict[str, Any]:
     return measurement
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_file_that_was_edited_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for change in [
         lambda c: c["rows"][0].update(nodeid="tests/test_a.py::test_other"),
         lambda c: measured(c).update(placements=[[1e-3], [1e-3]]),
         lambda c: c.pop("rows"),
         lambda c: c.update(revision="abc"),
         lambda c: c.update(more=1),
         lambda c: c["device"].update(driver="1.0"),
-    ],
-)
-def test_a_file_that_was_edited_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
-    store = spoilt(tmp_path, change, signed=False)
-    before = files(tmp_path)[0].read_bytes()
-    assert one_line(tmp_path, store) == (
-        "its content does not fit its sha256: it was edited by hand, or is damaged; restore the file from a copy, or delete it"
-    )
-    assert files(tmp_path)[0].read_bytes() == before
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        store = spoilt(tmp_path, change, signed=False)
+        before = files(tmp_path)[0].read_bytes()
+        assert one_line(tmp_path, store) == (
+            "its content does not fit its sha256: it was edited by hand, or is damaged; restore the file from a copy, or delete it"
+        ), change
+        assert files(tmp_path)[0].read_bytes() == before, change
 
 
 def one_line(tmp_path: Path, store: Store) -> str:
@@ -319,21 +314,24 @@ def one_line(tmp_path: Path, store: Store) -> str:
     return str(refused.value).removeprefix(f"{file}: ")
 
 
-@pytest.mark.parametrize(
-    "form", [json.dumps, lambda v: json.dumps(v, indent=4), lambda v: json.dumps(v, sort_keys=True)]
-)
-def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str]) -> None:
+def test_a_formatter_does_no_harm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Where baselines are committed, so are hooks that put files into shape."""
-    store = Store(tmp_path, H100)
-    path = store.save([row()], None).path
-    assert path is not None
-    path.write_text(form(json.loads(path.read_text())))
-    assert store.load().processes == 1
+    cases: list[Callable[[object], str]] = [
+        json.dumps,
+        lambda v: json.dumps(v, indent=4),
+        lambda v: json.dumps(v, sort_keys=True),
+    ]
+    for form in cases:
+        tmp_path = tmp_path_factory.mktemp("case")
+        store = Store(tmp_path, H100)
+        path = store.save([row()], None).path
+        assert path is not None, form
+        path.write_text(form(json.loads(path.read_text())))
+        assert store.load().processes == 1, form
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for change, words in [
         (
             lambda c: measured(c).update(profiled=True),
             "may not be in a baseline: it was measured under a profiler",
@@ -368,12 +366,9 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         ),
         (lambda c: c.pop("id"), "missing required field `id`"),
         (lambda c: c["device"].update(simulated=True), "of a simulated device, this one is real"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
-) -> None:
-    assert words in one_line(tmp_path, spoilt(tmp_path, change, signed=True))
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        assert words in one_line(tmp_path, spoilt(tmp_path, change, signed=True)), change
 
 
 def test_a_newer_file_says_who_wrote_it(tmp_path: Path) -> None:
@@ -405,9 +400,8 @@ def placed(folder: Path, content: bytes) -> Store:
     return Store(folder, H100)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_junk_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for content, words in [
         (b"", "not JSON"),
         (b"{", "this baseline file is corrupt: not JSON"),
         (b"{", "; restore the file from a copy, or delete it"),
@@ -429,10 +423,9 @@ def placed(folder: Path, content: bytes) -> Store:
             json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(),
             "$.schema: missing; this version reads 4",
         ),
-    ],
-)
-def test_junk_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
-    assert words in one_line(tmp_path, placed(tmp_path, content))
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        assert words in one_line(tmp_path, placed(tmp_path, content)), (content, words)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
@@ -499,21 +492,23 @@ def test_a_file_is_no_baseline(tmp_path: Path) -> None:
         Store(tmp_path / "old.json", H100).load()
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["file", "link"])
 def test_what_took_a_folders_place_is_no_empty_baseline(
-    tmp_path: Path, depth: int, kind: str
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """A share that is not mounted behind a link, say: a NEW row would be green."""
-    root = tmp_path / "shared"
-    place = [root, root / H100.key, root / H100.key / "gpumem"][depth]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "file":
-        place.write_text("")
-    else:
-        place.symlink_to(tmp_path / "not mounted")
-    with pytest.raises(BaselineError, match=re.escape(str(root))):
-        Store(root, H100).load()
+    for kind in ["file", "link"]:
+        for depth in [0, 1, 2]:
+            tmp_path = tmp_path_factory.mktemp("case")
+            with naming(kind, depth):
+                root = tmp_path / "shared"
+                place = [root, root / H100.key, root / H100.key / "gpumem"][depth]
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if kind == "file":
+                    place.write_text("")
+                else:
+                    place.symlink_to(tmp_path / "not mounted")
+                with pytest.raises(BaselineError, match=re.escape(str(root))):
+                    Store(root, H100).load()
 
 
 def test_a_baseline_that_is_not_begun_is_none(tmp_path: Path) -> None:

@@ -32,16 +32,13 @@ def test_resets_and_two_windows_on_the_simulated_device(tmp_path: Path) -> None:
     assert l2_persistence.table(said) in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_a_mistake_is_refused_before_anything_runs() -> None:
+    for arguments, named in [
         (("--device", "sim:gtx"), "--device sim:gtx"),
         (("--device", "sim", "--parts", "placement"), "'placement'"),
         (("--device", "sim", "--placements", "1"), "--placements 1"),
         (("--device", "sim", "--json", "/no/such/folder/x.json"), "there is no folder"),
-    ],
-)
-def test_a_mistake_is_refused_before_anything_runs(arguments: tuple[str, ...], named: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert named in done.stderr
+    ]:
+        done = run(*arguments)
+        assert done.returncode == 2, arguments
+        assert named in done.stderr, arguments

@@ -25,24 +25,24 @@ def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
     return list(mean * (1 + spread * raw))
 
 
-@pytest.mark.parametrize("n", [10, 30])
-def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
-    random = np.random.default_rng(1)
-    held = {"chi-square": 0, "F": 0, "Welch": 0}
-    tries = 1000
-    for _ in range(tries):
-        ours, theirs = random.normal(10, 0.1, n).tolist(), random.normal(10, 0.2, n).tolist()
-        spread = peers_summary.spread_interval(ours)
-        ratio = peers_summary.cost_ratio(ours, theirs, [1.0], [10.0])
-        difference = peers_summary.mean_difference(ours, theirs)
-        assert spread is not None
-        assert ratio is not None
-        assert difference is not None
-        held["chi-square"] += spread.low <= 0.01 <= spread.high
-        held["F"] += ratio.low <= 0.025 <= ratio.high
-        held["Welch"] += difference.low <= 0 <= difference.high
-    # 95 % of 1000 with a standard deviation of 7.
-    assert all(abs(count - 0.95 * tries) < 30 for count in held.values()), held
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    for n in [10, 30]:
+        random = np.random.default_rng(1)
+        held = {"chi-square": 0, "F": 0, "Welch": 0}
+        tries = 1000
+        for _ in range(tries):
+            ours, theirs = random.normal(10, 0.1, n).tolist(), random.normal(10, 0.2, n).tolist()
+            spread = peers_summary.spread_interval(ours)
+            ratio = peers_summary.cost_ratio(ours, theirs, [1.0], [10.0])
+            difference = peers_summary.mean_difference(ours, theirs)
+            assert spread is not None, n
+            assert ratio is not None, n
+            assert difference is not None, n
+            held["chi-square"] += spread.low <= 0.01 <= spread.high
+            held["F"] += ratio.low <= 0.025 <= ratio.high
+            held["Welch"] += difference.low <= 0 <= difference.high
+        # 95 % of 1000 with a standard deviation of 7.
+        assert all(abs(count - 0.95 * tries) < 30 for count in held.values()), held
 
 
 def test_one_process_has_no_spread() -> None:
@@ -110,19 +110,19 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     assert parts["rest"] < 1e-6
 
 
-@pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])
-def test_the_spreads_that_judging_expects_are_those_of_both_cards(gpu: str) -> None:
+def test_the_spreads_that_judging_expects_are_those_of_both_cards() -> None:
     """Within a factor of two: the spread of twelve processes is known no better."""
-    summary = json.loads((RECORDS / gpu / "peers_nvbench.json").read_text())["summary"]
-    rows = {(row.way, row.mib): row for row in peers_summary.kept_rows(summary)}
-    of_sizes = {parts["mib"]: parts for parts in summary["clean_cold_spread_is_made_of"]}
-    for mib in (2, 32, 256):
-        row, parts = rows[OURS + CORRECTED, mib], of_sizes[mib]
-        assert row.spread is not None
-        placements = spread.placement_spread(row.mean)
-        assert 0.5 < parts["between_placements"] / placements < 2, mib
-        expected = math.hypot(
-            spread.process_spread(row.mean), placements / math.sqrt(parts["placements"])
-        )
-        assert 0.45 < row.spread.value / expected < 2, mib
-        assert parts["overhead"] * row.mean < 2 * spread.LAUNCH_OVERHEAD, mib
+    for gpu in ["nvidia-h100", "nvidia-h200"]:
+        summary = json.loads((RECORDS / gpu / "peers_nvbench.json").read_text())["summary"]
+        rows = {(row.way, row.mib): row for row in peers_summary.kept_rows(summary)}
+        of_sizes = {parts["mib"]: parts for parts in summary["clean_cold_spread_is_made_of"]}
+        for mib in (2, 32, 256):
+            row, parts = rows[OURS + CORRECTED, mib], of_sizes[mib]
+            assert row.spread is not None, gpu
+            placements = spread.placement_spread(row.mean)
+            assert 0.5 < parts["between_placements"] / placements < 2, mib
+            expected = math.hypot(
+                spread.process_spread(row.mean), placements / math.sqrt(parts["placements"])
+            )
+            assert 0.45 < row.spread.value / expected < 2, mib
+            assert parts["overhead"] * row.mean < 2 * spread.LAUNCH_OVERHEAD, mib

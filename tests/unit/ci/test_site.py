@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import docs_hooks
-import pytest
 import yaml
 from document_blocks import PAGES, ROOT
 
@@ -37,9 +36,8 @@ def test_every_page_is_in_the_navigation_once() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("page", "wanted"),
-    [
+def test_the_reference_is_complete() -> None:
+    for page, wanted in [
         (
             "reference/options",
             [
@@ -83,16 +81,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
                 *(f"| `gpumem {name}` | " for name in EXIT_CODES if " " not in name),
             ],
         ),
-    ],
-)
-def test_the_reference_is_complete(page: str, wanted: list[str]) -> None:
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    assert [name for name in wanted if name not in text] == []
+    ]:
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        assert [name for name in wanted if name not in text] == [], page
 
 
-@pytest.mark.parametrize(
-    ("text", "repository", "expected"),
-    [
+def test_links_into_the_repository() -> None:
+    for text, repository, expected in [
         ("see [the README](../README.md#options).", None, "see the README."),
         (
             "[see](../README.md).",
@@ -110,10 +105,8 @@ def test_the_reference_is_complete(page: str, wanted: list[str]) -> None:
             "[a page](gate.md) ![a picture](../docs/images/peers.svg)",
         ),
         ("```python\n[x](../README.md)\n```\n", None, "```python\n[x](../README.md)\n```\n"),
-    ],
-)
-def test_links_into_the_repository(text: str, repository: str | None, expected: str) -> None:
-    assert docs_hooks.inside(text, DOCS, DOCS, repository) == expected
+    ]:
+        assert docs_hooks.inside(text, DOCS, DOCS, repository) == expected, text
 
 
 def test_links_lead_somewhere() -> None:

@@ -2,29 +2,25 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-import pytest
 from click.testing import CliRunner
 
 from pytest_gpumem.cli import main
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_usage_errors_are_one_line_and_exit_with_4() -> None:
+    for arguments, named in [
         ([], "Missing command. Try '"),
         (["profile"], "Missing command. Try '"),
         (["docter"], "docter"),
         (["doctor", "--jsn"], "--json"),
         (["doctor", "extra"], "extra"),
-    ],
-)
-def test_usage_errors_are_one_line_and_exit_with_4(arguments: list[str], named: str) -> None:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 4
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("gpumem: ")
-    assert named in line
+    ]:
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 4, arguments
+        assert result.stdout == "", arguments
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("gpumem: "), arguments
+        assert named in line, arguments
 
 
 def test_version() -> None:

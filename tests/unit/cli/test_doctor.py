@@ -60,19 +60,16 @@ def test_what_disturbs_a_measurement_is_named_with_who_else_has_the_gpu() -> Non
     assert checks["MPS"].status is Status.WARNING
 
 
-@pytest.mark.parametrize(
-    ("card", "remedy"),
-    [
+def test_without_a_gpu_the_next_step_is_named() -> None:
+    for card, remedy in [
         (None, "install the driver"),
         (CARD, "the lines below"),
         (replace(CARD, mig=True), "CUDA_VISIBLE_DEVICES"),
-    ],
-)
-def test_without_a_gpu_the_next_step_is_named(card: Card | None, remedy: str) -> None:
-    check = by_name(gpu_checks(None, "no CUDA device 0", card, "no library"))["GPU"]
-    assert check.status is Status.FAILURE
-    assert check.detail.startswith("no CUDA device 0")
-    assert remedy in check.remedy
+    ]:
+        check = by_name(gpu_checks(None, "no CUDA device 0", card, "no library"))["GPU"]
+        assert check.status is Status.FAILURE, card
+        assert check.detail.startswith("no CUDA device 0"), card
+        assert remedy in check.remedy, card
 
 
 def test_what_the_driver_does_not_say_is_no_finding_and_no_driver_is_one() -> None:
@@ -83,25 +80,21 @@ def test_what_the_driver_does_not_say_is_no_finding_and_no_driver_is_one() -> No
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "detail", "remedy"),
-    [
+def test_a_missing_package_has_the_command_that_brings_it() -> None:
+    cases: list[tuple[dict[str, str | None], str, str, str]] = [
         ({"cupy-cuda13x": None}, "CuPy", "no GPU", "pip install 'pytest-gpumem[cuda13]' (driver"),
         ({"cupy-cuda12x": "14"}, "CuPy", "overwrite each other", "pip uninstall -y cupy-cuda13x"),
         ({"cuda-bindings": None}, "cuda-bindings", "no GPU", "'pytest-gpumem[cuda13]'"),
         ({"cuda-bindings": "12.9"}, "cuda-bindings", "not for CUDA 13", "[cuda13]"),
         ({"cupti-python": None}, "cupti-python", "not counted", "[cupti13]"),
         ({"nvtx": None}, "nvtx", "no named ranges", "pip install nvtx"),
-    ],
-)
-def test_a_missing_package_has_the_command_that_brings_it(
-    changes: dict[str, str | None], name: str, detail: str, remedy: str
-) -> None:
-    versions = {key: value for key, value in (INSTALLED | changes).items() if value is not None}
-    check = by_name(package_checks(versions))[name]
-    assert check.status is not Status.OK
-    assert detail in check.detail
-    assert remedy in check.remedy
+    ]
+    for changes, name, detail, remedy in cases:
+        versions = {key: value for key, value in (INSTALLED | changes).items() if value is not None}
+        check = by_name(package_checks(versions))[name]
+        assert check.status is not Status.OK, changes
+        assert detail in check.detail, changes
+        assert remedy in check.remedy, changes
 
 
 def test_a_tool_that_is_missing_says_where_it_comes_from() -> None:

@@ -54,29 +54,27 @@ def test_the_list_of_commands_cuts_nothing_off() -> None:
     assert shown == {task: [one.name for one in commands] for task, commands in TASKS.items()}
 
 
-@pytest.mark.parametrize("path", EXAMPLES)
-def test_help_shows_the_examples_as_they_are(path: str) -> None:
-    output = CliRunner().invoke(main, [*path.split(), "--help"]).output
-    for example in EXAMPLES[path]:
-        assert f"\n    {example}\n" in output
+def test_help_shows_the_examples_as_they_are() -> None:
+    for path in EXAMPLES:
+        output = CliRunner().invoke(main, [*path.split(), "--help"]).output
+        for example in EXAMPLES[path]:
+            assert f"\n    {example}\n" in output, path
 
 
-@pytest.mark.parametrize(
-    "example", [example for examples in EXAMPLES.values() for example in examples]
-)
-def test_an_example_is_a_call_that_the_command_takes(example: str) -> None:
-    words = shlex.split(example, comments=True)
-    words = words[: next((i for i, word in enumerate(words) if word.startswith(">")), None)]
-    assert words.pop(0) == "gpumem"
-    context: click.Context | None = None
-    command: click.Command = main
-    while isinstance(command, click.Group):
-        name = words.pop(0)
-        command = command.commands[name]
-    context = command.make_context(
-        name, list(words)
-    )  # raises where an option or an argument does not fit
-    assert context.params or not command.params
+def test_an_example_is_a_call_that_the_command_takes() -> None:
+    for example in [example for examples in EXAMPLES.values() for example in examples]:
+        words = shlex.split(example, comments=True)
+        words = words[: next((i for i, word in enumerate(words) if word.startswith(">")), None)]
+        assert words.pop(0) == "gpumem", example
+        context: click.Context | None = None
+        command: click.Command = main
+        while isinstance(command, click.Group):
+            name = words.pop(0)
+            command = command.commands[name]
+        context = command.make_context(
+            name, list(words)
+        )  # raises where an option or an argument does not fit
+        assert context.params or not command.params, example
 
 
 def test_what_may_come_next() -> None:
@@ -121,19 +119,16 @@ def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: 
     assert "another file goes to standard output already" in both.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_an_empty_argument_is_no_folder() -> None:
+    """As a path it would be the working directory, which a duet would compare with itself."""
+    for arguments, words in [
         (["duet", ""], "an argument after duet is empty"),
         (["duet", "--", ""], "BASE is empty"),
         (["report", "results.json", "--base", ""], "an argument after --base is empty"),
-    ],
-)
-def test_an_empty_argument_is_no_folder(arguments: list[str], words: str) -> None:
-    """As a path it would be the working directory, which a duet would compare with itself."""
-    result = CliRunner().invoke(main, arguments)
-    assert (result.exit_code, result.stdout) == (4, "")
-    assert words in result.stderr
+    ]:
+        result = CliRunner().invoke(main, arguments)
+        assert (result.exit_code, result.stdout) == (4, ""), arguments
+        assert words in result.stderr, arguments
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:
@@ -162,8 +157,8 @@ def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(
     )
 
 
-@pytest.mark.parametrize("command", ["profile nsys", "gate", "duet"])
-def test_an_option_of_pytest_before_the_dashes_is_told_its_place(command: str) -> None:
-    done = CliRunner().invoke(main, [*command.split(), "-k", "x"], prog_name="gpumem")
-    assert done.exit_code == 4
-    assert f"options of pytest come after --: gpumem {command} -- -k. " in done.output
+def test_an_option_of_pytest_before_the_dashes_is_told_its_place() -> None:
+    for command in ["profile nsys", "gate", "duet"]:
+        done = CliRunner().invoke(main, [*command.split(), "-k", "x"], prog_name="gpumem")
+        assert done.exit_code == 4, command
+        assert f"options of pytest come after --: gpumem {command} -- -k. " in done.output, command

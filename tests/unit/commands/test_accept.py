@@ -185,9 +185,8 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
     assert len({made.base for made in written(tmp_path)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) -> None:
+    for arguments, words in [
         ([TRIAD], "Missing option '--reason'"),
         (["--reason", "why"], "Missing argument 'TEST...'"),
         ([TRIAD, "--reason", "  "], "--reason: it is empty"),
@@ -245,31 +244,29 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
             [TRIAD, "--reason", "why", "--change", "speed=3"],
             "--change: 'speed'; accepted are time, memory, removed, measured, min_bandwidth, ",
         ),
-    ],
-)
-def test_mistakes_write_nothing(
-    accept: Accept, results: Write, tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    late = replace(row(Outcome.FAIL, "test_late"), limits=replace(row().limits, max_latency="1 us"))
-    late = replace(
-        late, verdict=replace(late.verdict, limits=(LimitResult("max_latency", Outcome.FAIL),))
-    )
-    crashed = row(Outcome.FAIL, "test_crashed")
-    crashed = replace(crashed, measurement=None, verdict=replace(crashed.verdict, limits=()))
-    aborted = [Omission("t.py::test_aborted", "", LOST, ITS_TEST_FAILED)]
-    results(
-        slower(),
-        row(name="test_fine"),
-        late,
-        crashed,
-        replace(slower("test_wrong"), test_error=True),
-        missing=aborted,
-    )
-    result = accept(*arguments)
-    assert result.exit_code == 4
-    (line,) = result.stderr.splitlines()
-    assert words in line
-    assert not (tmp_path / FOLDER).exists()
+    ]:
+        late = replace(
+            row(Outcome.FAIL, "test_late"), limits=replace(row().limits, max_latency="1 us")
+        )
+        late = replace(
+            late, verdict=replace(late.verdict, limits=(LimitResult("max_latency", Outcome.FAIL),))
+        )
+        crashed = row(Outcome.FAIL, "test_crashed")
+        crashed = replace(crashed, measurement=None, verdict=replace(crashed.verdict, limits=()))
+        aborted = [Omission("t.py::test_aborted", "", LOST, ITS_TEST_FAILED)]
+        results(
+            slower(),
+            row(name="test_fine"),
+            late,
+            crashed,
+            replace(slower("test_wrong"), test_error=True),
+            missing=aborted,
+        )
+        result = accept(*arguments)
+        assert result.exit_code == 4, arguments
+        (line,) = result.stderr.splitlines()
+        assert words in line, arguments
+        assert not (tmp_path / FOLDER).exists(), arguments
 
 
 def test_no_gate_was_run(accept: Accept) -> None:

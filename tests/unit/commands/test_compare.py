@@ -129,28 +129,30 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
     assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["change"], abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "origin", ["marker", "call", "marker of origin/main"]
-)  # the last by a gate
-def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare, origin: str) -> None:
-    folder.runs("base", 5)
-    held = Limits(max_regression="1%", origin={"max_regression": origin})
-    folder.runs("head", 3, 320e-6, limits=held)
-    for arguments in ([], ["--max-regression", "10%"]):  # as in a gate
-        result = compare("base-*.json", "head-*.json", *arguments)
-        assert (f"max_regression 1% ({origin})" in result.stdout, result.exit_code) == (True, 1)
-    lifted = Limits(origin={"max_regression": origin})
-    folder.runs("head", 3, 320e-6, limits=lifted)
-    assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith(
-        "1 row: 1 measured\n"
-    )
-    of_the_session = Limits(
-        max_regression="1%", origin={"max_regression": "--gpumem-max-regression"}
-    )
-    folder.runs("head", 3, 270e-6, limits=of_the_session)
-    assert (
-        compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
-    )
+def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
+    for origin in ["marker", "call", "marker of origin/main"]:
+        folder.runs("base", 5)
+        held = Limits(max_regression="1%", origin={"max_regression": origin})
+        folder.runs("head", 3, 320e-6, limits=held)
+        for arguments in ([], ["--max-regression", "10%"]):  # as in a gate
+            result = compare("base-*.json", "head-*.json", *arguments)
+            assert (f"max_regression 1% ({origin})" in result.stdout, result.exit_code) == (
+                True,
+                1,
+            ), origin
+        lifted = Limits(origin={"max_regression": origin})
+        folder.runs("head", 3, 320e-6, limits=lifted)
+        assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith(
+            "1 row: 1 measured\n"
+        ), origin
+        of_the_session = Limits(
+            max_regression="1%", origin={"max_regression": "--gpumem-max-regression"}
+        )
+        folder.runs("head", 3, 270e-6, limits=of_the_session)
+        assert (
+            compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code
+            == 0
+        ), origin
 
 
 def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) -> None:
@@ -167,22 +169,18 @@ def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) 
     assert found["change"] == pytest.approx(0.0, abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 6)]
-)
-def test_the_newest_run_has_the_limit(
-    folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int
-) -> None:
+def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare) -> None:
     """Whatever the files are called."""
-    folder.runs("base", 5)
-    for name, day, limit in (
-        ("head-2.json", "2026-11-20", limits[0]),
-        ("head-1.json", "2026-11-21", limits[1]),
-    ):
-        folder.write(name, [folder.row(600e-6, limits=Limits(max_regression=limit))])
-        value = json.loads((folder.path / name).read_text())
-        folder.put(name, {**value, "datetime": f"{day}T18:00:00+00:00"})
-    assert compare("base-*.json", "head-*.json").exit_code == code
+    for limits, code in [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 6)]:
+        folder.runs("base", 5)
+        for name, day, limit in (
+            ("head-2.json", "2026-11-20", limits[0]),
+            ("head-1.json", "2026-11-21", limits[1]),
+        ):
+            folder.write(name, [folder.row(600e-6, limits=Limits(max_regression=limit))])
+            value = json.loads((folder.path / name).read_text())
+            folder.put(name, {**value, "datetime": f"{day}T18:00:00+00:00"})
+        assert compare("base-*.json", "head-*.json").exit_code == code, limits
 
 
 def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
@@ -201,24 +199,29 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("status", "by_words", "code"),
-    [("lost", False, 1), ("accepted", False, 0), ("not run", True, 0), ("not run", False, 1)],
-)
-def test_what_the_run_itself_said_of_a_missing_row_holds(
-    folder: Folder, compare: Compare, status: Status, by_words: bool, code: int
-) -> None:
-    for index in range(3):
-        folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
-    folder.write(
-        "b.json",
-        [folder.row()],
-        missing=[
-            Omission("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)
-        ],
-    )
-    result = compare("a?.json", "b.json", "--max-regression", "10%")
-    assert (result.exit_code, "deselected" in result.stdout) == (code, True)
+def test_what_the_run_itself_said_of_a_missing_row_holds(folder: Folder, compare: Compare) -> None:
+    cases: list[tuple[Status, bool, int]] = [
+        ("lost", False, 1),
+        ("accepted", False, 0),
+        ("not run", True, 0),
+        ("not run", False, 1),
+    ]
+    for status, by_words, code in cases:
+        for index in range(3):
+            folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
+        folder.write(
+            "b.json",
+            [folder.row()],
+            missing=[
+                Omission("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)
+            ],
+        )
+        result = compare("a?.json", "b.json", "--max-regression", "10%")
+        assert (result.exit_code, "deselected" in result.stdout) == (code, True), (
+            status,
+            by_words,
+            code,
+        )
 
 
 def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(
@@ -253,9 +256,10 @@ def test_a_row_of_another_mode_is_not_expected(folder: Folder, compare: Compare)
 THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 
 
-@pytest.mark.parametrize(
-    ("bad", "changes", "outcome", "why", "code"),
-    [
+def test_a_row_that_cannot_be_compared_gets_what_a_session_gives_it(
+    folder: Folder, compare: Compare
+) -> None:
+    cases: list[tuple[str, dict[str, Any], str, str, int]] = [
         (
             "a.json",
             {"conditions": THROTTLED},
@@ -282,25 +286,23 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
         ),
         ("b.json", {"failed": True}, "FAIL", "its test failed in b.json", 1),
         ("b.json", {"measurement": None, "failed": True}, "FAIL", "its test failed in b.json", 1),
-    ],
-)
-def test_a_row_that_cannot_be_compared_gets_what_a_session_gives_it(
-    folder: Folder,
-    compare: Compare,
-    bad: str,
-    changes: dict[str, Any],
-    outcome: str,
-    why: str,
-    code: int,
-) -> None:
-    for name in ("a.json", "b.json"):
-        folder.write(
-            name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")]
+    ]
+    for bad, changes, outcome, why, code in cases:
+        for name in ("a.json", "b.json"):
+            folder.write(
+                name,
+                [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")],
+            )
+        result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
+        assert result.exit_code == code, (bad, changes, outcome, why, code)
+        assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout, (
+            bad,
+            changes,
+            outcome,
+            why,
+            code,
         )
-    result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
-    assert result.exit_code == code
-    assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
-    assert why in " ".join(result.stdout.split())
+        assert why in " ".join(result.stdout.split()), (bad, changes, outcome, why, code)
 
 
 def test_a_process_that_conditions_spoilt_is_left_to_the_others(
@@ -408,9 +410,8 @@ def test_the_processes_of_a_run_are_counted_and_not_its_files(
 # Mistakes
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare) -> None:
+    for content, words in [
         ("", "not JSON"),
         ("[1]", "neither a --benchmark-json file of a session with --gpumem nor"),
         ("{}", "neither a --benchmark-json file of a session with --gpumem nor"),
@@ -419,17 +420,13 @@ def test_the_processes_of_a_run_are_counted_and_not_its_files(
         ('{"gpumem": null}', "$.gpumem: not a JSON object"),
         ('{"benchmarks": []}', "neither a --benchmark-json file of a session with --gpumem nor"),
         ('{"schema": 7}', "$.schema: 7; this version reads 4"),
-    ],
-)
-def test_a_file_that_cannot_be_used(
-    folder: Folder, compare: Compare, content: str, words: str
-) -> None:
-    folder.put("a.json", content)
-    folder.write("b.json", [folder.row()])
-    for arguments in (["a.json", "b.json"], ["b.json", "a.json"]):
-        line = one_line(compare(*arguments))
-        assert line.startswith("a.json: ")
-        assert words in line
+    ]:
+        folder.put("a.json", content)
+        folder.write("b.json", [folder.row()])
+        for arguments in (["a.json", "b.json"], ["b.json", "a.json"]):
+            line = one_line(compare(*arguments))
+            assert line.startswith("a.json: "), content
+            assert words in line, content
 
 
 def test_one_row_twice(folder: Folder, compare: Compare) -> None:
@@ -567,54 +564,39 @@ def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, compare: Com
     assert SAME in compare("base.json", "head.json").stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("limits", "base", "head", "code"),
-    [
+def test_every_limit_of_a_test_is_judged(folder: Folder, compare: Compare) -> None:
+    for limits, base, head, code in [
         ({"max_copies": "1"}, (KERNEL,), (KERNEL, COPY, COPY), 1),
         ({"max_copies": "base"}, (KERNEL, COPY), (KERNEL, COPY, COPY), 1),
         ({"max_copies": "base"}, (KERNEL, COPY), (KERNEL, COPY), 0),
         ({"max_latency": "1 us"}, (KERNEL,), (KERNEL,), 1),
-    ],
-)
-def test_every_limit_of_a_test_is_judged(
-    folder: Folder,
-    compare: Compare,
-    limits: dict[str, str],
-    base: tuple[Step, ...],
-    head: tuple[Step, ...],
-    code: int,
-) -> None:
-    folder.write("base.json", [with_steps(folder.row(), *base)])
-    held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
-    folder.write("head.json", [replace(with_steps(folder.row(), *head), limits=held)])
-    assert compare("base.json", "head.json").exit_code == code
+    ]:
+        folder.write("base.json", [with_steps(folder.row(), *base)])
+        held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
+        folder.write("head.json", [replace(with_steps(folder.row(), *head), limits=held)])
+        assert compare("base.json", "head.json").exit_code == code, (limits, base, head, code)
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "limits", "code"),
-    [
-        (80 << 20, 90596964, {"max_peak_regression": "0 B"}, 1),
-        (80 << 20, 80 << 20, {"max_peak_regression": "0 B"}, 0),
-        (80 << 20, 90596964, {"max_peak_regression": "10%"}, 0),
-        (80 << 20, 90596964, {"max_peak": "64 MiB"}, 1),
-    ],
-)
-@pytest.mark.parametrize("timed", [True, False])
-def test_memory_is_judged_as_in_a_session(
-    folder: Folder,
-    compare: Compare,
-    base: int,
-    head: int,
-    limits: dict[str, str],
-    code: int,
-    timed: bool,
-) -> None:
-    row = folder.row() if timed else replace(folder.row(), measurement=None)
-    folder.write("base.json", [with_peak(row, base)])
-    folder.write("head.json", [with_peak(row, head, **limits)])
-    result = compare("base.json", "head.json")
-    assert result.exit_code == code
-    assert ("86.4 MiB" in result.stdout) == (head != base)
+def test_memory_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> None:
+    for timed in [True, False]:
+        for base, head, limits, code in [
+            (80 << 20, 90596964, {"max_peak_regression": "0 B"}, 1),
+            (80 << 20, 80 << 20, {"max_peak_regression": "0 B"}, 0),
+            (80 << 20, 90596964, {"max_peak_regression": "10%"}, 0),
+            (80 << 20, 90596964, {"max_peak": "64 MiB"}, 1),
+        ]:
+            row = folder.row() if timed else replace(folder.row(), measurement=None)
+            folder.write("base.json", [with_peak(row, base)])
+            folder.write("head.json", [with_peak(row, head, **limits)])
+            result = compare("base.json", "head.json")
+            assert result.exit_code == code, (timed, base, head, limits, code)
+            assert ("86.4 MiB" in result.stdout) == (head != base), (
+                timed,
+                base,
+                head,
+                limits,
+                code,
+            )
 
 
 def test_processes_of_head_are_one_run_of_memory_too(folder: Folder, compare: Compare) -> None:

@@ -57,9 +57,8 @@ def test_a_base_that_git_does_not_know_touches_nothing(repository: Path) -> None
     assert contents(repository) == {}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_mistakes_are_one_line(repository: Path) -> None:
+    for arguments, words in [
         (
             ["--", "--benchmark-json=x"],
             "--benchmark-json among pytest's arguments: the gate writes into gpumem-results",
@@ -68,12 +67,12 @@ def test_a_base_that_git_does_not_know_touches_nothing(repository: Path) -> None
         (["--max-regression", "2"], "--max-regression: '2'"),
         (["--output", "calls"], "--output"),
         (["--base-python", "none/python"], "--base-python none/python: No such file"),
-    ],
-)
-def test_mistakes_are_one_line(repository: Path, arguments: list[str], words: str) -> None:
-    (repository / "calls").write_text("a file")
-    result = run("main", *arguments)
-    assert result.exit_code == 4
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("gpumem gate: ")]
-    assert len(lines) == 1
-    assert words in lines[0]
+    ]:
+        (repository / "calls").write_text("a file")
+        result = run("main", *arguments)
+        assert result.exit_code == 4, arguments
+        lines = [
+            line for line in result.stderr.splitlines() if not line.startswith("gpumem gate: ")
+        ]
+        assert len(lines) == 1, arguments
+        assert words in lines[0], arguments

@@ -35,18 +35,22 @@ def test_a_page_beside_the_results(folder: Folder) -> None:
         assert said in page(folder)
 
 
-@pytest.mark.parametrize("option", ["--csv", "--json"])
-def test_the_files_for_other_programs(folder: Folder, option: str) -> None:
-    folder.write("now.json", [folder.row()])
-    written = report(folder, "now.json", option, "out.txt")
-    assert (written.exit_code, written.output) == (0, f"wrote {folder.path / 'out.txt'}\n")
-    assert not (folder.path / "now.html").exists()
-    printed = CliRunner().invoke(main, ["report", str(folder.path / "now.json"), option, "-"])
-    assert (printed.exit_code, printed.stdout) == (0, (folder.path / "out.txt").read_text())
-    both = report(folder, "now.json", option, "out.txt", "-o", "page.html")
-    assert both.output.splitlines() == [
-        f"wrote {folder.path / name}" for name in ("out.txt", "page.html")
-    ]
+def test_the_files_for_other_programs(folder: Folder) -> None:
+    for option in ["--csv", "--json"]:
+        folder.write("now.json", [folder.row()])
+        written = report(folder, "now.json", option, "out.txt")
+        assert (written.exit_code, written.output) == (0, f"wrote {folder.path / 'out.txt'}\n"), (
+            option
+        )
+        assert not (folder.path / "now.html").exists(), option
+        printed = CliRunner().invoke(main, ["report", str(folder.path / "now.json"), option, "-"])
+        assert (printed.exit_code, printed.stdout) == (0, (folder.path / "out.txt").read_text()), (
+            option
+        )
+        both = report(folder, "now.json", option, "out.txt", "-o", "page.html")
+        assert both.output.splitlines() == [
+            f"wrote {folder.path / name}" for name in ("out.txt", "page.html")
+        ], option
 
 
 def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
@@ -129,11 +133,11 @@ def test_bad_arguments_are_one_line(folder: Folder, arguments: tuple[str, ...], 
     assert (folder.path / "now.json").read_text() == content
 
 
-@pytest.mark.parametrize("given", [".", "/", ".."])
-def test_a_folder_is_no_result_file(given: str) -> None:
-    done = CliRunner().invoke(main, ["report", given])
-    assert (done.exit_code, done.output.count("\n")) == (4, 1)
-    assert f"{given}: a folder" in done.output
+def test_a_folder_is_no_result_file() -> None:
+    for given in [".", "/", ".."]:
+        done = CliRunner().invoke(main, ["report", given])
+        assert (done.exit_code, done.output.count("\n")) == (4, 1), given
+        assert f"{given}: a folder" in done.output, given
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pytest_gpumem.kernels.latency import random_cycle
 
@@ -16,13 +15,13 @@ def walked(following: np.ndarray, steps: int, start: int = 0) -> list[int]:
     return [*seen, at]
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 1000])
-def test_a_cycle_visits_every_node_once(nodes: int) -> None:
-    following = random_cycle(nodes, seed=5)
-    *seen, last = walked(following, nodes)
-    assert last == 0
-    assert sorted(seen) == list(range(nodes))
-    assert following.dtype == np.int32
+def test_a_cycle_visits_every_node_once() -> None:
+    for nodes in [1, 2, 3, 1000]:
+        following = random_cycle(nodes, seed=5)
+        *seen, last = walked(following, nodes)
+        assert last == 0, nodes
+        assert sorted(seen) == list(range(nodes)), nodes
+        assert following.dtype == np.int32, nodes
 
 
 def test_a_cycle_is_not_in_order_and_depends_on_its_seed() -> None:

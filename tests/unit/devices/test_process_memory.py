@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import naming
 
 from pytest_gpumem.devices.checks import part_of
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -19,31 +20,30 @@ MAPS = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("address", "mapped"),
-    [
+def test_an_address_is_mapped_where_it_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for address, mapped in [
         (0xFFF, False),
         (0x1000, True),
         (0x2FFF, True),
         (0x3000, False),
         (0x4800, False),
         (0x5000, False),
-    ],
-)
-def test_an_address_is_mapped_where_it_can_be_read(
-    tmp_path: Path, address: int, mapped: bool
-) -> None:
-    (tmp_path / "maps").write_text(MAPS)
-    assert is_mapped(address, tmp_path) is mapped
+    ]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        (tmp_path / "maps").write_text(MAPS)
+        assert is_mapped(address, tmp_path) is mapped, address
 
 
-@pytest.mark.parametrize(("address", "theirs"), [(0x1000, False), (0x3000, False), (0x6000, True)])
 def test_what_is_mapped_from_a_device_file_is_a_drivers(
-    tmp_path: Path, address: int, theirs: bool
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    (tmp_path / "maps").write_text(MAPS)
-    assert is_of_a_driver(address, tmp_path) is theirs
-    assert is_of_a_driver(address, tmp_path / "nowhere") is None
+    for address, theirs in [(0x1000, False), (0x3000, False), (0x6000, True)]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        (tmp_path / "maps").write_text(MAPS)
+        assert is_of_a_driver(address, tmp_path) is theirs, address
+        assert is_of_a_driver(address, tmp_path / "nowhere") is None, address
 
 
 def test_this_process_knows_its_own_arrays() -> None:
@@ -57,21 +57,22 @@ def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
     assert is_mapped(0x1000, tmp_path) is None
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)])
-def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
-    whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
-    part = part_of(whole, 96, 4)
-    assert (part.address, part.host_address, part.nbytes, part.backing) == (
-        0x1060,
-        0x1060,
-        4,
-        whole,
-    )
-    with pytest.raises(
-        DeviceError,
-        match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
-    ):
-        part_of(whole, offset, nbytes)
-    whole.freed = True
-    with pytest.raises(DeviceError, match="freed"):
-        part_of(whole, 0, 4)
+def test_a_part_lies_within_its_allocation() -> None:
+    for offset, nbytes in [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)]:
+        with naming(offset, nbytes):
+            whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
+            part = part_of(whole, 96, 4)
+            assert (part.address, part.host_address, part.nbytes, part.backing) == (
+                0x1060,
+                0x1060,
+                4,
+                whole,
+            )
+            with pytest.raises(
+                DeviceError,
+                match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
+            ):
+                part_of(whole, offset, nbytes)
+            whole.freed = True
+            with pytest.raises(DeviceError, match="freed"):
+                part_of(whole, 0, 4)

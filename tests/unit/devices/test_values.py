@@ -22,21 +22,19 @@ def splitmix(seed: int, index: int) -> int:
     return mixed((mixed(seed & MASK) + (index + 1) * 0x9E3779B97F4A7C15) & MASK)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
+def test_values_hash_the_seed_and_the_index() -> None:
+    cases: list[tuple[str, object]] = [
         ("u8", lambda z: z),
         ("u4", lambda z: z & 0xFFFFFFFF),
         ("f8", lambda z: (z >> 11) / 2**53),
         ("f4", lambda z: (z >> 40) / 2**24),
         ("f2", lambda z: (z >> 53) / 2**11),
         ("b1", lambda z: bool(z >> 63)),
-    ],
-)
-def test_values_hash_the_seed_and_the_index(dtype: str, expected: object) -> None:
-    out = np.empty(100, dtype)
-    fill(out, 12345)
-    assert [v.item() for v in out] == [expected(splitmix(12345, i)) for i in range(100)]  # type: ignore[operator]
+    ]
+    for dtype, expected in cases:
+        out = np.empty(100, dtype)
+        fill(out, 12345)
+        assert [v.item() for v in out] == [expected(splitmix(12345, i)) for i in range(100)], dtype  # type: ignore[operator]
 
 
 def test_content_does_not_depend_on_the_size() -> None:
@@ -58,9 +56,9 @@ def test_floats_are_uniform_below_one_and_neighbouring_seeds_differ() -> None:
     assert abs(np.corrcoef(values, others)[0, 1]) < 4 / np.sqrt(values.size)
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**64, 2**70 + 3])
-def test_any_integer_is_a_seed(seed: int) -> None:
-    assert 0 <= start_of(seed) <= MASK
+def test_any_integer_is_a_seed() -> None:
+    for seed in [0, 1, -1, 2**64, 2**70 + 3]:
+        assert 0 <= start_of(seed) <= MASK, seed
 
 
 def test_every_type_is_filled_as_a_plain_one() -> None:
@@ -103,9 +101,8 @@ def test_what_is_no_number_cannot_be_compared() -> None:
         rule_of(np.dtype("V3"))
 
 
-@pytest.mark.parametrize(
-    ("intervals", "time"),
-    [
+def test_time_in_which_several_kernels_run() -> None:
+    for intervals, time in [
         ([], 0.0),
         ([(0, 10)], 0.0),
         ([(0, 10), (10, 20)], 0.0),
@@ -113,10 +110,6 @@ def test_what_is_no_number_cannot_be_compared() -> None:
         ([(0, 10), (2, 8), (4, 6)], 6.0),  # three at once count once
         ([(0, 10), (2, 4), (3, 8)], 6.0),
         ([(0, 4), (2, 6), (10, 14), (12, 13)], 3.0),
-    ],
-)
-def test_time_in_which_several_kernels_run(
-    intervals: list[tuple[float, float]], time: float
-) -> None:
-    activity = Activity([Span("k", 1, start, end) for start, end in intervals])
-    assert activity.at_once == pytest.approx(time * 1e9)
+    ]:
+        activity = Activity([Span("k", 1, start, end) for start, end in intervals])
+        assert activity.at_once == pytest.approx(time * 1e9), intervals

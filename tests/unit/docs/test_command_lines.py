@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from cases import naming
 from document_blocks import PAGES, ROOT, blocks, command_lines
 
 from pytest_gpumem import cli, options
@@ -135,14 +136,15 @@ def take(line: str, pytestconfig: pytest.Config) -> None:
         assert program in TAKEN_AS_READ, "the program is not known here"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"]],
-    ids=" ".join,
-)
-def test_a_wrong_line_is_seen(arguments: list[str]) -> None:
-    with pytest.raises(click.UsageError):
-        parse_gpumem(arguments)
+def test_a_wrong_line_is_seen() -> None:
+    for arguments in [
+        ["no-such-command"],
+        ["doctor", "--no-such-option"],
+        ["gate"],
+        ["profile", "gdb"],
+    ]:
+        with naming(arguments), pytest.raises(click.UsageError):
+            parse_gpumem(arguments)
 
 
 def test_a_wrong_option_of_pytest_is_seen(pytestconfig: pytest.Config) -> None:
@@ -150,9 +152,9 @@ def test_a_wrong_option_of_pytest_is_seen(pytestconfig: pytest.Config) -> None:
         check_pytest(["--gpumem-no-such-option"], pytestconfig)
 
 
-@pytest.mark.parametrize("command", sorted(cli.main.commands))
-def test_the_readme_names_every_command(command: str) -> None:
-    assert f"gpumem {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_names_every_command() -> None:
+    for command in sorted(cli.main.commands):
+        assert f"gpumem {command}" in (ROOT / "README.md").read_text(encoding="utf-8"), command
 
 
 def test_outputs_names_the_commands_that_write_json() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import naming
 from msgspec.structs import replace
 from verdicts_alone import judge
 
@@ -31,17 +32,17 @@ def judged(
     return judge(fast, limits, facts, [], strict=False, siblings=siblings)
 
 
-@pytest.mark.parametrize(
-    ("times", "outcome"),
-    [(25.0, Outcome.PASS), (20.001, Outcome.FAIL), (19.999, Outcome.FAIL), (15.0, Outcome.FAIL)],
-)
-def test_the_claim_must_hold_beyond_its_interval(
-    bench: Any, h100: DeviceFacts, times: float, outcome: Outcome
-) -> None:
-    verdict = judged(bench, h100, times, "20 x faulting")
-    assert verdict.outcome is outcome
-    assert f"is {times:.4g} times as fast, between " in verdict.reason
-    assert "faster_than 20 x faulting (call)" in verdict.reason
+def test_the_claim_must_hold_beyond_its_interval(bench: Any, h100: DeviceFacts) -> None:
+    for times, outcome in [
+        (25.0, Outcome.PASS),
+        (20.001, Outcome.FAIL),
+        (19.999, Outcome.FAIL),
+        (15.0, Outcome.FAIL),
+    ]:
+        verdict = judged(bench, h100, times, "20 x faulting")
+        assert verdict.outcome is outcome, times
+        assert f"is {times:.4g} times as fast, between " in verdict.reason, times
+        assert "faster_than 20 x faulting (call)" in verdict.reason, times
 
 
 def test_noise_widens_the_interval(bench: Any, h100: DeviceFacts) -> None:
@@ -72,22 +73,23 @@ def test_a_markers_claim_is_none_about_the_other_itself(bench: Any, h100: Device
     assert verdict.outcome is Outcome.MEASURED
 
 
-@pytest.mark.parametrize(
-    ("written", "claim"),
-    [
+def test_how_claims_are_written() -> None:
+    for written, claim in [
         ("faulting", (1.0, "faulting")),
         ("20 x faulting", (20.0, "faulting")),
         ("1.5x a b", (1.5, "a b")),
         ("x", (1.0, "x")),
         ("1e+03 x of L2", (1000.0, "of L2")),
         ("1 of L2", (1.0, "1 of L2")),
-    ],
-)
-def test_how_claims_are_written(written: str, claim: tuple[float, str]) -> None:
-    assert parse_claim(written) == claim
+    ]:
+        assert parse_claim(written) == claim, written
 
 
-@pytest.mark.parametrize("written", ["", " ", "0.9 x a", 3, None, "1e999 x a"])
-def test_what_is_no_claim(written: Any) -> None:
-    with pytest.raises(QuantityError, match="accepted is the label of another measurement"):
-        parse_claim(written)
+def test_what_is_no_claim() -> None:
+    cases: list[Any] = ["", " ", "0.9 x a", 3, None, "1e999 x a"]
+    for written in cases:
+        with (
+            naming(written),
+            pytest.raises(QuantityError, match="accepted is the label of another measurement"),
+        ):
+            parse_claim(written)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.differences import (
@@ -47,20 +46,20 @@ def test_the_same_work_has_no_differences() -> None:
     assert of([COPY, KERNEL], [COPY, KERNEL]) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "text"),
-    [
+def test_a_changed_kernel() -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"block": (128, 1, 1)}, "block", "kernel triad: block 256 → 128"),
         ({"grid": (8, 8, 1)}, "grid", "kernel triad: grid 64 → 8 × 8"),
         ({"code": "other"}, "code", "kernel triad: its module changed"),
         ({"registers": 40}, "registers", "kernel triad: registers 16 → 40"),
         ({"local": 64}, "local", "kernel triad: local memory of a thread 0 B → 64 B"),
         ({"window": "1 MiB"}, "window", "kernel triad: access-policy window none → 1 MiB"),
-    ],
-)
-def test_a_changed_kernel(change: dict[str, Any], field: str, text: str) -> None:
-    (one,) = of([COPY, KERNEL], [COPY, replace(KERNEL, **change)])
-    assert (one.kind, one.name, one.field, describe(one)) == ("kernel", "triad", field, text)
+    ]
+    for change, field, text in cases:
+        (one,) = of([COPY, KERNEL], [COPY, replace(KERNEL, **change)])
+        assert (one.kind, one.name, one.field, describe(one)) == ("kernel", "triad", field, text), (
+            change
+        )
 
 
 def test_changed_arguments() -> None:
@@ -145,9 +144,8 @@ def faults(count: int, to_device: int) -> Migrations:
     return Migrations(before=PageCounts(), launch=PageCounts(gpu_faults=count, to_device=to_device))
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "text"),
-    [
+def test_what_is_declared_or_counted(bench: Any) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             {"moved_bytes": MovedBytes(8 << 20, 0)},
             {"moved_bytes": MovedBytes(8 << 20, 2 << 20)},
@@ -174,13 +172,10 @@ def faults(count: int, to_device: int) -> Migrations:
             {"migrations": faults(0, 64 << 20)},
             "migrated bytes 1 MiB → 64 MiB",
         ),
-    ],
-)
-def test_what_is_declared_or_counted(
-    bench: Any, base: dict[str, Any], head: dict[str, Any], text: str
-) -> None:
-    (one,) = differences(measured(bench, **base), measured(bench, **head))
-    assert describe(one) == text
+    ]
+    for base, head, text in cases:
+        (one,) = differences(measured(bench, **base), measured(bench, **head))
+        assert describe(one) == text, base
 
 
 def test_what_is_unknown_of_a_side_is_no_difference(bench: Any) -> None:
@@ -262,13 +257,9 @@ def test_the_lines_that_grew_or_that_take_most() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("file", "place"), [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)]
-)
-def test_the_place_of_a_row_is_a_line_of_the_project(
-    file: str, place: tuple[str, int] | None
-) -> None:
-    line = Difference(PEAK, 0, 1, site=replace(LAYER, file=file))
-    row = Row("t.py::t", Limits(), Verdict(Outcome.FAIL, ""), differences=(line,))
-    assert place_of(row) == place
-    assert place_of(replace(row, differences=(Difference("order"), line))) is None
+def test_the_place_of_a_row_is_a_line_of_the_project() -> None:
+    for file, place in [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)]:
+        line = Difference(PEAK, 0, 1, site=replace(LAYER, file=file))
+        row = Row("t.py::t", Limits(), Verdict(Outcome.FAIL, ""), differences=(line,))
+        assert place_of(row) == place, file
+        assert place_of(replace(row, differences=(Difference("order"), line))) is None, file

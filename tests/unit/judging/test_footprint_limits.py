@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import RULES, judge_footprint
@@ -37,20 +36,20 @@ PINNED = MemoryUse("CUDA", "pinned", kept=MiB)
 FREED = MemoryUse("PyTorch", "device", kept=-GiB)
 
 
-@pytest.mark.parametrize(
-    ("limit", "written", "outcome"),
-    [
+def test_a_limit_is_exact() -> None:
+    for limit, written, outcome in [
         ("max_peak", "2 MiB", Outcome.PASS),
         ("max_peak", "2097151 B", Outcome.FAIL),
         ("max_kept", "1052672 B", Outcome.PASS),
         ("max_kept", "1052671 B", Outcome.FAIL),  # what PyTorch freed makes up for nothing
-    ],
-)
-def test_a_limit_is_exact(limit: str, written: str, outcome: Outcome) -> None:
-    now = footprint(2 * MiB, KEPT, PINNED, FREED)
-    ((found, code, sentence),) = judged(now, **{limit: written})
-    assert (found, code) == (outcome, Code.TOO_MUCH_MEMORY if outcome is Outcome.FAIL else None)
-    assert f"{limit} {written} (marker)" in sentence
+    ]:
+        now = footprint(2 * MiB, KEPT, PINNED, FREED)
+        ((found, code, sentence),) = judged(now, **{limit: written})
+        assert (found, code) == (
+            outcome,
+            Code.TOO_MUCH_MEMORY if outcome is Outcome.FAIL else None,
+        ), (limit, written, outcome)
+        assert f"{limit} {written} (marker)" in sentence, (limit, written, outcome)
 
 
 def test_what_is_kept_is_told_by_library_and_kind() -> None:
@@ -58,9 +57,8 @@ def test_what_is_kept_is_told_by_library_and_kind() -> None:
     assert "(CuPy 4 KiB, CUDA 1 MiB pinned)" in sentence
 
 
-@pytest.mark.parametrize(
-    ("peak", "allowed", "outcome"),
-    [
+def test_a_growth_is_exact() -> None:
+    for peak, allowed, outcome in [
         (100, "0 B", Outcome.PASS),
         (101, "0 B", Outcome.FAIL),
         (105, "5%", Outcome.PASS),
@@ -69,11 +67,9 @@ def test_what_is_kept_is_told_by_library_and_kind() -> None:
         (116, "5% + 10 B", Outcome.FAIL),
         (129, "29%", Outcome.PASS),  # 100 x 0.29 is less than 29 in floats
         (99, "0 B", Outcome.PASS),
-    ],
-)
-def test_a_growth_is_exact(peak: int, allowed: str, outcome: Outcome) -> None:
-    grown = judged(footprint(peak), past(100, 100), max_peak_regression=allowed)
-    assert grown[0][0] is outcome
+    ]:
+        grown = judged(footprint(peak), past(100, 100), max_peak_regression=allowed)
+        assert grown[0][0] is outcome, peak
 
 
 def run(*peaks: int) -> Footprint:
@@ -99,16 +95,16 @@ def test_the_middle_process_of_a_run_is_judged() -> None:
         assert "processes of this run vary between 100 B and 130 B" in sentence
 
 
-@pytest.mark.parametrize("limit", ["max_peak", "max_kept"])
-def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None:
-    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
-    outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
-    assert outcome is Outcome.FAIL
-    assert "in another process of the run" in sentence
-    assert (
-        judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0]
-        is Outcome.PASS
-    )
+def test_an_absolute_limit_is_on_the_process_that_takes_most() -> None:
+    for limit in ["max_peak", "max_kept"]:
+        several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
+        outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
+        assert outcome is Outcome.FAIL, limit
+        assert "in another process of the run" in sentence, limit
+        assert (
+            judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0]
+            is Outcome.PASS
+        ), limit
 
 
 def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:
@@ -136,13 +132,15 @@ def test_what_was_not_seen_is_no_pass() -> None:
     )
 
 
-@pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_peak_regression": "5%"}])
-def test_what_the_driver_gave_unseen_and_got_back_is_no_pass(limit: dict[str, str]) -> None:
-    unseen = Footprint(0, watched=("CuPy",), bound=0, not_watched=("CUPTI: it is missing",))
-    ((outcome, _, sentence),) = judged(unseen, [unseen], **limit)
-    assert outcome is Outcome.UNDECIDED
-    assert "CUPTI: it is missing" in sentence
-    assert judged(replace(unseen, peak=2 * GiB), [unseen], max_peak="1 GiB")[0][0] is Outcome.FAIL
+def test_what_the_driver_gave_unseen_and_got_back_is_no_pass() -> None:
+    for limit in [{"max_peak": "1 GiB"}, {"max_peak_regression": "5%"}]:
+        unseen = Footprint(0, watched=("CuPy",), bound=0, not_watched=("CUPTI: it is missing",))
+        ((outcome, _, sentence),) = judged(unseen, [unseen], **limit)
+        assert outcome is Outcome.UNDECIDED, limit
+        assert "CUPTI: it is missing" in sentence, limit
+        assert (
+            judged(replace(unseen, peak=2 * GiB), [unseen], max_peak="1 GiB")[0][0] is Outcome.FAIL
+        ), limit
 
 
 def test_sizes_are_rounded_unless_a_limit_would_look_the_same() -> None:
@@ -162,24 +160,23 @@ def test_sizes_are_rounded_unless_a_limit_would_look_the_same() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("allowed", "outcome"),
-    [("2 MiB", Outcome.FAIL), ("5 MiB", Outcome.UNDECIDED), ("6 MiB", Outcome.PASS)],
-)
-def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one(
-    allowed: str, outcome: Outcome
-) -> None:
-    now = footprint(3 * MiB, peak_bound=6 * MiB, not_watched=("JAX: its peak",))
-    ((found, _, sentence),) = judged(now, max_peak=allowed)
-    assert found is outcome
-    assert ("JAX: its peak" in sentence) == (outcome is Outcome.UNDECIDED)
-    ((found, _, _),) = judged(
-        now,
-        past(3 * MiB),
-        max_peak_regression=f"{int(allowed[0]) - 3} MiB" if allowed != "2 MiB" else "0 B",
-    )
-    assert found is (Outcome.PASS if allowed == "6 MiB" else Outcome.UNDECIDED)
-    assert judged(now, max_kept="0 B")[0][0] is Outcome.PASS
+def test_a_peak_that_is_known_within_bounds_passes_only_by_the_upper_one() -> None:
+    for allowed, outcome in [
+        ("2 MiB", Outcome.FAIL),
+        ("5 MiB", Outcome.UNDECIDED),
+        ("6 MiB", Outcome.PASS),
+    ]:
+        now = footprint(3 * MiB, peak_bound=6 * MiB, not_watched=("JAX: its peak",))
+        ((found, _, sentence),) = judged(now, max_peak=allowed)
+        assert found is outcome, allowed
+        assert ("JAX: its peak" in sentence) == (outcome is Outcome.UNDECIDED), allowed
+        ((found, _, _),) = judged(
+            now,
+            past(3 * MiB),
+            max_peak_regression=f"{int(allowed[0]) - 3} MiB" if allowed != "2 MiB" else "0 B",
+        )
+        assert found is (Outcome.PASS if allowed == "6 MiB" else Outcome.UNDECIDED), allowed
+        assert judged(now, max_kept="0 B")[0][0] is Outcome.PASS, allowed
 
 
 def waiting(*counts: int, not_read: str | None = None) -> Footprint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 from verdicts_alone import judge
 
@@ -32,9 +31,8 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing(
     assert known.reason.startswith("+0.746 % against 1 saved process of 1 day, no limit set")
 
 
-@pytest.mark.parametrize(
-    ("limits", "outcome"),
-    [
+def test_absolute_limits(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[dict[str, str], Outcome]] = [
         ({"max_latency": "0.3 ms"}, Outcome.PASS),
         ({"max_latency": "267.9 us"}, Outcome.UNDECIDED),
         ({"max_latency": "260 us"}, Outcome.FAIL),
@@ -45,30 +43,26 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing(
         ({"min_bandwidth": "95% of peak"}, Outcome.FAIL),
         ({"max_latency": "0.3 ms", "min_bandwidth": "3.2 TB/s"}, Outcome.FAIL),
         ({"max_latency": "267.9 us", "min_bandwidth": "3 TB/s"}, Outcome.UNDECIDED),
-    ],
-)
-def test_absolute_limits(
-    bench: Any, h100: DeviceFacts, limits: dict[str, str], outcome: Outcome
-) -> None:
-    verdict = judge(bench.measurement(samples=3), held(**limits), h100, [])
-    assert (verdict.outcome, verdict.code) == (
-        outcome,
-        Code.NOISY if outcome is Outcome.UNDECIDED else None,
-    )
+    ]
+    for limits, outcome in cases:
+        verdict = judge(bench.measurement(samples=3), held(**limits), h100, [])
+        assert (verdict.outcome, verdict.code) == (
+            outcome,
+            Code.NOISY if outcome is Outcome.UNDECIDED else None,
+        ), limits
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_latency": "1 s"}, {"max_regression": "5%"}])
-def test_a_latency_that_is_hardly_known_passes_nothing(
-    bench: Any, h100: DeviceFacts, limits: dict[str, str]
-) -> None:
-    known, hardly = (bench.measurement(half_width=share * 268e-6) for share in (0.4, 1.51))
-    assert judge(known, held(**limits), h100, bench.baseline(12)).outcome is (
-        Outcome.PASS if limits else Outcome.MEASURED
-    )
-    verdict = judge(hardly, held(**limits), h100, [hardly])
-    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
-    assert "± 151 %" in verdict.reason
-    assert judge(hardly, held(max_latency="1 us"), h100, []).outcome is Outcome.FAIL
+def test_a_latency_that_is_hardly_known_passes_nothing(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[dict[str, str]] = [{}, {"max_latency": "1 s"}, {"max_regression": "5%"}]
+    for limits in cases:
+        known, hardly = (bench.measurement(half_width=share * 268e-6) for share in (0.4, 1.51))
+        assert judge(known, held(**limits), h100, bench.baseline(12)).outcome is (
+            Outcome.PASS if limits else Outcome.MEASURED
+        ), limits
+        verdict = judge(hardly, held(**limits), h100, [hardly])
+        assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY), limits
+        assert "± 151 %" in verdict.reason, limits
+        assert judge(hardly, held(max_latency="1 us"), h100, []).outcome is Outcome.FAIL, limits
 
 
 def test_the_sentence_has_figure_limit_origin_distance_margin_and_samples(
@@ -120,9 +114,8 @@ def test_a_verdict_lists_every_limit_that_is_no_pass_the_worst_first(
     assert judge(throttled, limits, h100, []).limits[0] == doubt
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
+def test_a_share_of_the_peak_without_meaning_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"footprint": 199 * MiB, "moved_bytes": MovedBytes(10**8, 10**8)},
             "its footprint of 199 MiB is below 200 MiB, 4 x L2",
@@ -131,27 +124,24 @@ def test_a_verdict_lists_every_limit_that_is_no_pass_the_worst_first(
         ({"footprint": None}, "its footprint is unknown"),
         ({"moved_bytes": MovedBytes(GiB, GiB, link=True)}, "cross the host link"),
         ({"moved_bytes": None}, "traffic is unknown"),
-    ],
-)
-def test_a_share_of_the_peak_without_meaning_is_a_failure(
-    bench: Any, h100: DeviceFacts, changes: dict[str, Any], why: str
-) -> None:
-    verdict = judge(bench.measurement(**changes), held(min_bandwidth="1% of peak"), h100, [])
-    assert verdict.outcome is Outcome.FAIL
-    assert "cannot be judged" in verdict.reason
-    assert why in verdict.reason
+    ]
+    for changes, why in cases:
+        verdict = judge(bench.measurement(**changes), held(min_bandwidth="1% of peak"), h100, [])
+        assert verdict.outcome is Outcome.FAIL, changes
+        assert "cannot be judged" in verdict.reason, changes
+        assert why in verdict.reason, changes
 
 
-@pytest.mark.parametrize(
-    ("moved", "why"), [(None, "(give `moved=`)"), (MovedBytes(0, 0), "a launch moves no bytes")]
-)
-def test_a_rate_without_traffic_is_a_failure(
-    bench: Any, h100: DeviceFacts, moved: MovedBytes | None, why: str
-) -> None:
-    row = bench.measurement(moved_bytes=moved)
-    verdict = judge(row, held(min_bandwidth="1 GB/s"), h100, [])
-    assert verdict.outcome is Outcome.FAIL
-    assert why in verdict.reason
+def test_a_rate_without_traffic_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[MovedBytes | None, str]] = [
+        (None, "(give `moved=`)"),
+        (MovedBytes(0, 0), "a launch moves no bytes"),
+    ]
+    for moved, why in cases:
+        row = bench.measurement(moved_bytes=moved)
+        verdict = judge(row, held(min_bandwidth="1 GB/s"), h100, [])
+        assert verdict.outcome is Outcome.FAIL, moved
+        assert why in verdict.reason, moved
 
 
 def test_a_share_of_an_unknown_peak_is_a_failure_and_a_rate_is_judged(
@@ -191,21 +181,19 @@ def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> No
         )
 
 
-@pytest.mark.parametrize(
-    ("traffic", "outcome"),
-    [(MovedBytes(0, 2**28), Outcome.MEASURED), (MovedBytes(2**28, 0), Outcome.FAIL)],
-)
-def test_writes_that_l2_still_holds_have_not_crossed_the_bus(
-    bench: Any, h100: DeviceFacts, traffic: MovedBytes, outcome: Outcome
-) -> None:
-    latency = 2**28 / (1.02 * h100.dram_peak)
-    row = bench.measurement(latency, moved_bytes=traffic, footprint=2**28)
-    assert judge(row, Limits(), h100, []).outcome is outcome
+def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[MovedBytes, Outcome]] = [
+        (MovedBytes(0, 2**28), Outcome.MEASURED),
+        (MovedBytes(2**28, 0), Outcome.FAIL),
+    ]
+    for traffic, outcome in cases:
+        latency = 2**28 / (1.02 * h100.dram_peak)
+        row = bench.measurement(latency, moved_bytes=traffic, footprint=2**28)
+        assert judge(row, Limits(), h100, []).outcome is outcome, traffic
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
+def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"profiled": True}, "a profiler was attached"),
         (
             {
@@ -231,17 +219,14 @@ def test_writes_that_l2_still_holds_have_not_crossed_the_bus(
         ),
         ({"discarded": 99}, "99 samples taken under throttling, 8 left"),
         ({"floor": 268e-6}, "as if nothing was launched"),
-    ],
-)
-def test_conditions_that_forbid_a_judgement(
-    bench: Any, h100: DeviceFacts, changes: dict[str, Any], why: str
-) -> None:
-    broken = held(max_latency="1 us", max_regression="1%")
-    verdict = judge(
-        bench.measurement(268e-6, spread=0.0, **changes), broken, h100, [bench.measurement()]
-    )
-    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert why in verdict.reason
+    ]
+    for changes, why in cases:
+        broken = held(max_latency="1 us", max_regression="1%")
+        verdict = judge(
+            bench.measurement(268e-6, spread=0.0, **changes), broken, h100, [bench.measurement()]
+        )
+        assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS), changes
+        assert why in verdict.reason, changes
 
 
 def test_a_few_discarded_samples_forbid_nothing(bench: Any, h100: DeviceFacts) -> None:
@@ -286,12 +271,12 @@ def test_simulated_is_said(bench: Any, h100: DeviceFacts) -> None:
     assert not judge(bench.measurement(), Limits(), h100, []).simulated
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_what_fails(outcome: Outcome) -> None:
-    assert is_failure(Verdict(outcome, ""), strict=False) is (outcome is Outcome.FAIL)
-    assert is_failure(Verdict(outcome, ""), strict=True) is (
-        outcome in (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW)
-    )
+def test_what_fails() -> None:
+    for outcome in Outcome:
+        assert is_failure(Verdict(outcome, ""), strict=False) is (outcome is Outcome.FAIL), outcome
+        assert is_failure(Verdict(outcome, ""), strict=True) is (
+            outcome in (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW)
+        ), outcome
 
 
 def test_strict_says_so_and_changes_no_outcome(bench: Any, h100: DeviceFacts) -> None:
@@ -310,17 +295,17 @@ OVERLAP = Overlap(
 )
 
 
-@pytest.mark.parametrize(
-    ("least", "outcome"),
-    [("90%", Outcome.PASS), ("99.15%", Outcome.UNDECIDED), ("100%", Outcome.FAIL)],
-)
-def test_min_overlap_is_a_share_of_what_can_be_hidden(
-    bench: Any, h100: DeviceFacts, least: str, outcome: Outcome
-) -> None:
+def test_min_overlap_is_a_share_of_what_can_be_hidden(bench: Any, h100: DeviceFacts) -> None:
     """267.9 us of 466 us in turn and 266 us at best: 99.1 % of 200 us are hidden."""
-    verdict = judge(bench.measurement(overlap=OVERLAP), held(min_overlap=least), h100, [])
-    assert verdict.outcome is outcome
-    assert f"min_overlap {least} (marker)" in verdict.reason
+    cases: list[tuple[str, Outcome]] = [
+        ("90%", Outcome.PASS),
+        ("99.15%", Outcome.UNDECIDED),
+        ("100%", Outcome.FAIL),
+    ]
+    for least, outcome in cases:
+        verdict = judge(bench.measurement(overlap=OVERLAP), held(min_overlap=least), h100, [])
+        assert verdict.outcome is outcome, least
+        assert f"min_overlap {least} (marker)" in verdict.reason, least
 
 
 def test_the_distance_to_min_overlap_is_a_share_of_the_limit(bench: Any, h100: DeviceFacts) -> None:

@@ -45,41 +45,33 @@ def against(
     return judge(now, how.pop("limits", ONE_PERCENT), facts, runs, days=days, **how)
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome", "code"),
-    [
+def test_one_saved_process_passes_nothing_and_fails_what_is_far_slower(
+    bench: Any, endless: DeviceFacts
+) -> None:
+    for change, outcome, code in [
         (0.0, Outcome.UNDECIDED, Code.TOO_FEW_RUNS),
         (0.05, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (0.1, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (0.12, Outcome.FAIL, Code.SLOWER),
-    ],
-)
-def test_one_saved_process_passes_nothing_and_fails_what_is_far_slower(
-    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code
-) -> None:
-    verdict = against(bench, endless, change, 1)
-    assert (verdict.outcome, verdict.code) == (outcome, code)
-    assert verdict.comparison is not None
-    assert verdict.comparison.reach is None
-    if outcome is Outcome.UNDECIDED:
-        assert verdict.reason.endswith("gpumem duet BASE --test test_a decides")
+    ]:
+        verdict = against(bench, endless, change, 1)
+        assert (verdict.outcome, verdict.code) == (outcome, code), change
+        assert verdict.comparison is not None, change
+        assert verdict.comparison.reach is None, change
+        if outcome is Outcome.UNDECIDED:
+            assert verdict.reason.endswith("gpumem duet BASE --test test_a decides"), change
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome", "code"),
-    [
+def test_what_the_screen_passes(bench: Any, endless: DeviceFacts) -> None:
+    for change, outcome, code in [
         (0.0, Outcome.PASS, None),
         (-0.009, Outcome.PASS, None),
         (0.009, Outcome.UNDECIDED, Code.NOISY),
         (0.011, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
         (-0.011, Outcome.UNDECIDED, Code.NOISY),  # a gain would hide a later loss
-    ],
-)
-def test_what_the_screen_passes(
-    bench: Any, endless: DeviceFacts, change: float, outcome: Outcome, code: Code | None
-) -> None:
-    verdict = against(bench, endless, change, 12, 12)
-    assert (verdict.outcome, verdict.code) == (outcome, code)
+    ]:
+        verdict = against(bench, endless, change, 12, 12)
+        assert (verdict.outcome, verdict.code) == (outcome, code), change
 
 
 def test_the_same_code_needs_less_and_the_reason_has_the_rate(
@@ -176,20 +168,16 @@ def test_processes_of_a_run_and_of_the_reference_count_each(bench: Any) -> None:
     assert change.log_ratio == pytest.approx(math.log(1.02) / 2 - math.log(1.01) / 3)
 
 
-@pytest.mark.parametrize(
-    ("overheads", "latencies"),
-    [
+def test_latencies_are_corrected_to_the_mean_launch_overhead(bench: Any) -> None:
+    cases: list[tuple[tuple[float | None, ...], tuple[float, ...]]] = [
         ((2e-6, 3e-6), (100.5e-6, 99.5e-6)),
         ((2e-6, None), (100e-6, 100e-6)),
         ((0.0, 150e-6), (100e-6, 100e-6)),  # a correction by most of a latency is none
-    ],
-)
-def test_latencies_are_corrected_to_the_mean_launch_overhead(
-    bench: Any, overheads: tuple[float | None, ...], latencies: tuple[float, ...]
-) -> None:
-    runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
-    every = [process for run in runs for process in readings(run)]
-    assert corrected_latencies(every) == pytest.approx(latencies)
+    ]
+    for overheads, latencies in cases:
+        runs = [bench.measurement(100e-6, overhead=overhead) for overhead in overheads]
+        every = [process for run in runs for process in readings(run)]
+        assert corrected_latencies(every) == pytest.approx(latencies), overheads
 
 
 def test_the_latency_of_a_baseline(bench: Any, endless: DeviceFacts) -> None:
@@ -217,13 +205,14 @@ def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(
 # The margin of absolute limits
 
 
-@pytest.mark.parametrize(
-    ("latency", "shares"), [(5.4e-6, (0.0051, 0.0094, 0.0025)), (268e-6, (0.00041, 0.0017, 0.0004))]
-)
-def test_what_unchanged_code_differs_by(latency: float, shares: tuple[float, ...]) -> None:
-    spreads = process_spread(latency), placement_spread(latency), day_spread(latency)
-    assert spreads == pytest.approx(shares, rel=0.05)
-    assert process_spread(latency, overhead_corrected=False) > spreads[0]
+def test_what_unchanged_code_differs_by() -> None:
+    for latency, shares in [
+        (5.4e-6, (0.0051, 0.0094, 0.0025)),
+        (268e-6, (0.00041, 0.0017, 0.0004)),
+    ]:
+        spreads = process_spread(latency), placement_spread(latency), day_spread(latency)
+        assert spreads == pytest.approx(shares, rel=0.05), latency
+        assert process_spread(latency, overhead_corrected=False) > spreads[0], latency
 
 
 def test_a_repetition_differs_by_less_the_more_placements_agree(bench: Any) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from cases import naming
 from msgspec.structs import replace
 from verdicts_alone import judge
 
@@ -34,68 +35,79 @@ JOIN = Step(StepKind.JOIN, stream=0)
 SOME = what_ran([COPY, TRIAD, SCALE, COPY, JOIN, WAIT], {})
 
 
-@pytest.mark.parametrize(
-    ("limit", "enough", "too_little", "figure"),
-    [
+def test_a_limit_is_held_against_one_launch(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[str, str, str, str]] = [
         ("max_kernels", "2", "1", "2 kernels in one launch"),
         ("max_copies", "2", "1", "2 copies in one launch"),
         ("max_copied_bytes", "2 MiB", "1 MiB", "2 MiB copied in one launch"),
         ("max_waits", "1", "0", "the host waits 1 time in one launch"),
         ("max_spill", "16 B", "15 B", "16 B of local memory of a thread"),
-    ],
-)
-def test_a_limit_is_held_against_one_launch(
-    limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts
-) -> None:
-    for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
-        limits = Limits(**{limit: written}, origin={limit: "marker"})
-        verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [])
-        assert (verdict.outcome, verdict.code) == (outcome, None)
-        assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason)
+    ]
+    for limit, enough, too_little, figure in cases:
+        for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
+            limits = Limits(**{limit: written}, origin={limit: "marker"})
+            verdict = judge(bench.measurement(what_ran=SOME), limits, h100, [])
+            assert (verdict.outcome, verdict.code) == (outcome, None), limit
+            assert re.search(rf"{figure}, .*above {limit} {written} \(marker\)", verdict.reason), (
+                limit
+            )
 
 
-@pytest.mark.parametrize(
-    "limit", ["max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"]
-)
-def test_the_limit_base_is_the_greatest_count(limit: str, bench: Any, h100: DeviceFacts) -> None:
-    before = what_ran([COPY, replace(TRIAD, registers=32, local=8)], {})
-    unknown = [WhatRan(not_watched="no CUPTI"), None]
-    limits = replace(Limits(), **{limit: LIMITS[limit].parse(" base")})
-    for runs, outcome in (([SOME, before], Outcome.PASS), ([before], Outcome.FAIL)):
-        past = [bench.measurement(what_ran=one) for one in (*runs, *unknown)]
-        assert judge(bench.measurement(what_ran=SOME), limits, h100, past).outcome is outcome
-        alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[-2:])
-        assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
+def test_the_limit_base_is_the_greatest_count(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[str] = ["max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"]
+    for limit in cases:
+        before = what_ran([COPY, replace(TRIAD, registers=32, local=8)], {})
+        unknown = [WhatRan(not_watched="no CUPTI"), None]
+        limits = replace(Limits(), **{limit: LIMITS[limit].parse(" base")})
+        for runs, outcome in (([SOME, before], Outcome.PASS), ([before], Outcome.FAIL)):
+            past = [bench.measurement(what_ran=one) for one in (*runs, *unknown)]
+            assert judge(bench.measurement(what_ran=SOME), limits, h100, past).outcome is outcome, (
+                limit
+            )
+            alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[-2:])
+            assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE), limit
 
 
-@pytest.mark.parametrize("limit", ["max_gpu_page_faults", "max_migrated"])
-def test_pages_are_held_to_those_of_the_base_too(limit: str, bench: Any, h100: DeviceFacts) -> None:
-    then, more = (
-        Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110)
-    )
-    past = [bench.measurement(migrations=then)]
-    for now, outcome in ((then, Outcome.PASS), (more, Outcome.FAIL)):
-        assert (
-            judge(
-                bench.measurement(migrations=now), replace(Limits(), **{limit: "base"}), h100, past
-            ).outcome
-            is outcome
+def test_pages_are_held_to_those_of_the_base_too(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[str] = ["max_gpu_page_faults", "max_migrated"]
+    for limit in cases:
+        then, more = (
+            Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110)
         )
+        past = [bench.measurement(migrations=then)]
+        for now, outcome in ((then, Outcome.PASS), (more, Outcome.FAIL)):
+            assert (
+                judge(
+                    bench.measurement(migrations=now),
+                    replace(Limits(), **{limit: "base"}),
+                    h100,
+                    past,
+                ).outcome
+                is outcome
+            ), limit
 
 
-@pytest.mark.parametrize("written", ["baseline", "base + 1", "bases", "2 x base"])
-def test_what_is_neither_a_count_nor_base_is_refused(written: str) -> None:
-    with pytest.raises(QuantityError, match='whole number from 0 on, or "base"'):
-        LIMITS["max_kernels"].parse(written)
+def test_what_is_neither_a_count_nor_base_is_refused() -> None:
+    for written in ["baseline", "base + 1", "bases", "2 x base"]:
+        with (
+            naming(written),
+            pytest.raises(QuantityError, match='whole number from 0 on, or "base"'),
+        ):
+            LIMITS["max_kernels"].parse(written)
 
 
-@pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])
-@pytest.mark.parametrize("limit", ["max_kernels", "max_waits", "max_spill"])
-def test_what_was_not_watched_is_undecided(
-    limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts
-) -> None:
-    verdict = judge(bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [])
-    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+def test_what_was_not_watched_is_undecided(bench: Any, h100: DeviceFacts) -> None:
+    limit_cases: list[str] = ["max_kernels", "max_waits", "max_spill"]
+    ran_cases: list[WhatRan | None] = [None, WhatRan(not_watched="cupti-python cannot be imported")]
+    for limit in limit_cases:
+        for ran in ran_cases:
+            verdict = judge(
+                bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, []
+            )
+            assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS), (
+                limit,
+                ran,
+            )
 
 
 def test_counts_are_judged_under_any_conditions(bench: Any, h100: DeviceFacts) -> None:
@@ -126,9 +138,8 @@ PAGES = Migrations(
 )
 
 
-@pytest.mark.parametrize(
-    ("limits", "migrations", "outcome", "said"),
-    [
+def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: DeviceFacts) -> None:
+    cases: list[tuple[dict[str, str], Migrations | None, Outcome, str]] = [
         (
             {"max_gpu_page_faults": "0"},
             NO_PAGES,
@@ -162,23 +173,15 @@ PAGES = Migrations(
             Outcome.UNDECIDED,
             "not counted: no cupti-python",
         ),
-    ],
-)
-def test_a_limit_is_held_against_the_count_of_one_launch(
-    limits: dict[str, str],
-    migrations: Migrations | None,
-    outcome: Outcome,
-    said: str,
-    bench: Any,
-    h100: DeviceFacts,
-) -> None:
-    held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
-    verdict = judge(bench.measurement(migrations=migrations), held, h100, [])
-    assert (verdict.outcome, verdict.code) == (
-        outcome,
-        Code.CONDITIONS if outcome is Outcome.UNDECIDED else None,
-    )
-    assert re.search(said, verdict.reason)
+    ]
+    for limits, migrations, outcome, said in cases:
+        held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
+        verdict = judge(bench.measurement(migrations=migrations), held, h100, [])
+        assert (verdict.outcome, verdict.code) == (
+            outcome,
+            Code.CONDITIONS if outcome is Outcome.UNDECIDED else None,
+        ), (limits, migrations, outcome, said)
+        assert re.search(said, verdict.reason), (limits, migrations, outcome, said)
 
 
 def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(

@@ -140,96 +140,92 @@ SCALARS = {
 SIZES = (35, 4096, 4099, 33001)
 
 
-@pytest.mark.parametrize("blocks", [None, 1, 3])
-@pytest.mark.parametrize(("name", "dtype"), COMPILED)
-def test_source_gives_the_references_result(
-    name: str, dtype: str, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
-) -> None:
-    kernel: Any = CATALOGUE[name]
-    rng = np.random.default_rng(7)
-    for size in SIZES:
-        if name.startswith("chase") and (size < 48 or blocks == 3):
-            continue
-        for scalars in SCALARS.get(name, [{}]):
-            arrays = arguments_of(name, size, dtype, rng)
-            call = call_of(kernel, arrays, blocks, **scalars)
-            assert kernel.problem(call) is None
-            expected = kernel.reference(arrays, call.scalars)
-            for vectors in vector_counts(kernel):
-                # Outputs are poisoned, as a measurement does before it checks.
-                guarded = {}
-                for parameter in kernel.parameters:
-                    if parameter.role is not Role.SCALAR:
-                        guarded[parameter.name] = Guarded(arrays[parameter.name])
-                    if parameter.role is Role.WRITE:
-                        guarded[parameter.name].array.view("u1")[:] = 0xFF
-                run(
-                    library,
-                    replace(kernel.shape(h100, call), vectors=vectors),
-                    kernel,
-                    dtype,
-                    call,
-                    guarded,
-                )
-                for parameter in kernel.parameters:
-                    if parameter.role is Role.SCALAR:
-                        continue
-                    actual = guarded[parameter.name]
-                    assert actual.intact, f"{parameter.name}: written past its end"
-                    content = expected.get(parameter.name, arrays[parameter.name])
-                    assert content.dtype == actual.array.dtype
-                    assert len(content) == len(actual.array)
-                    tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
-                    what = f"{parameter.name}, {size}, {scalars}, {vectors}"
-                    np.testing.assert_allclose(
-                        actual.array, content, rtol=tolerance, atol=0, err_msg=what
-                    )
+def test_source_gives_the_references_result(library: ctypes.CDLL, h100: DeviceFacts) -> None:
+    for name, dtype in COMPILED:
+        for blocks in [None, 1, 3]:
+            kernel: Any = CATALOGUE[name]
+            rng = np.random.default_rng(7)
+            for size in SIZES:
+                if name.startswith("chase") and (size < 48 or blocks == 3):
+                    continue
+                for scalars in SCALARS.get(name, [{}]):
+                    arrays = arguments_of(name, size, dtype, rng)
+                    call = call_of(kernel, arrays, blocks, **scalars)
+                    assert kernel.problem(call) is None, (name, dtype, blocks)
+                    expected = kernel.reference(arrays, call.scalars)
+                    for vectors in vector_counts(kernel):
+                        # Outputs are poisoned, as a measurement does before it checks.
+                        guarded = {}
+                        for parameter in kernel.parameters:
+                            if parameter.role is not Role.SCALAR:
+                                guarded[parameter.name] = Guarded(arrays[parameter.name])
+                            if parameter.role is Role.WRITE:
+                                guarded[parameter.name].array.view("u1")[:] = 0xFF
+                        run(
+                            library,
+                            replace(kernel.shape(h100, call), vectors=vectors),
+                            kernel,
+                            dtype,
+                            call,
+                            guarded,
+                        )
+                        for parameter in kernel.parameters:
+                            if parameter.role is Role.SCALAR:
+                                continue
+                            actual = guarded[parameter.name]
+                            assert actual.intact, f"{parameter.name}: written past its end"
+                            content = expected.get(parameter.name, arrays[parameter.name])
+                            assert content.dtype == actual.array.dtype, (name, dtype, blocks)
+                            assert len(content) == len(actual.array), (name, dtype, blocks)
+                            tolerance = kernel.relative_tolerance if dtype != "i4" else 0.0
+                            what = f"{parameter.name}, {size}, {scalars}, {vectors}"
+                            np.testing.assert_allclose(
+                                actual.array, content, rtol=tolerance, atol=0, err_msg=what
+                            )
 
 
-@pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
-@pytest.mark.parametrize(("width", "height"), [(128, 192), (1, 70), (70, 1), (64, 64), (65, 63)])
-def test_matrices_of_any_shape_are_transposed(
-    name: str, width: int, height: int, library: ctypes.CDLL, h100: DeviceFacts
-) -> None:
-    kernel = CATALOGUE[name]
-    idata = np.arange(width * height, dtype="i4")
-    call = call_of(kernel, {"odata": idata, "idata": idata}, width=width, height=height)
-    guarded = {"odata": Guarded(np.full_like(idata, -1)), "idata": Guarded(idata)}
-    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
-    assert guarded["odata"].intact
-    np.testing.assert_array_equal(
-        guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T
-    )
+def test_matrices_of_any_shape_are_transposed(library: ctypes.CDLL, h100: DeviceFacts) -> None:
+    for width, height in [(128, 192), (1, 70), (70, 1), (64, 64), (65, 63)]:
+        for name in ["transpose", "transpose_tiled", "transpose_padded"]:
+            kernel = CATALOGUE[name]
+            idata = np.arange(width * height, dtype="i4")
+            call = call_of(kernel, {"odata": idata, "idata": idata}, width=width, height=height)
+            guarded = {"odata": Guarded(np.full_like(idata, -1)), "idata": Guarded(idata)}
+            run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+            assert guarded["odata"].intact, (width, name)
+            np.testing.assert_array_equal(
+                guarded["odata"].array.reshape(width, height), idata.reshape(height, width).T
+            )
 
 
-@pytest.mark.parametrize("stride", [1, 2, 32, 1000])
-@pytest.mark.parametrize("blocks", [None, 1, 3])
 def test_rereading_goes_through_every_element_whatever_the_stride(
-    stride: int, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
+    library: ctypes.CDLL, h100: DeviceFacts
 ) -> None:
-    kernel, x = CATALOGUE["reread"], np.arange(32_000, dtype="i4")
-    call = call_of(kernel, {"y": x, "x": x}, blocks, times=2, stride=stride)
-    assert kernel.problem(call) is None
-    guarded = {"y": Guarded(np.full_like(x, -1)), "x": Guarded(x)}
-    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
-    assert guarded["y"].intact
-    np.testing.assert_array_equal(guarded["y"].array, x.reshape(-1, stride).T.reshape(-1))
+    for blocks in [None, 1, 3]:
+        for stride in [1, 2, 32, 1000]:
+            kernel, x = CATALOGUE["reread"], np.arange(32_000, dtype="i4")
+            call = call_of(kernel, {"y": x, "x": x}, blocks, times=2, stride=stride)
+            assert kernel.problem(call) is None, (blocks, stride)
+            guarded = {"y": Guarded(np.full_like(x, -1)), "x": Guarded(x)}
+            run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+            assert guarded["y"].intact, (blocks, stride)
+            np.testing.assert_array_equal(guarded["y"].array, x.reshape(-1, stride).T.reshape(-1))
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_every_pass_reads_every_tile_whatever_the_grid(
-    blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
+    library: ctypes.CDLL, h100: DeviceFacts
 ) -> None:
-    # 8, 16 and 40 warps on 8 tiles: as many as tiles, a multiple of them, and five times as many.
-    kernel, a = CATALOGUE["l2_read"], np.arange(8 * 1024, dtype="i4")
-    arrays = {"a": a, "sums": np.full(8 * 11, -1, dtype="i4")}
-    call = call_of(kernel, arrays, blocks, repeats=11)
-    guarded = {key: Guarded(array) for key, array in arrays.items()}
-    run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
-    assert guarded["sums"].intact
-    np.testing.assert_array_equal(
-        guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11)
-    )
+    for blocks in [1, 2, 5]:
+        # 8, 16 and 40 warps on 8 tiles: as many as tiles, a multiple of them, and five times as many.
+        kernel, a = CATALOGUE["l2_read"], np.arange(8 * 1024, dtype="i4")
+        arrays = {"a": a, "sums": np.full(8 * 11, -1, dtype="i4")}
+        call = call_of(kernel, arrays, blocks, repeats=11)
+        guarded = {key: Guarded(array) for key, array in arrays.items()}
+        run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
+        assert guarded["sums"].intact, blocks
+        np.testing.assert_array_equal(
+            guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11)
+        )
 
 
 def test_a_walk_goes_on_where_the_last_one_ended(library: ctypes.CDLL, h100: DeviceFacts) -> None:

@@ -27,9 +27,8 @@ def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tupl
     return got.reads, got.writes
 
 
-@pytest.mark.parametrize(
-    ("name", "arrays", "reads", "writes"),
-    [
+def test_compulsory_bytes() -> None:
+    for name, arrays, reads, writes in [
         ("copy", sized(c=N, a=N), 512 * MiB, 512 * MiB),
         ("mul", sized(b=N, c=N), 512 * MiB, 512 * MiB),
         ("stream_add", sized(c=N, a=N, b=N), GiB, 512 * MiB),
@@ -62,12 +61,8 @@ def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tupl
         ("reread", sized(y=N, x=N), 512 * MiB, 512 * MiB),
         ("transpose", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
         ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
-    ],
-)
-def test_compulsory_bytes(
-    name: str, arrays: dict[str, ArrayFacts], reads: int, writes: int
-) -> None:
-    assert traffic(name, arrays) == (reads, writes)
+    ]:
+        assert traffic(name, arrays) == (reads, writes), (name, arrays, reads, writes)
 
 
 def test_rereading_asks_again_and_moves_whole_sectors() -> None:
@@ -163,23 +158,20 @@ def test_each_block_reads_the_table_into_shared_memory_once() -> None:
         assert kernel.on_chip_cycles(call) == 7 * 1000 / 32  # cycles of an SM for each warp
 
 
-@pytest.mark.parametrize(
-    ("table", "blocks"),
-    [
+def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100: DeviceFacts) -> None:
+    for table, blocks in [
         (12 * KiB, 2 * 132),  # 48 KiB: the threads of an SM decide
         (28 * KiB, 2 * 132),  # two tables of 112 KiB and what the system keeps: 226 of 228 KiB
         (28 * KiB + 257, 132),
         (57 * KiB, 132),  # more than there is, which the device refuses
-    ],
-)
-def test_no_more_blocks_than_the_sms_hold_with_their_tables(
-    h100: DeviceFacts, table: int, blocks: int | None
-) -> None:
-    call = Call(sized("i4", data_streaming=256 * MiB, lut_persistent=table))
-    got = CATALOGUE["reset_data_shared"].shape(h100, call)
-    assert (got.blocks, got.threads, got.shared_bytes) == (blocks, 1024, 4 * table)
-    unknown = CATALOGUE["reset_data_shared"].shape(replace(h100, shared_bytes_per_sm=None), call)
-    assert unknown.blocks == 2 * 132
+    ]:
+        call = Call(sized("i4", data_streaming=256 * MiB, lut_persistent=table))
+        got = CATALOGUE["reset_data_shared"].shape(h100, call)
+        assert (got.blocks, got.threads, got.shared_bytes) == (blocks, 1024, 4 * table), table
+        unknown = CATALOGUE["reset_data_shared"].shape(
+            replace(h100, shared_bytes_per_sm=None), call
+        )
+        assert unknown.blocks == 2 * 132, table
 
 
 def test_chase_reads_one_index_a_node() -> None:
@@ -283,9 +275,10 @@ def test_launch_shapes(h100: DeviceFacts) -> None:
     assert shape("chase", h100, sized("i4", nodes=160, out=1), steps=3, start=0) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("peak", "threads", "copy", "triad"),
-    [
+def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(
+    h100: DeviceFacts,
+) -> None:
+    for peak, threads, copy, triad in [
         (3.35e12, 2048, (256, 1), (1024, 1)),  # 4.3 MB in flight with one vector of one source
         (6.1e12, 2048, (256, 1), (1024, 1)),
         (6.2e12, 2048, (256, 2), (1024, 1)),
@@ -293,28 +286,23 @@ def test_launch_shapes(h100: DeviceFacts) -> None:
         (99e12, 2048, (256, 4), (1024, 4)),
         (3.35e12, 1536, (256, 1), (512, 1)),  # 1024 threads would leave a third of an SM empty
         (4.7e12, 1536, (256, 2), (512, 1)),
-    ],
-)
-def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(
-    h100: DeviceFacts, peak: float, threads: int, copy: tuple[int, int], triad: tuple[int, int]
-) -> None:
-    facts = replace(h100, dram_peak=peak, max_threads_per_sm=threads)
-    assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == (
-        (512, 2),
-        copy,
-        triad,
-    )
-    got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
-    assert (got.threads, got.vectors) == copy
-    assert got.blocks * got.threads * got.vectors * 16 == 4 * N
+    ]:
+        facts = replace(h100, dram_peak=peak, max_threads_per_sm=threads)
+        assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == (
+            (512, 2),
+            copy,
+            triad,
+        ), (peak, threads, copy, triad)
+        got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
+        assert (got.threads, got.vectors) == copy, (peak, threads, copy, triad)
+        assert got.blocks * got.threads * got.vectors * 16 == 4 * N, (peak, threads, copy, triad)
 
 
 EIGHT, TWELVE = (sized(odata=n, idata=n) for n in (8, 12))
 
 
-@pytest.mark.parametrize(
-    ("name", "arrays", "scalars", "problem"),
-    [
+def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
+    cases: list[tuple[str, dict[str, ArrayFacts], dict[str, Any], str]] = [
         (
             "triad",
             sized(a=8, b=8, c=9),
@@ -405,12 +393,14 @@ EIGHT, TWELVE = (sized(odata=n, idata=n) for n in (8, 12))
             {"repeats": 3},
             "l2_read gives 3 sums for each 4096 bytes of a: sums needs 6 elements",
         ),
-    ],
-)
-def test_a_call_that_does_not_fit_is_refused_in_one_sentence(
-    name: str, arrays: dict[str, ArrayFacts], scalars: dict[str, float], problem: str
-) -> None:
-    assert str(CATALOGUE[name].problem(Call(arrays, scalars))).startswith(problem)
+    ]
+    for name, arrays, scalars, problem in cases:
+        assert str(CATALOGUE[name].problem(Call(arrays, scalars))).startswith(problem), (
+            name,
+            arrays,
+            scalars,
+            problem,
+        )
 
 
 def test_a_grid_that_cannot_be_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import naming
 
 from pytest_gpumem.kernels.l2_bandwidth import knee, plateau
 
@@ -15,9 +16,9 @@ def falling(at: float, plateau: float, end: float) -> list[float]:
     return [end + (plateau - end) / (1 + np.exp(size - at)) for size in SIZES]
 
 
-@pytest.mark.parametrize(("at", "last"), [(13, 12), (20, 16), (30, 24), (40, 32), (100, 64)])
-def test_the_last_footprint_before_the_fall(at: float, last: int) -> None:
-    assert knee(SIZES, falling(at, 5.5, 3.0)) == last
+def test_the_last_footprint_before_the_fall() -> None:
+    for at, last in [(13, 12), (20, 16), (30, 24), (40, 32), (100, 64)]:
+        assert knee(SIZES, falling(at, 5.5, 3.0)) == last, at
 
 
 def test_what_rises_again_after_the_fall_is_noise() -> None:
@@ -34,9 +35,8 @@ def test_the_plateau_is_what_most_of_it_holds() -> None:
     assert plateau(falling(30, 5.5, 3.0)) == pytest.approx(5.5, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "bandwidths", "problem"),
-    [
+def test_what_has_no_knee_is_refused() -> None:
+    for sizes, bandwidths, problem in [
         (
             [1, 2, 3],
             [2.0, 1.0],
@@ -46,10 +46,6 @@ def test_the_plateau_is_what_most_of_it_holds() -> None:
         ([], [], "without a bandwidth"),
         ([1, 2, 4], [3.0, 3.0, 3.0], "no fall: of 3 bandwidths the last, 3, is the highest"),
         ([1, 2, 4], [1.0, 2.0, 3.0], "no fall"),
-    ],
-)
-def test_what_has_no_knee_is_refused(
-    sizes: list[int], bandwidths: list[float], problem: str
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        knee(sizes, bandwidths)
+    ]:
+        with naming(sizes, bandwidths, problem), pytest.raises(ValueError, match=problem):
+            knee(sizes, bandwidths)

@@ -26,20 +26,20 @@ def test_accesses_of_a_call_that_is_not_made(bench: Bench) -> None:
         bench.kernels.copy.accesses(c)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "scalars", "sectors"),
-    [
+def test_a_measurement_knows_the_sectors_of_its_requests() -> None:
+    for kernel, scalars, sectors in [
         ("offset_copy", (0,), 4),
         ("offset_copy", (1,), 5),
         ("stride_copy", (2,), 8),
         ("stride_copy", (16,), 32),
         ("memcpy", (), None),
-    ],
-)
-def test_a_measurement_knows_the_sectors_of_its_requests(
-    bench: Bench, kernel: str, scalars: tuple[int, ...], sectors: float | None
-) -> None:
-    assert bench.measure(kernel, *bench.buffers(2), *scalars).sectors_per_request == sectors
+    ]:
+        bench = Bench()
+        assert bench.measure(kernel, *bench.buffers(2), *scalars).sectors_per_request == sectors, (
+            kernel,
+            scalars,
+            sectors,
+        )
 
 
 def test_reads_and_writes_count_alike(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench
+from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
 
@@ -17,9 +18,8 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
     getattr(bench.kernels, kernel)(*arguments, **keywords)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_what_does_not_fit() -> None:
+    cases: list[tuple[Callable[..., object], str]] = [
         (lambda k, a, b, c, d: k.triad(a, b, c, 3.0, 4.0), "triad(a, b, c, s) got 5 arguments"),
         (lambda k, a, b, c, d: k.triad(a, b, c, r=3.0), "triad(a, b, c, s) has no parameter 'r'"),
         (lambda k, a, b, c, d: k.triad(a, b, c, 3.0, s=4.0), "triad(a, b, c, s) got 's' twice"),
@@ -86,15 +86,16 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
             lambda k, a, b, c, d: k.copy.with_stream(a),
             "with_stream() takes what persisting_stream() gives, not Buffer",
         ),
-    ],
-)
-def test_what_does_not_fit(bench: Bench, make: Callable[..., object], message: str) -> None:
-    arrays = [*bench.buffers(3, 4096), *bench.buffers(1, 4096, "i4")]
-    with pytest.raises(BadCall) as caught:
-        make(bench.kernels, *arrays)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert bench.device.launched == []
+    ]
+    for make, message in cases:
+        bench = Bench()
+        with naming(make):
+            arrays = [*bench.buffers(3, 4096), *bench.buffers(1, 4096, "i4")]
+            with pytest.raises(BadCall) as caught:
+                make(bench.kernels, *arrays)
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert bench.device.launched == []
 
 
 def test_arrays_of_different_size(bench: Bench) -> None:
@@ -112,11 +113,13 @@ def test_two_inputs_may_be_one_buffer(bench: Bench) -> None:
     np.testing.assert_array_equal(a.read(), 2 * b.read())
 
 
-@pytest.mark.parametrize("scalar", [3, 3.0, np.float32(3), np.int64(3), Fraction(3)], ids=repr)
-def test_any_real_number_is_a_scalar(bench: Bench, scalar: Any) -> None:
-    a, b, c = bench.buffers(3, 4096)
-    bench.kernels.triad(a, b, c, s=scalar)
-    np.testing.assert_array_equal(a.read(), b.read() + np.float32(3) * c.read())
+def test_any_real_number_is_a_scalar() -> None:
+    for scalar in [3, 3.0, np.float32(3), np.int64(3), Fraction(3)]:
+        bench = Bench()
+        with naming(scalar):
+            a, b, c = bench.buffers(3, 4096)
+            bench.kernels.triad(a, b, c, s=scalar)
+            np.testing.assert_array_equal(a.read(), b.read() + np.float32(3) * c.read())
 
 
 def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:

@@ -29,9 +29,8 @@ def measured(latency: float, **changes: Any) -> Measurement:
 FLUSH = 2 * H100.l2_bytes / H100.dram_peak
 
 
-@pytest.mark.parametrize(
-    ("latency", "changes", "sample"),
-    [
+def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed() -> None:
+    for latency, changes, sample in [
         (200e-6, {}, 200e-6 + FLUSH),
         (200e-6, {"mode": "dirty-cold"}, 200e-6 + FLUSH),
         (200e-6, {"mode": "hot", "sampler": "blocked"}, 200e-6),
@@ -40,14 +39,10 @@ FLUSH = 2 * H100.l2_bytes / H100.dram_peak
             {"mode": "hot", "sampler": "batched"},
             22 * 20e-6,
         ),  # twenty launches between the events, and two before
-    ],
-)
-def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed(
-    latency: float, changes: dict[str, Any], sample: float
-) -> None:
-    assert need(measured(latency, **changes), H100, math.inf) == pytest.approx(
-        FIXED + MOST_SAMPLES * (sample + HOST)
-    )
+    ]:
+        assert need(measured(latency, **changes), H100, math.inf) == pytest.approx(
+            FIXED + MOST_SAMPLES * (sample + HOST)
+        ), (latency, changes, sample)
 
 
 def test_without_a_known_peak_a_flush_counts_as_nothing() -> None:
@@ -65,21 +60,17 @@ def test_a_need_is_at_most_what_a_measurement_gets_without_a_total() -> None:
 # Water-filling
 
 
-@pytest.mark.parametrize(
-    ("total", "needs", "shares"),
-    [
+def test_who_needs_less_gets_it_and_the_others_share_the_rest() -> None:
+    cases: list[tuple[float, list[float | None], list[float]]] = [
         (10, [None, 1, None, 5], [3, 1, 3, 3]),
         (10, [2, 1, None, 2], [2, 1, 5, 2]),
         (12, [None] * 4, [3, 3, 3, 3]),
         (9, [1, 2, 3], [2, 3, 4]),  # what nobody needs is shared equally
         (5, [], []),
         (0, [None, 1], [0, 0]),
-    ],
-)
-def test_who_needs_less_gets_it_and_the_others_share_the_rest(
-    total: float, needs: list[float | None], shares: list[float]
-) -> None:
-    assert share_out(total, needs) == pytest.approx(shares)
+    ]
+    for total, needs, shares in cases:
+        assert share_out(total, needs) == pytest.approx(shares), (total, needs, shares)
 
 
 @given(st.floats(0, 1e4), needs)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 from bench import Bench
+from cases import naming
 from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -138,25 +139,25 @@ def bare() -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("check", "message"),
-    [
+def test_a_check_that_fails() -> None:
+    for check, message in [
         (lambda: False, "build: its check returned False after one launch"),
         (lambda: np.array([1, 2]).sum() == 4, "build: its check returned False"),
         (lambda: np.zeros((1,)), r"build: its check returned \[0.\]"),
         (no, "build: the result of one launch is wrong: the sums differ"),
         (bare, "build: the result of one launch is wrong: its check failed"),
-    ],
-)
-def test_a_check_that_fails(bench: Bench, check: Callable[[], object], message: str) -> None:
-    with pytest.raises(WrongResult, match=message):
-        bench.case(with_(check=check))
-    assert bench.leftovers() == 0
+    ]:
+        bench = Bench()
+        with naming(check):
+            with pytest.raises(WrongResult, match=message):
+                bench.case(with_(check=check))
+            assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize("check", [lambda: None, lambda: True, lambda: np.bool_(True)])
-def test_a_check_that_holds(bench: Bench, check: Callable[[], object]) -> None:
-    assert bench.case(with_(check=check)).checked
+def test_a_check_that_holds() -> None:
+    for check in [lambda: None, lambda: True, lambda: np.bool_(True)]:
+        bench = Bench()
+        assert bench.case(with_(check=check)).checked, check
 
 
 def test_without_a_check_a_case_says_so(bench: Bench) -> None:
@@ -238,9 +239,8 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
     assert bench.device.live == []
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
+def test_what_is_no_case() -> None:
+    cases: list[tuple[Any, str]] = [
         (
             lambda memory: None,
             r"the function given to gpu_benchmark\.case\(\) returned None, not a Case",
@@ -270,16 +270,15 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
             Case(lambda: None),
             r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case",
         ),
-    ],
-)
-def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
-    with pytest.raises(BadCall, match=message):
-        bench.case(build)
+    ]
+    for build, message in cases:
+        bench = Bench()
+        with naming(build), pytest.raises(BadCall, match=message):
+            bench.case(build)
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
+def test_what_is_no_callable() -> None:
+    cases: list[tuple[Any, str]] = [
         (
             Case(lambda: None),
             r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it",
@@ -289,12 +288,13 @@ def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
             None,
             r"pass the kernel and its arguments, as in gpu_benchmark\(kernel, a, b\), and do not call it",
         ),
-    ],
-)
-def test_what_is_no_callable(bench: Bench, thing: Any, message: str) -> None:
-    with pytest.raises(BadCall, match=message):
-        bench.target(thing)
-    assert bench.device.live == []
+    ]
+    for thing, message in cases:
+        bench = Bench()
+        with naming(thing):
+            with pytest.raises(BadCall, match=message):
+                bench.target(thing)
+            assert bench.device.live == []
 
 
 def test_a_check_that_returns_an_array_is_a_mistake(bench: Bench) -> None:
@@ -322,28 +322,23 @@ def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
     assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("after", [0, 1, 2, 20, 60])
-@pytest.mark.parametrize("which", ["launch", "restore"])
-def test_an_error_at_any_stage_leaves_nothing(
-    bench: Bench, which: str, after: int, error: type[BaseException]
-) -> None:
-    fields = (
-        {"reference": failing(after, error)}
-        if which == "launch"
-        else {"restore": failing(after, error)}
-    )
-    found = bench.device.l2.set_aside()
+def test_an_error_at_any_stage_leaves_nothing() -> None:
+    errors = (DeviceError, KeyboardInterrupt, ValueError)
+    for role, after, error in product(("reference", "restore"), (0, 1, 2, 20, 60), errors):
+        bench = Bench()
+        found = bench.device.l2.set_aside()
+        fields = {role: failing(after, error)}
 
-    def build(memory: Memory) -> Case:
-        case = scaling(memory, check=None)
-        return scaling(memory, check=None, window=case.reads[0], **fields)
+        def build(memory: Memory, fields: dict[str, Any] = fields) -> Case:
+            case = scaling(memory, check=None)
+            return scaling(memory, check=None, window=case.reads[0], **fields)
 
-    with pytest.raises(error):
-        bench.case(build, placements=8)
-    assert bench.device.l2.set_aside() == found
-    assert windows(bench) == []
-    assert bench.leftovers() == 0
+        with naming(role, after, error):
+            with pytest.raises(error):
+                bench.case(build, placements=8)
+            assert bench.device.l2.set_aside() == found
+            assert windows(bench) == []
+            assert bench.leftovers() == 0
 
 
 def test_a_mode_that_nobody_knows_closes_the_case(bench: Bench) -> None:
@@ -358,22 +353,19 @@ def test_a_case_without_a_reference_skips_on_this_device(bench: Bench) -> None:
     assert bench.leftovers() == 0
 
 
-@pytest.mark.parametrize(
-    ("fields", "total", "footprint"),
-    [
+def test_traffic_is_declared_or_the_sum_of_reads_and_writes() -> None:
+    cases: list[tuple[dict[str, Any], int | None, int | None]] = [
         ({}, 2 * MiB, 2 * MiB),
         ({"moved": 3 * MiB}, 3 * MiB, 2 * MiB),
         ({"moved": np.int64(3 * MiB), "reads": [], "writes": []}, 3 * MiB, 3 * MiB),
         ({"reads": [], "writes": []}, None, None),
-    ],
-)
-def test_traffic_is_declared_or_the_sum_of_reads_and_writes(
-    bench: Bench, fields: dict[str, Any], total: int | None, footprint: int | None
-) -> None:
-    taken = bench.case(with_(**fields))
-    assert (None if taken.moved_bytes is None else taken.moved_bytes.total) == total
-    assert taken.footprint == footprint
-    assert (taken.bandwidth is None) == (total is None)
+    ]
+    for fields, total, footprint in cases:
+        bench = Bench()
+        taken = bench.case(with_(**fields))
+        assert (None if taken.moved_bytes is None else taken.moved_bytes.total) == total, fields
+        assert taken.footprint == footprint, fields
+        assert (taken.bandwidth is None) == (total is None), fields
 
 
 def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(

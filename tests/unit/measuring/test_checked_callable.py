@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench
+from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import WrongResult
@@ -96,9 +97,8 @@ def test_outputs_of_its_own_are_not_poisoned_which_is_said(bench: Bench) -> None
     assert target.footprint == own.nbytes
 
 
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
+def test_a_mistake_is_one_sentence() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"check": True}, "check= is a function without arguments, not True"),
         ({"reference": 1}, "reference= is a function without arguments, not 1"),
         ({"reads": 3}, "reads= is a list of arrays or buffers, not int"),
@@ -109,26 +109,27 @@ def test_outputs_of_its_own_are_not_poisoned_which_is_said(bench: Bench) -> None
             "check= returned a value of type ndarray that is neither true nor false",
         ),
         ({"moved": 0}, "moved=0; it is the compulsory bytes of one launch"),
-    ],
-)
-def test_a_mistake_is_one_sentence(bench: Bench, declared: dict[str, Any], message: str) -> None:
-    x, y = bench.buffers(2, 64)
-    with pytest.raises(BadCall, match=f"^{message}"):
-        bench.take(bench.target(double, x, y, **{"reference": lambda: None, **declared}))
+    ]
+    for declared, message in cases:
+        bench = Bench()
+        with naming(declared):
+            x, y = bench.buffers(2, 64)
+            with pytest.raises(BadCall, match=f"^{message}"):
+                bench.take(bench.target(double, x, y, **{"reference": lambda: None, **declared}))
 
 
-@pytest.mark.parametrize(
-    ("declared", "known"),
-    [
+def test_a_kernel_of_the_catalogue_declares_these_itself() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"check": print}, "check"),
         ({"reference": print}, "check"),
         ({"reads": []}, "traffic"),
         ({"moved": 64}, "traffic"),
-    ],
-)
-def test_a_kernel_of_the_catalogue_declares_these_itself(
-    bench: Bench, declared: dict[str, Any], known: str
-) -> None:
-    (name,) = declared
-    with pytest.raises(BadCall, match=f"^{name}=.*: the {known} of copy is known from the kernel$"):
-        bench.target(bench.kernels.copy, *bench.buffers(2), **declared)
+    ]
+    for declared, known in cases:
+        bench = Bench()
+        with naming(declared):
+            (name,) = declared
+            with pytest.raises(
+                BadCall, match=f"^{name}=.*: the {known} of copy is known from the kernel$"
+            ):
+                bench.target(bench.kernels.copy, *bench.buffers(2), **declared)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench
+from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import (
@@ -27,9 +28,8 @@ from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.units import MiB
 
 
-@pytest.mark.parametrize(
-    ("latency", "launches"),
-    [
+def test_a_batch_is_long_enough_for_its_first_launch_not_to_count() -> None:
+    for latency, launches in [
         (None, 1),
         (0.0, 1),
         (1e-9, MOST_BATCH),
@@ -40,12 +40,8 @@ from pytest_gpumem.units import MiB
         (SLOW_BATCH_SECONDS / 3.5, 4),
         (SLOW_BATCH_SECONDS, 1),
         (1.0, 1),
-    ],
-)
-def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(
-    latency: float | None, launches: int
-) -> None:
-    assert batch_of(latency, foreign=False) == launches
+    ]:
+        assert batch_of(latency, foreign=False) == launches, latency
 
 
 def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
@@ -106,9 +102,8 @@ def chosen(
     return choose(requested, target, mode, profiled=profiled)
 
 
-@pytest.mark.parametrize(
-    ("facts", "sampler", "fallback"),
-    [
+def test_a_sampler_is_chosen() -> None:
+    cases: list[tuple[dict[str, Any], str, bool]] = [
         ({}, "blocked", True),
         ({"mode": "dirty-cold"}, "blocked", True),
         ({"kind": "callable"}, "blocked", True),
@@ -122,15 +117,17 @@ def chosen(
         ({"profiled": True, "mode": "hot"}, "plain", False),
         ({"requested": "host"}, "host", False),
         ({"requested": "host", "profiled": True}, "plain", False),
-    ],
-)
-def test_a_sampler_is_chosen(facts: dict[str, Any], sampler: str, fallback: bool) -> None:
-    choice = chosen(**facts)
-    assert (choice.sampler, choice.fallback) == (sampler, fallback)
-    assert choice.reason
+    ]
+    for facts, sampler, fallback in cases:
+        choice = chosen(**facts)
+        assert (choice.sampler, choice.fallback) == (sampler, fallback), facts
+        assert choice.reason, facts
 
 
-@pytest.mark.parametrize("sampler", ["graph", "batched"])
-def test_batches_refuse_a_cold_mode(sampler: str) -> None:
-    with pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'):
-        chosen(sampler)
+def test_batches_refuse_a_cold_mode() -> None:
+    for sampler in ["graph", "batched"]:
+        with (
+            naming(sampler),
+            pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'),
+        ):
+            chosen(sampler)

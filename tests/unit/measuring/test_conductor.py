@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bench import Bench
+from cases import naming
 from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
@@ -71,26 +72,27 @@ def test_modes_are_ordered() -> None:
     assert hot < 0.8 * min(cold)
 
 
-@pytest.mark.parametrize(
-    ("mode", "flush", "per_sample"),
-    [("clean-cold", "read", 1), ("dirty-cold", "write", 1), ("hot", None, 0)],
-)
-def test_each_mode_flushes_in_its_own_way(mode: str, flush: str | None, per_sample: int) -> None:
-    bench = Bench(profiled=True)
-    bench.conductor._harness.flush(mode)  # which launches it once, so that it is loaded
-    bench.device.launched.clear()
-    triad(bench, nbytes=2 * MiB, mode=mode)
-    # The launch overhead is measured on the smallest write there is.
-    flushes = [
-        f
-        for f in bench.device.launched
-        if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES
-    ]
-    assert len(flushes) == per_sample * PROFILED_SAMPLES
-    assert all(
-        f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes
-        for f in flushes
-    )
+def test_each_mode_flushes_in_its_own_way() -> None:
+    for mode, flush, per_sample in [
+        ("clean-cold", "read", 1),
+        ("dirty-cold", "write", 1),
+        ("hot", None, 0),
+    ]:
+        bench = Bench(profiled=True)
+        bench.conductor._harness.flush(mode)  # which launches it once, so that it is loaded
+        bench.device.launched.clear()
+        triad(bench, nbytes=2 * MiB, mode=mode)
+        # The launch overhead is measured on the smallest write there is.
+        flushes = [
+            f
+            for f in bench.device.launched
+            if f.kernel.name in ("read", "write") and f.arrays["a"].nbytes > VECTOR_BYTES
+        ]
+        assert len(flushes) == per_sample * PROFILED_SAMPLES, mode
+        assert all(
+            f.kernel.name == flush and f.arrays["a"].nbytes == 2 * bench.device.facts.l2_bytes
+            for f in flushes
+        ), mode
 
 
 def test_a_batch_that_cannot_be_captured_is_held_instead(
@@ -463,22 +465,6 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
     bench.conductor._harness._awake = True
 
 
-def test_throttled_placements_are_discarded_and_counted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
-    monkeypatch.setattr("pytest_gpumem.measuring.measure.WAIT_SHARE", 0.0)  # a wait looks too
-    monkeypatch.setattr(
-        "pytest_gpumem.measuring.measure.CHUNK_SECONDS", 10.0
-    )  # one look a placement
-    x = bench.memory.device(2 * MiB)
-    taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
-    assert len(taken.placements) == 3
-    assert taken.discarded == 2 * len(taken.placements[1])
-    assert "3 of 5 placements" in taken.notes
-    assert "every sample was taken under throttling" not in taken.notes
-
-
 def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -658,22 +644,22 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
-@pytest.mark.parametrize(("verb", "after"), STAGES)
-def test_an_error_at_any_stage_leaves_nothing(
-    bench: Bench, verb: str, after: int, error: type[BaseException]
-) -> None:
-    x, y = bench.buffers(2, 2 * MiB)
-    target = bench.kernel_target("add", x, y)
-    bench.device.before(verb, failing(after, error, once=True))
-    bench.conductor._harness._awake = True
-    with pytest.raises(error, match="made to fail"):
-        bench.take(target, sampler="host", placements=4)
-    assert bench.ranges.open == []
-    bench.conductor.close()
-    # Neither what the target saved nor padding is left; the test's own buffers are its arena's to free.
-    assert set(map(id, bench.device.live)) == {id(x.allocation), id(y.allocation)}
-    assert bench.leftovers() == 0
+def test_an_error_at_any_stage_leaves_nothing() -> None:
+    for verb, after in STAGES:
+        for error in [DeviceError, KeyboardInterrupt]:
+            bench = Bench()
+            with naming(verb, after, error):
+                x, y = bench.buffers(2, 2 * MiB)
+                target = bench.kernel_target("add", x, y)
+                bench.device.before(verb, failing(after, error, once=True))
+                bench.conductor._harness._awake = True
+                with pytest.raises(error, match="made to fail"):
+                    bench.take(target, sampler="host", placements=4)
+                assert bench.ranges.open == []
+                bench.conductor.close()
+                # Neither what the target saved nor padding is left; the test's own buffers are its arena's to free.
+                assert set(map(id, bench.device.live)) == {id(x.allocation), id(y.allocation)}
+                assert bench.leftovers() == 0
 
 
 def test_room_is_made_before_somebody_elses_code_runs(
@@ -750,9 +736,8 @@ def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
 KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
 
 
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
+def test_each_figure_is_the_least_favourable_one() -> None:
+    for seen, expected in [
         ([], None),
         ([KNOWN], KNOWN),
         ([Conditions(), Conditions()], Conditions()),
@@ -769,9 +754,5 @@ KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
             ],
             Conditions(1.2e9, 2.5e9, 60.0, 700.0, ("sw_power_cap", "hw_slowdown"), 2),
         ),
-    ],
-)
-def test_each_figure_is_the_least_favourable_one(
-    seen: list[Conditions], expected: Conditions | None
-) -> None:
-    assert worst(seen) == expected
+    ]:
+        assert worst(seen) == expected, seen

@@ -42,19 +42,20 @@ class Load:
         bench.device.before(verb, queue)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_work_beside_the_samples_leaves_a_row_undecided(bench: Bench, known: bool) -> None:
+def test_work_beside_the_samples_leaves_a_row_undecided() -> None:
     """Also where it has begun before anything was measured, so that what is usual was read beside it."""
-    assert triad(Bench()).busy is UNSET
-    if known:
-        bench.conductor.floors()
-    Load(bench, until=1e9)
-    beside = triad(bench)
-    assert isinstance(beside.busy, float)
-    assert beside.busy > 0.5
-    verdict = judged(bench, beside)
-    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert "other work kept the device busy at " in verdict.reason
+    for known in [False, True]:
+        bench = Bench()
+        assert triad(Bench()).busy is UNSET, known
+        if known:
+            bench.conductor.floors()
+        Load(bench, until=1e9)
+        beside = triad(bench)
+        assert isinstance(beside.busy, float), known
+        assert beside.busy > 0.5, known
+        verdict = judged(bench, beside)
+        assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS), known
+        assert "other work kept the device busy at " in verdict.reason, known
 
 
 def test_a_look_for_other_work_lets_other_threads_launch(bench: Bench) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pytest_gpumem.measuring.target import (
     MEMORY_SHARE,
@@ -18,9 +17,8 @@ from pytest_gpumem.units import GiB, MiB
 PLENTY = 1024 * GiB
 
 
-@pytest.mark.parametrize(
-    ("set_bytes", "free", "count"),
-    [
+def test_side_by_side() -> None:
+    for set_bytes, free, count in [
         (6 * MiB, PLENTY, 32),  # small: all that there may be
         (SMALL_BYTES // 20, PLENTY, 20),  # as many as stay small together
         (SMALL_BYTES // 8, PLENTY, 8),
@@ -30,10 +28,12 @@ PLENTY = 1024 * GiB
         (4 * GiB, 8 * GiB, 1),
         (4 * GiB, 7 * GiB, 0),
         (6 * MiB, 0, 0),
-    ],
-)
-def test_side_by_side(set_bytes: int, free: int, count: int) -> None:
-    assert side_by_side(set_bytes, wanted=8, most=32, free=free) == count
+    ]:
+        assert side_by_side(set_bytes, wanted=8, most=32, free=free) == count, (
+            set_bytes,
+            free,
+            count,
+        )
 
 
 def test_never_more_than_half_of_the_memory_nor_than_what_is_asked_for() -> None:

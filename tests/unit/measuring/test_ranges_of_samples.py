@@ -68,15 +68,16 @@ def test_a_measured_launch_carries_its_bytes_and_its_category() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "category", "moved"),
-    [("managed", "managed", 2 * MiB), ("pinned", "link", MiB), ("device", "DRAM", 2 * MiB)],
-)
-def test_the_category_follows_the_memory(kind: str, category: str, moved: int) -> None:
-    bench = Bench(profiled=True)
-    kernel = "memcpy" if kind == "pinned" else "copy"
-    bench.measure(kernel, bench.memory.device(MiB), getattr(bench.memory, kind)(MiB))
-    assert bench.ranges.said["test_it.launch"] == (moved, category)
+def test_the_category_follows_the_memory() -> None:
+    for kind, category, moved in [
+        ("managed", "managed", 2 * MiB),
+        ("pinned", "link", MiB),
+        ("device", "DRAM", 2 * MiB),
+    ]:
+        bench = Bench(profiled=True)
+        kernel = "memcpy" if kind == "pinned" else "copy"
+        bench.measure(kernel, bench.memory.device(MiB), getattr(bench.memory, kind)(MiB))
+        assert bench.ranges.said["test_it.launch"] == (moved, category), kind
 
 
 def test_a_launch_under_a_window_is_about_l2() -> None:
@@ -87,19 +88,16 @@ def test_a_launch_under_a_window_is_about_l2() -> None:
     assert bench.ranges.said["test_it.launch"][1] == "L2"
 
 
-@pytest.mark.parametrize(
-    ("mode", "footprint", "traffic", "category"),
-    [
+def test_what_is_known_of_a_target_decides() -> None:
+    for mode, footprint, traffic, category in [
         ("hot", 8, MovedBytes(8, 0), "L2"),
         ("hot", 9, MovedBytes(9, 0), "DRAM"),
         ("hot", None, None, "L2"),
         ("clean-cold", 8, MovedBytes(8, 0), "DRAM"),
         ("clean-cold", None, None, None),
         ("hot", 8, MovedBytes(8, 8, link=True), "link"),
-    ],
-)
-def test_what_is_known_of_a_target_decides(
-    mode: str, footprint: int | None, traffic: MovedBytes | None, category: str | None
-) -> None:
-    target: Any = SimpleNamespace(managed=(), moved_bytes=traffic, footprint=footprint, window=None)
-    assert category_of(target, mode, 8) == category
+    ]:
+        target: Any = SimpleNamespace(
+            managed=(), moved_bytes=traffic, footprint=footprint, window=None
+        )
+        assert category_of(target, mode, 8) == category, (mode, footprint, traffic, category)

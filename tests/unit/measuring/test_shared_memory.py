@@ -7,6 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from bench import Bench
+from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Unsupported
@@ -45,19 +46,19 @@ def test_an_untimed_call_on_a_persisting_stream_leaves_lines_that_persist(bench:
         assert stream.used
 
 
-@pytest.mark.parametrize("where", [w for w in get_args(Where) if w != "stream"])
-def test_a_stream_without_the_window_is_refused_for_untimed_calls(
-    bench: Bench, where: Where
-) -> None:
-    with (
-        persisting(bench.device, bench.memory.device(MiB), where=where) as stream,
-        pytest.raises(BadWindow) as caught,
-    ):
-        bench.kernels.reset_data.with_stream(stream)
-    assert (
-        str(caught.value)
-        == f'where="{where}": the stream itself has no window, which an untimed call could run under'
-    )
+def test_a_stream_without_the_window_is_refused_for_untimed_calls() -> None:
+    for where in [w for w in get_args(Where) if w != "stream"]:
+        bench = Bench()
+        with naming(where):
+            with (
+                persisting(bench.device, bench.memory.device(MiB), where=where) as stream,
+                pytest.raises(BadWindow) as caught,
+            ):
+                bench.kernels.reset_data.with_stream(stream)
+            assert (
+                str(caught.value)
+                == f'where="{where}": the stream itself has no window, which an untimed call could run under'
+            )
 
 
 def test_a_stream_that_is_closed_is_refused_for_untimed_calls(bench: Bench) -> None:

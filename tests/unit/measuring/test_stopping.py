@@ -30,12 +30,15 @@ from pytest_gpumem.measuring.stopping import (
 # Intervals
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 8, 9, 32, 128])
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
-def test_half_width_agrees_with_scipy(count: int, confidence: float) -> None:
-    medians = list(np.random.default_rng(count).normal(1.0, 0.01, count))
-    low, high = stats.t.interval(confidence, count - 1, 0.0, stats.sem(medians))
-    assert half_width(medians, confidence) == pytest.approx((high - low) / 2, rel=1e-9)
+def test_half_width_agrees_with_scipy() -> None:
+    for confidence in [0.5, 0.95, 0.999]:
+        for count in [2, 3, 4, 8, 9, 32, 128]:
+            medians = list(np.random.default_rng(count).normal(1.0, 0.01, count))
+            low, high = stats.t.interval(confidence, count - 1, 0.0, stats.sem(medians))
+            assert half_width(medians, confidence) == pytest.approx((high - low) / 2, rel=1e-9), (
+                confidence,
+                count,
+            )
 
 
 def test_half_width_needs_two_placements() -> None:
@@ -43,20 +46,18 @@ def test_half_width_needs_two_placements() -> None:
     assert not precise([1.0], 0.5)
 
 
-@pytest.mark.parametrize("mebibytes", [2, 32])
-@pytest.mark.parametrize("placements", [8, 16])
-def test_half_width_covers_the_mean_over_all_recorded_placements(
-    mebibytes: int, placements: int
-) -> None:
+def test_half_width_covers_the_mean_over_all_recorded_placements() -> None:
     """On a GPU placements are skewed: a few lie percents above the others. That costs Student's interval up to five points of 95."""
-    medians = np.array(recorded(mebibytes).medians)
-    random, hits = np.random.default_rng(2), 0
-    for _ in range(1000):
-        drawn = random.choice(medians, placements, replace=True)
-        width = half_width(list(drawn))
-        assert width is not None
-        hits += abs(drawn.mean() - medians.mean()) <= width
-    assert hits >= 900
+    for placements in [8, 16]:
+        for mebibytes in [2, 32]:
+            medians = np.array(recorded(mebibytes).medians)
+            random, hits = np.random.default_rng(2), 0
+            for _ in range(1000):
+                drawn = random.choice(medians, placements, replace=True)
+                width = half_width(list(drawn))
+                assert width is not None, (placements, mebibytes)
+                hits += abs(drawn.mean() - medians.mean()) <= width
+            assert hits >= 900, (placements, mebibytes)
 
 
 def test_the_sampling_error_is_that_of_a_mean_of_medians() -> None:
@@ -67,25 +68,25 @@ def test_the_sampling_error_is_that_of_a_mean_of_medians() -> None:
     assert estimated == pytest.approx(actual, rel=0.1)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 16, 33])
-def test_the_sampling_error_is_that_of_quantiles(samples: int) -> None:
-    placements = np.random.default_rng(samples).normal(1.0, 0.05, (5, samples))
-    reach = 0.5 / np.sqrt(samples)
-    below, above = np.quantile(placements, [0.5 - reach, 0.5 + reach], axis=1)
-    assert sampling_error(placements.tolist()) == pytest.approx(
-        np.sqrt((((above - below) / 2) ** 2).sum()) / 5
-    )
+def test_the_sampling_error_is_that_of_quantiles() -> None:
+    for samples in [1, 2, 3, 16, 33]:
+        placements = np.random.default_rng(samples).normal(1.0, 0.05, (5, samples))
+        reach = 0.5 / np.sqrt(samples)
+        below, above = np.quantile(placements, [0.5 - reach, 0.5 + reach], axis=1)
+        assert sampling_error(placements.tolist()) == pytest.approx(
+            np.sqrt((((above - below) / 2) ** 2).sum()) / 5
+        ), samples
 
 
-@pytest.mark.parametrize("upper", [0.2, 0.45])
-def test_two_levels_show_in_the_sampling_error(upper: float) -> None:
-    random = np.random.default_rng(8)
-    series = random.normal(1.0, 0.001, (300, 16, 8)) * np.where(
-        random.random((300, 16, 8)) < upper, 1.05, 1.0
-    )
-    actual = np.median(series, axis=2).mean(axis=1).std(ddof=1)
-    estimated = statistics.fmean(sampling_error(s.tolist()) for s in series)
-    assert 0.75 < estimated / actual < 1.4
+def test_two_levels_show_in_the_sampling_error() -> None:
+    for upper in [0.2, 0.45]:
+        random = np.random.default_rng(8)
+        series = random.normal(1.0, 0.001, (300, 16, 8)) * np.where(
+            random.random((300, 16, 8)) < upper, 1.05, 1.0
+        )
+        actual = np.median(series, axis=2).mean(axis=1).std(ddof=1)
+        estimated = statistics.fmean(sampling_error(s.tolist()) for s in series)
+        assert 0.75 < estimated / actual < 1.4, upper
 
 
 def test_placements_may_have_different_numbers_of_samples() -> None:
@@ -108,18 +109,18 @@ def test_outliers_do_not_raise_the_sampling_error() -> None:
     assert sampling_error(spoilt.tolist()) < 1.5 * sampling_error(quiet.tolist())
 
 
-@pytest.mark.parametrize("mebibytes", MEBIBYTES)
-def test_the_sampling_error_tells_how_far_recorded_halves_lie_apart(mebibytes: int) -> None:
+def test_the_sampling_error_tells_how_far_recorded_halves_lie_apart() -> None:
     """The same placements, measured twice: between two means lies the square root of two times each one's error."""
-    placements = np.array(recorded(mebibytes).placements(64, 12))
-    random, apart, expected = np.random.default_rng(5), [], []
-    for _ in range(200):
-        shuffled = random.permutation(placements, axis=1)
-        half = shuffled.shape[1] // 2
-        one, two = shuffled[:, :half], shuffled[:, half:]
-        apart.append(np.median(one, axis=1).mean() - np.median(two, axis=1).mean())
-        expected.append(np.hypot(sampling_error(one.tolist()), sampling_error(two.tolist())))
-    assert 0.6 < np.mean(expected) / np.std(apart) < 1.6
+    for mebibytes in MEBIBYTES:
+        placements = np.array(recorded(mebibytes).placements(64, 12))
+        random, apart, expected = np.random.default_rng(5), [], []
+        for _ in range(200):
+            shuffled = random.permutation(placements, axis=1)
+            half = shuffled.shape[1] // 2
+            one, two = shuffled[:, :half], shuffled[:, half:]
+            apart.append(np.median(one, axis=1).mean() - np.median(two, axis=1).mean())
+            expected.append(np.hypot(sampling_error(one.tolist()), sampling_error(two.tolist())))
+        assert 0.6 < np.mean(expected) / np.std(apart) < 1.6, mebibytes
 
 
 # Enough
@@ -182,18 +183,16 @@ def test_there_is_an_end() -> None:
     assert stops_at(endless, cost=1 / 160) == 10  # the budget
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 100])
-@pytest.mark.parametrize("places", [1, 8, 21, 32])
-def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough(
-    places: int, chunk: int
-) -> None:
-    rounds, looks = 0, [0]
-    while rounds * places < MOST_SAMPLES:
-        rounds += min(chunk, rounds_left(rounds, places))
-        looks.append(rounds)
-    assert -(-FEW_SAMPLES // places) in looks
-    assert looks[-1] == -(-MOST_SAMPLES // places)
-    assert rounds_left(rounds, places) == 1
+def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough() -> None:
+    for places in [1, 8, 21, 32]:
+        for chunk in [1, 7, 100]:
+            rounds, looks = 0, [0]
+            while rounds * places < MOST_SAMPLES:
+                rounds += min(chunk, rounds_left(rounds, places))
+                looks.append(rounds)
+            assert -(-FEW_SAMPLES // places) in looks, (places, chunk)
+            assert looks[-1] == -(-MOST_SAMPLES // places), (places, chunk)
+            assert rounds_left(rounds, places) == 1, (places, chunk)
 
 
 def test_each_placement_has_three_samples_unless_the_budget_is_spent_twice() -> None:
@@ -227,24 +226,19 @@ def test_two_levels_are_noise_that_samples_reduce() -> None:
     assert stops_at(bimodal, cost=1e-6) > 1.5 * FEW_SAMPLES / 16
 
 
-@pytest.mark.parametrize(
-    ("mebibytes", "placements", "cost", "budget", "wanted", "within"),
-    [
+def test_recorded_samples_are_enough_soon_and_near_the_mean_of_all() -> None:
+    """An H200's triad at what its samples cost there: it stops as soon as it may, and then has what all samples have."""
+    for mebibytes, placements, cost, budget, wanted, within in [
         (2, 64, 70e-6, 1.0, 0.01, 0.006),
         (32, 64, 110e-6, 1.0, 0.005, 0.003),
         (256, 16, 400e-6, 0.5, 0.001, 0.0007),
-    ],
-)
-def test_recorded_samples_are_enough_soon_and_near_the_mean_of_all(
-    mebibytes: int, placements: int, cost: float, budget: float, wanted: float, within: float
-) -> None:
-    """An H200's triad at what its samples cost there: it stops as soon as it may, and then has what all samples have."""
-    one = recorded(mebibytes)
-    series = np.array(one.placements(placements, 12))
-    count = stops_at(series, cost=cost, wanted=wanted, budget=budget)
-    assert count * placements <= FEW_SAMPLES + placements
-    latency = statistics.fmean(statistics.median(p) for p in rounds_of(series, count))
-    assert latency == pytest.approx(statistics.fmean(one.medians), rel=within)
+    ]:
+        one = recorded(mebibytes)
+        series = np.array(one.placements(placements, 12))
+        count = stops_at(series, cost=cost, wanted=wanted, budget=budget)
+        assert count * placements <= FEW_SAMPLES + placements, mebibytes
+        latency = statistics.fmean(statistics.median(p) for p in rounds_of(series, count))
+        assert latency == pytest.approx(statistics.fmean(one.medians), rel=within), mebibytes
 
 
 @pytest.mark.parametrize(("mebibytes", "error"), [(2, 10e-9), (32, 100e-9)])
@@ -309,9 +303,8 @@ def test_one_wanted_placement_stays_one() -> None:
     assert not go_on([1.0], wanted=0.001, placements=1, most=4, spent=0.0, budget=1.0)
 
 
-@pytest.mark.parametrize(
-    ("medians", "spent", "expected"),
-    [
+def test_go_on() -> None:
+    for medians, spent, expected in [
         (WIDE[:4], 0.1, True),  # fewer than wanted
         (WIDE[:4], 0.9, True),  # the wanted number comes before a tight budget
         (WIDE[:4], 2.1, False),  # but not at any price
@@ -322,7 +315,7 @@ def test_one_wanted_placement_stays_one() -> None:
         (WIDE, 1.1, False),  # budget used
         (WIDE * 4, 0.5, False),  # as many as there may be
         ([1.0, 1.0 + 1e-6] * 4, 0.5, False),  # precise
-    ],
-)
-def test_go_on(medians: list[float], spent: float, expected: bool) -> None:
-    assert go_on(medians, wanted=0.001, placements=8, most=32, spent=spent, budget=1.0) is expected
+    ]:
+        assert (
+            go_on(medians, wanted=0.001, placements=8, most=32, spent=spent, budget=1.0) is expected
+        ), (medians, spent, expected)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from bench import Bench
+from cases import naming
 from counted_device import CountedDevice, failing, replaced
 from msgspec import UNSET
 from verdicts_alone import judge
@@ -85,38 +86,31 @@ def scene() -> Scene:
 # Asking the device
 
 
-@pytest.mark.parametrize(
-    ("streams", "found", "name"),
-    [
+def test_work_is_found_where_it_ends(scene: Scene) -> None:
+    for streams, found, name in [
         ((None,), "own", None),
         (("legacy",), "legacy", LEGACY),
         (("thread",), "thread", THREAD),
         (("legacy", "thread"), "legacy", LEGACY),  # default streams wait for each other
         ((None, "legacy"), "legacy", LEGACY),
-    ],
-)
-def test_work_is_found_where_it_ends(
-    scene: Scene, streams: tuple[str | None, ...], found: str, name: str | None
-) -> None:
-    assert scene.find(scene.on(*map(scene.named, streams))) == (scene.named(found), name)
-    assert id(scene.own) in map(id, scene.prepared)
+    ]:
+        assert scene.find(scene.on(*map(scene.named, streams))) == (scene.named(found), name), (
+            streams
+        )
+        assert id(scene.own) in map(id, scene.prepared), streams
 
 
-@pytest.mark.parametrize(
-    ("streams", "error", "said"),
-    [
+def test_work_that_no_stream_shows_is_elsewhere(scene: Scene) -> None:
+    for streams, error, said in [
         (("own", "legacy"), Elsewhere, "its work is spread over several streams"),
         ((None, "thread"), Elsewhere, "its work is spread over several streams"),
         (("private",), Elsewhere, "its work runs on streams of its own"),
         ((), NoWork, "no work was seen"),
-    ],
-)
-def test_work_that_no_stream_shows_is_elsewhere(
-    scene: Scene, streams: tuple[str | None, ...], error: type[Elsewhere], said: str
-) -> None:
-    with pytest.raises(Elsewhere, match=said) as raised:
-        scene.find(scene.on(*map(scene.named, streams)))
-    assert type(raised.value) is error
+    ]:
+        with naming(streams):
+            with pytest.raises(Elsewhere, match=said) as raised:
+                scene.find(scene.on(*map(scene.named, streams)))
+            assert type(raised.value) is error
 
 
 def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:

@@ -77,27 +77,24 @@ def test_nobody_looks_unasked_and_nothing_is_timed_meanwhile(bench: Bench) -> No
     assert looking == []
 
 
-@pytest.mark.parametrize(
-    ("passes", "counter", "reason"),
-    [
+def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay() -> None:
+    cases: list[tuple[Passes, str, Any]] = [
         (PAGES, "pages", lambda taken: taken.migrations.not_counted),
         (RAN, "what_ran", lambda taken: taken.what_ran.not_watched),
-    ],
-)
-def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay(
-    passes: Passes, counter: str, reason: Any
-) -> None:
-    def refuse(*_: object) -> Any:
-        raise NotCounted("another tool holds CUPTI")
+    ]
+    for passes, counter, reason in cases:
 
-    for bench, said in (
-        (Bench(), "another tool holds CUPTI"),
-        (Bench(profiled=True), "a profiler is attached"),
-    ):
-        replaced(bench.device.counters, **{counter: refuse})
-        taken = added(bench, passes=passes)
-        assert str(reason(taken)).startswith(said)
-        assert taken.latency > 0
+        def refuse(*_: object) -> Any:
+            raise NotCounted("another tool holds CUPTI")
+
+        for bench, said in (
+            (Bench(), "another tool holds CUPTI"),
+            (Bench(profiled=True), "a profiler is attached"),
+        ):
+            replaced(bench.device.counters, **{counter: refuse})
+            taken = added(bench, passes=passes)
+            assert str(reason(taken)).startswith(said), passes
+            assert taken.latency > 0, passes
 
 
 # Page counts
@@ -180,16 +177,16 @@ def test_a_kernel_is_told_with_its_shape_and_a_digest_of_its_source(bench: Bench
     assert step.code is not None
 
 
-@pytest.mark.parametrize("kind", ["pinned", "pageable"])
-def test_a_copy_is_told_with_its_kinds_of_memory_and_bytes(kind: str) -> None:
-    (step,) = found(copied(kind).what_ran).launch
-    assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (
-        StepKind.COPY,
-        "H2D",
-        kind,
-        "device",
-        N,
-    )
+def test_a_copy_is_told_with_its_kinds_of_memory_and_bytes() -> None:
+    for kind in ["pinned", "pageable"]:
+        (step,) = found(copied(kind).what_ran).launch
+        assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (
+            StepKind.COPY,
+            "H2D",
+            kind,
+            "device",
+            N,
+        ), kind
 
 
 def test_two_processes_agree_and_each_change_shows() -> None:
@@ -307,9 +304,8 @@ def case(bench: Bench, passes: Passes = RAN) -> Any:
     return found(taken.what_ran)
 
 
-@pytest.mark.parametrize(
-    ("codes", "known"),
-    [
+def test_two_launches_of_foreign_code_have_to_agree() -> None:
+    for codes, known in [
         (("a", "a"), True),
         (("a", "b", "b"), True),
         (("a", "b", "c"), False),
@@ -318,14 +314,11 @@ def case(bench: Bench, passes: Passes = RAN) -> Any:
         (("lost", "a", "a"), True),
         (("lost", "a", "b"), False),
         (("lost", "lost", "lost"), False),
-    ],
-)
-def test_two_launches_of_foreign_code_have_to_agree(
-    bench: Bench, codes: tuple[str | None, ...], known: bool
-) -> None:
-    replaced(bench.device.counters, what_ran=answers(*codes))
-    seen = case(bench)
-    assert (seen.digest is not None, seen.not_watched is None) == (known, known)
+    ]:
+        bench = Bench()
+        replaced(bench.device.counters, what_ran=answers(*codes))
+        seen = case(bench)
+        assert (seen.digest is not None, seen.not_watched is None) == (known, known), codes
 
 
 def test_our_own_kernels_and_long_launches_are_watched_once(

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from bench import Bench, check, moved
+from cases import naming
 
 from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
@@ -82,28 +83,29 @@ def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_b
         check(target)
 
 
-@pytest.mark.parametrize("where", ["graph", "launch"])
-def test_hot_batches_carry_the_window_too(bench: Bench, where: Any) -> None:
-    out, table = table_of(bench)
-    with persisting(bench.device, table, where=where) as stream:
-        measured = bench.take(
-            bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=stream),
-            mode="hot",
-        )
-        assert bench.device.roofline.l2.persisting
-    assert measured.sampler == (
-        "graph" if where == "launch" else "batched"
-    )  # no graph takes a graph
+def test_hot_batches_carry_the_window_too() -> None:
+    for where, sampler in [("graph", "batched"), ("launch", "graph")]:  # no graph takes a graph
+        bench = Bench()
+        out, table = table_of(bench)
+        kernel = bench.kernels.reset_data.with_grid(32)
+        with naming(where):
+            with persisting(bench.device, table, where=where) as stream:
+                target = bench.target(kernel, out, table, stream=stream)
+                measured = bench.take(target, mode="hot")
+                assert bench.device.roofline.l2.persisting
+            assert measured.sampler == sampler
 
 
-@pytest.mark.parametrize("where", ["graph", "launch"])
-def test_a_copy_carries_no_window(bench: Bench, where: Any) -> None:
-    destination, source = bench.buffers(2)
-    with (
-        persisting(bench.device, source, where=where) as stream,
-        pytest.raises(BadCall, match=f'where="{where}": memcpy is a copy'),
-    ):
-        bench.target(bench.kernels.memcpy, destination, source, stream=stream)
+def test_a_copy_carries_no_window() -> None:
+    for where in ["graph", "launch"]:
+        bench = Bench()
+        with naming(where):
+            destination, source = bench.buffers(2)
+            with (
+                persisting(bench.device, source, where=where) as stream,
+                pytest.raises(BadCall, match=f'where="{where}": memcpy is a copy'),
+            ):
+                bench.target(bench.kernels.memcpy, destination, source, stream=stream)
 
 
 def test_a_callable_makes_its_launches_itself(bench: Bench) -> None:
@@ -185,18 +187,19 @@ def test_a_graph_without_a_kernel_carries_no_window(
         bench.target(copying, out, table, stream=stream)
 
 
-@pytest.mark.parametrize("where", get_args(Where))
-def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted(
-    bench: Bench, where: Any
-) -> None:
-    out, table, other = bench.buffers(3)
+def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted() -> None:
     said = "reset_data touches nothing of the buffer under the window: a cost without a gain"
-    with persisting(bench.device, other, where=where) as stream:
-        assert said in bench.target(bench.kernels.reset_data, out, table, stream=stream).notes
-    with persisting(bench.device, table, where=where) as stream:
-        assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == ()
-    with persisting(bench.device, other, set_aside="off") as stream:
-        assert bench.target(bench.kernels.reset_data, out, table, stream=stream).notes == ()
+    for where in get_args(Where):
+        bench = Bench()
+        out, table, other = bench.buffers(3)
+        kernel = bench.kernels.reset_data
+        with naming(where):
+            with persisting(bench.device, other, where=where) as stream:
+                assert said in bench.target(kernel, out, table, stream=stream).notes
+            with persisting(bench.device, table, where=where) as stream:
+                assert bench.target(kernel, out, table, stream=stream).notes == ()
+            with persisting(bench.device, other, set_aside="off") as stream:
+                assert bench.target(kernel, out, table, stream=stream).notes == ()
 
 
 def test_thrashing_is_noted_unless_it_is_wanted(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -37,12 +38,13 @@ def test_equal_seeds_give_equal_content_buffer_by_buffer() -> None:
     assert one[0] != one[1]
 
 
-@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.PINNED])
-@pytest.mark.parametrize("nbytes", [4, 1000, 3 * MiB])
-def test_every_buffer_is_aligned(arena: Arena, kind: MemoryKind, nbytes: int) -> None:
-    buffers = [arena.buffer(nbytes, kind=kind) for _ in range(3)]
-    assert [b.address % ALIGNMENT for b in buffers] == [0, 0, 0]
-    assert len({b.address for b in buffers}) == 3
+def test_every_buffer_is_aligned() -> None:
+    for nbytes in [4, 1000, 3 * MiB]:
+        for kind in [MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.PINNED]:
+            arena = Arena(CountedDevice(), seed=7)
+            buffers = [arena.buffer(nbytes, kind=kind) for _ in range(3)]
+            assert [b.address % ALIGNMENT for b in buffers] == [0, 0, 0], (nbytes, kind)
+            assert len({b.address for b in buffers}) == 3, (nbytes, kind)
 
 
 def test_what_a_buffer_says_of_itself(arena: Arena) -> None:
@@ -78,23 +80,20 @@ def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
         buffer.write(range(5))
 
 
-@pytest.mark.parametrize(
-    ("written", "elements"),
-    [
+def test_a_size_is_bytes_a_text_or_a_shape() -> None:
+    cases: list[tuple[Any, tuple[int, ...]]] = [
         (64 * MiB, (16 * MiB,)),
         ("64 MiB", (16 * MiB,)),
         ((3, 5), (3, 5)),
         ([7], (7,)),
         (np.int64(8), (2,)),
-    ],
-)
-def test_a_size_is_bytes_a_text_or_a_shape(written: Any, elements: tuple[int, ...]) -> None:
-    assert parse_shape(written, "f4") == (elements, np.dtype("f4"))
+    ]
+    for written, elements in cases:
+        assert parse_shape(written, "f4") == (elements, np.dtype("f4")), written
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
+def test_what_cannot_be_is_refused_in_one_line() -> None:
+    cases: list[tuple[Any, Any, str]] = [
         (0, "f4", "a buffer needs at least one element; 0 bytes requested"),
         (-8, "f4", "a buffer needs at least one element; -8 bytes requested"),
         (6, "f4", "6 bytes do not hold a whole number of 4-byte elements (float32)"),
@@ -120,27 +119,28 @@ def test_a_size_is_bytes_a_text_or_a_shape(written: Any, elements: tuple[int, ..
             "dtype >f4 cannot live in a buffer: it takes numbers in the machine's byte order",
         ),
         (64, [("x", "f4"), ("y", "f4")], "cannot live in a buffer"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    device: CountedDevice, arena: Arena, shape: Any, dtype: Any, message: str
-) -> None:
-    with pytest.raises(BadBuffer) as caught:
-        arena.buffer(shape, dtype)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert device.live == []
+    ]
+    for shape, dtype, message in cases:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        with naming(shape, dtype, message):
+            with pytest.raises(BadBuffer) as caught:
+                arena.buffer(shape, dtype)
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert device.live == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.PEER])
-def test_more_than_is_free_is_refused_before_anything_is_allocated(
-    device: CountedDevice, arena: Arena, kind: MemoryKind
-) -> None:
-    free = device.memory.free_bytes(kind)
-    with pytest.raises(OutOfMemory):
-        arena.buffer((free // 4 + 1,), "f4", kind)
-    assert device.live == []
-    assert device.memory.free_bytes(kind) == free
+def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
+    for kind in [kind for kind in MemoryKind if kind is not MemoryKind.PEER]:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        with naming(kind):
+            free = device.memory.free_bytes(kind)
+            with pytest.raises(OutOfMemory):
+                arena.buffer((free // 4 + 1,), "f4", kind)
+            assert device.live == []
+            assert device.memory.free_bytes(kind) == free
 
 
 def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, arena: Arena) -> None:
@@ -182,37 +182,35 @@ def test_padding_puts_what_comes_next_elsewhere() -> None:
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("register", [True, False])
-def test_an_adopted_array_is_the_buffers_memory(
-    device: CountedDevice, arena: Arena, register: bool
-) -> None:
-    array = np.arange(12, dtype="i4").reshape(3, 4)
-    buffer = arena.adopt(array, register=register)
-    assert buffer.kind is (MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE)
-    assert buffer.host_address == array.ctypes.data
-    assert bool(buffer.address) is register
-    buffer.write(np.ones((3, 4)))
-    assert (array == 1).all()
-    arena.close()
-    assert device.live == []
-    assert (array == 1).all()
+def test_an_adopted_array_is_the_buffers_memory() -> None:
+    for register in [True, False]:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        array = np.arange(12, dtype="i4").reshape(3, 4)
+        buffer = arena.adopt(array, register=register)
+        assert buffer.kind is (MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE), register
+        assert buffer.host_address == array.ctypes.data, register
+        assert bool(buffer.address) is register, register
+        buffer.write(np.ones((3, 4)))
+        assert (array == 1).all(), register
+        arena.close()
+        assert device.live == [], register
+        assert (array == 1).all(), register
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
+def test_arrays_that_cannot_be_adopted() -> None:
+    for array, message in [
         (np.zeros((4, 4))[:, ::2], "C-contiguous"),
         (np.zeros(0), "not empty"),
         (np.array([object()]), "dtype object cannot live in a buffer"),
         (np.zeros(4, ">i4"), "byte order"),
-    ],
-)
-def test_arrays_that_cannot_be_adopted(
-    device: CountedDevice, arena: Arena, array: Any, message: str
-) -> None:
-    with pytest.raises(BadBuffer, match=message):
-        arena.adopt(array, register=True)
-    assert device.live == []
+    ]:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        with naming(array):
+            with pytest.raises(BadBuffer, match=message):
+                arena.adopt(array, register=True)
+            assert device.live == []
 
 
 def test_what_an_argument_stands_for(arena: Arena) -> None:

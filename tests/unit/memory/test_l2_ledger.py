@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
+from cases import naming
 from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
@@ -107,21 +107,23 @@ def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Aren
         assert outer.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("set_aside", "hit_ratio", "thrashes"),
-    [("max", 1.0, True), ("max", 0.78, False), ("max", "fit", False)],
-)
-def test_one_stream_can_thrash_by_itself(
-    device: CountedDevice, arena: Arena, set_aside: Any, hit_ratio: Any, thrashes: bool
-) -> None:
-    with persisting(
-        device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio
-    ) as stream:
-        assert (stream.thrashing is not None) is thrashes
-        if thrashes:
-            assert stream.thrashing == (
-                "thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other"
-            )
+def test_one_stream_can_thrash_by_itself() -> None:
+    for set_aside, hit_ratio, thrashes in [
+        ("max", 1.0, True),
+        ("max", 0.78, False),
+        ("max", "fit", False),
+    ]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with persisting(
+            device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio
+        ) as stream:
+            assert (stream.thrashing is not None) is thrashes, (set_aside, hit_ratio, thrashes)
+            if thrashes:
+                assert stream.thrashing == (
+                    "thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other"
+                ), (set_aside, hit_ratio, thrashes)
 
 
 def test_thrashing_can_be_wanted(device: CountedDevice, arena: Arena) -> None:
@@ -148,18 +150,20 @@ def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
         assert device.l2.set_aside() == FOUND
 
 
-@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
-def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
-    device: CountedDevice, arena: Arena, error: type[BaseException]
-) -> None:
-    one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
-    with persisting(device, one) as outer:
-        device.before("l2.request_set_aside", failing(error=error, once=True))
-        with pytest.raises(error), persisting(device, other):
-            pytest.fail("entered")
-        assert outer.set_aside == device.l2.set_aside() == 4 * STEP
-        assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-    assert device.l2.set_aside() == FOUND
+def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was() -> None:
+    for error in [DeviceError, KeyboardInterrupt]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with naming(error):
+            one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
+            with persisting(device, one) as outer:
+                device.before("l2.request_set_aside", failing(error=error, once=True))
+                with pytest.raises(error), persisting(device, other):
+                    pytest.fail("entered")
+                assert outer.set_aside == device.l2.set_aside() == 4 * STEP
+                assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
+            assert device.l2.set_aside() == FOUND
 
 
 def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cases import naming
 from counted_device import CountedDevice
 from known_devices import H100
 from msgspec.structs import replace
@@ -102,9 +103,10 @@ def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
     assert (buffer.advice.preferred_location, buffer.advice.accessed_by) == ("host", {"device"})
 
 
-@pytest.mark.parametrize(
-    ("advice", "message"),
-    [
+def test_a_wrong_advice_is_refused_before_anything_is_allocated(
+    device: Advising, memory: Memory
+) -> None:
+    cases: list[tuple[Any, str]] = [
         ({"read_mostly": 1}, "read_mostly=1; accepted are True and False"),
         (
             {"preferred_location": "gpu"},
@@ -114,15 +116,13 @@ def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
         ({"accessed_by": ("device", "cpu")}, "accessed_by=.*'cpu'.*; accepted are"),
         ({"accessed_by": 5}, "accessed_by=5; accepted are"),
         ({"accessed_by": [["host"]]}, "accessed_by=.*; accepted are"),
-    ],
-)
-def test_a_wrong_advice_is_refused_before_anything_is_allocated(
-    advice: Any, message: str, device: Advising, memory: Memory
-) -> None:
-    for make in (memory.managed, memory.prefetched):
-        with pytest.raises(BadBuffer, match=message):
-            make(N, **advice)
-    assert device.live == []
+    ]
+    for advice, message in cases:
+        with naming(advice):
+            for make in (memory.managed, memory.prefetched):
+                with pytest.raises(BadBuffer, match=message):
+                    make(N, **advice)
+            assert device.live == []
 
 
 def test_a_move_keeps_the_advice(device: Advising, memory: Memory) -> None:
@@ -136,17 +136,16 @@ def test_a_move_keeps_the_advice(device: Advising, memory: Memory) -> None:
     assert device.pages(buffer).mapped
 
 
-@pytest.mark.parametrize(
-    ("advice", "faults"),
-    [({"preferred_location": "host"}, True), ({"accessed_by": "device"}, False)],
-)
-def test_pages_that_stay_on_the_host_are_read_there(
-    advice: Any, faults: bool, memory: Memory, added: Any
-) -> None:
-    for _ in range(2):
-        counts = added(memory.managed(N, **advice), memory.prefetched(N))
-        assert counts.migrated == 0
-        assert (counts.gpu_faults > 0) is faults
+def test_pages_that_stay_on_the_host_are_read_there(memory: Memory, added: Any) -> None:
+    cases: list[tuple[Any, bool]] = [
+        ({"preferred_location": "host"}, True),
+        ({"accessed_by": "device"}, False),
+    ]
+    for advice, faults in cases:
+        for _ in range(2):
+            counts = added(memory.managed(N, **advice), memory.prefetched(N))
+            assert counts.migrated == 0, advice
+            assert (counts.gpu_faults > 0) is faults, advice
 
 
 def test_content_is_discarded_after_the_pages_went_home(memory: Memory) -> None:

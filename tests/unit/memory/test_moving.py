@@ -97,26 +97,23 @@ def managed(memory: Memory, home: str) -> Any:
     return memory.managed(4 * MiB, first_touch=FIRST_TOUCH[home])
 
 
-@pytest.mark.parametrize(
-    ("home", "path"),
-    [
+def test_pages_go_home_before_a_sample_and_after_a_move() -> None:
+    for home, path in [
         ("host", ["host"]),
         ("device", ["device"]),
         ("prefetched", ["host", "device"]),
         ("as left", []),
-    ],
-)
-def test_pages_go_home_before_a_sample_and_after_a_move(
-    device: CountedDevice, memory: Memory, home: str, path: list[str]
-) -> None:
-    buffer = managed(memory, home)
-    assert buffer.home == home
-    sent = prefetches(device)
-    buffer.put_home(memory.arena.stream)
-    assert sent == [(buffer.address, place) for place in path]
-    sent.clear()
-    buffer.move()
-    assert sent == [(buffer.address, place) for place in path]
+    ]:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        buffer = managed(memory, home)
+        assert buffer.home == home, home
+        sent = prefetches(device)
+        buffer.put_home(memory.arena.stream)
+        assert sent == [(buffer.address, place) for place in path], home
+        sent.clear()
+        buffer.move()
+        assert sent == [(buffer.address, place) for place in path], home
 
 
 def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: Memory) -> None:
@@ -127,13 +124,13 @@ def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: M
     assert sent == []
 
 
-@pytest.mark.parametrize("home", ["host", "device", "prefetched"])
-def test_pages_are_where_they_were_asked_to_be(
-    device: CountedDevice, memory: Memory, home: str
-) -> None:
-    buffer = managed(memory, home)
-    pages = device.roofline.pages[id(buffer.allocation)]
-    assert pages.place == ("host" if home == "host" else "device")
+def test_pages_are_where_they_were_asked_to_be() -> None:
+    for home in ["host", "device", "prefetched"]:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        buffer = managed(memory, home)
+        pages = device.roofline.pages[id(buffer.allocation)]
+        assert pages.place == ("host" if home == "host" else "device"), home
 
 
 def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from cases import naming
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Unsupported
@@ -26,23 +25,24 @@ def under_mps(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     return device
 
 
-@pytest.mark.parametrize(("mib", "ratio"), [(8, 1.0), (18.75, 0.5)])
-def test_a_fitted_window_takes_the_servers_set_aside(
-    under_mps: SimulatedDevice, mib: float, ratio: float
-) -> None:
-    arena = Arena(under_mps, seed=0)
-    with persisting(under_mps, arena.buffer(int(mib * MiB))) as stream:
-        assert (stream.set_aside, stream.hit_ratio) == (9.375 * MiB, ratio)
-        assert under_mps.l2.window(stream.stream) is not None
-    assert under_mps.l2.window(stream.stream) is None
+def test_a_fitted_window_takes_the_servers_set_aside(under_mps: SimulatedDevice) -> None:
+    for mib, ratio in [(8, 1.0), (18.75, 0.5)]:
+        arena = Arena(under_mps, seed=0)
+        with persisting(under_mps, arena.buffer(int(mib * MiB))) as stream:
+            assert (stream.set_aside, stream.hit_ratio) == (9.375 * MiB, ratio), mib
+            assert under_mps.l2.window(stream.stream) is not None, mib
+        assert under_mps.l2.window(stream.stream) is None, mib
 
 
-@pytest.mark.parametrize("set_aside", ["off", "max", "4 MiB"])
-def test_another_set_aside_is_refused(under_mps: SimulatedDevice, set_aside: Any) -> None:
-    arena = Arena(under_mps, seed=0)
-    one = persisting(under_mps, arena.buffer(8 * MiB), set_aside=set_aside)
-    with (
-        pytest.raises(Unsupported, match=r"^under MPS .*: 9\.375 MiB, which no process changes"),
-        one,
-    ):
-        pytest.fail("it is not")
+def test_another_set_aside_is_refused(under_mps: SimulatedDevice) -> None:
+    for set_aside in ["off", "max", "4 MiB"]:
+        with naming(set_aside):
+            arena = Arena(under_mps, seed=0)
+            one = persisting(under_mps, arena.buffer(8 * MiB), set_aside=set_aside)
+            with (
+                pytest.raises(
+                    Unsupported, match=r"^under MPS .*: 9\.375 MiB, which no process changes"
+                ),
+                one,
+            ):
+                pytest.fail("it is not")

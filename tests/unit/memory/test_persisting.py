@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import naming
 from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
@@ -76,34 +77,34 @@ def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_i
         assert stream.notes == ()
 
 
-@pytest.mark.parametrize("hit", ["streaming", "normal"])
-def test_a_window_under_which_nothing_persists_sets_nothing_aside(
-    device: CountedDevice, arena: Arena, hit: Any
-) -> None:
-    with persisting(device, arena.buffer(8 * MiB), hit=hit) as stream:
-        assert device.l2.set_aside() == stream.set_aside == 0
-        assert device.l2.window(stream.stream) == WindowSpec(
-            stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
-        )
-        assert stream.thrashing is None
-        assert stream.notes == ()
-        stream.reset("window")
-        assert device.l2.window(stream.stream) == WindowSpec(
-            stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL
-        )
-        stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(
-            stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
-        )
-    with persisting(device, arena.buffer(8 * MiB), hit=hit, set_aside="max") as stream:
-        assert stream.notes == (
-            f"31.25 MiB of L2 are set aside, but under a window with the hit property {hit} nothing persists: a cost without a gain",
-        )
+def test_a_window_under_which_nothing_persists_sets_nothing_aside() -> None:
+    for hit in ["streaming", "normal"]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with persisting(device, arena.buffer(8 * MiB), hit=hit) as stream:
+            assert device.l2.set_aside() == stream.set_aside == 0, hit
+            assert device.l2.window(stream.stream) == WindowSpec(
+                stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
+            ), hit
+            assert stream.thrashing is None, hit
+            assert stream.notes == (), hit
+            stream.reset("window")
+            assert device.l2.window(stream.stream) == WindowSpec(
+                stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL
+            ), hit
+            stream.renew()
+            assert device.l2.window(stream.stream) == WindowSpec(
+                stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
+            ), hit
+        with persisting(device, arena.buffer(8 * MiB), hit=hit, set_aside="max") as stream:
+            assert stream.notes == (
+                f"31.25 MiB of L2 are set aside, but under a window with the hit property {hit} nothing persists: a cost without a gain",
+            ), hit
 
 
-@pytest.mark.parametrize(
-    ("set_aside", "hit_ratio", "granted", "ratio"),
-    [
+def test_what_was_granted_is_read_back() -> None:
+    for set_aside, hit_ratio, granted, ratio in [
         ("50%", "fit", 8 * STEP, 25 / 40),
         ("max", "fit", 10 * STEP, 31.25 / 40),
         ("max", 1.0, 10 * STEP, 1.0),
@@ -116,22 +117,26 @@ def test_a_window_under_which_nothing_persists_sets_nothing_aside(
         ),  # rounded up, and the ratio is made from what was granted
         (int(5 * STEP), 0.25, 5 * STEP, 0.25),
         ("25%", "fit", 4 * STEP, 12.5 / 40),  # of L2
-    ],
-)
-def test_what_was_granted_is_read_back(
-    device: CountedDevice,
-    arena: Arena,
-    set_aside: Any,
-    hit_ratio: Any,
-    granted: float,
-    ratio: float,
-) -> None:
-    buffer = arena.buffer(40 * MiB)
-    with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
-        assert stream.set_aside == device.l2.set_aside() == granted
-        spec = device.l2.window(stream.stream)
-        assert spec is not None
-        assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio)
+    ]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        buffer = arena.buffer(40 * MiB)
+        with persisting(device, buffer, set_aside=set_aside, hit_ratio=hit_ratio) as stream:
+            assert stream.set_aside == device.l2.set_aside() == granted, (
+                set_aside,
+                hit_ratio,
+                granted,
+                ratio,
+            )
+            spec = device.l2.window(stream.stream)
+            assert spec is not None, (set_aside, hit_ratio, granted, ratio)
+            assert spec.hit_ratio == stream.hit_ratio == pytest.approx(ratio), (
+                set_aside,
+                hit_ratio,
+                granted,
+                ratio,
+            )
 
 
 def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(
@@ -152,17 +157,15 @@ ABOVE_HALF = (
 )
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "set_aside", "notes"),
-    [(25 * MiB, 25 * MiB, ()), (25 * MiB + 4096, 0, (ABOVE_HALF,))],
-)
-def test_a_fitted_window_above_half_of_l2_is_none_and_says_so(
-    device: CountedDevice, arena: Arena, nbytes: int, set_aside: int, notes: tuple[str, ...]
-) -> None:
-    with persisting(device, arena.buffer(nbytes)) as stream:
-        stream.buffer.move()
-        assert (device.l2.set_aside(), stream.notes) == (set_aside, notes)
-        assert (stream.window is None) is (set_aside == 0)
+def test_a_fitted_window_above_half_of_l2_is_none_and_says_so() -> None:
+    for nbytes, set_aside, notes in [(25 * MiB, 25 * MiB, ()), (25 * MiB + 4096, 0, (ABOVE_HALF,))]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with persisting(device, arena.buffer(nbytes)) as stream:
+            stream.buffer.move()
+            assert (device.l2.set_aside(), stream.notes) == (set_aside, notes), nbytes
+            assert (stream.window is None) is (set_aside == 0), nbytes
 
 
 def test_a_fitted_window_above_half_of_l2_leaves_the_set_aside_to_another(
@@ -200,9 +203,8 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
     assert device.l2.set_aside() == FOUND
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"hit_ratio": 1.1}, 'hit_ratio=1.1; accepted are "fit" and a number from 0 to 1'),
         ({"hit_ratio": -0.1}, "hit_ratio=-0.1"),
         ({"hit_ratio": float("nan")}, "hit_ratio=nan"),
@@ -251,23 +253,21 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
         ({"set_aside": 2.5}, "set_aside=2.5"),
         ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
         ({"hit_ratio": np.array([0.5, 1.0])}, "hit_ratio=array([0.5, 1. ]); accepted are"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_is_refused_before_anything_changes(
-    device: CountedDevice, arena: Arena, calls: list[Any], options: dict[str, Any], message: str
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
-        raise AssertionError("the body ran")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert calls == []
+    ]
+    for options, message in cases:
+        device = CountedDevice()
+        arena = Arena(device, seed=7)
+        with naming(options):
+            buffer = arena.buffer(8 * MiB)
+            with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
+                raise AssertionError("the body ran")
+            assert message in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert calls == []
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
+def test_only_memory_of_the_device_persists(calls: list[Any]) -> None:
+    cases: list[tuple[Any, str]] = [
         *(
             (
                 lambda m, k=kind: getattr(m, k)(MiB),
@@ -283,18 +283,18 @@ def test_what_cannot_be_is_refused_before_anything_changes(
             lambda m: Arena(CountedDevice(), seed=1).buffer(MiB),
             "is memory of another device than NVIDIA H100 80GB HBM3",
         ),
-    ],
-)
-def test_only_memory_of_the_device_persists(
-    device: CountedDevice, memory: Memory, calls: list[Any], make: Any, said: str
-) -> None:
-    buffer = make(memory)
-    with pytest.raises(BadWindow) as caught, persisting(device, buffer):
-        raise AssertionError("the body ran")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 160
-    assert calls == []
+    ]
+    for make, said in cases:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        with naming(make):
+            buffer = make(memory)
+            with pytest.raises(BadWindow) as caught, persisting(device, buffer):
+                raise AssertionError("the body ran")
+            assert said in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 160
+            assert calls == []
 
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
@@ -309,49 +309,50 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
 
 
-@pytest.mark.parametrize(
-    ("options", "miss"),
-    [
+def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal() -> None:
+    cases: list[tuple[Any, str]] = [
         ({"set_aside": "50%"}, "normal"),
         ({"hit_ratio": 0.625}, "streaming"),
         ({"hit_ratio": 1.0}, "streaming"),
         ({"hit_ratio": 1.0, "miss": "normal"}, "normal"),
-    ],
-)
-def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(
-    device: CountedDevice, arena: Arena, options: Any, miss: str
-) -> None:
-    with persisting(device, arena.buffer(40 * MiB), allow_thrash=True, **options) as stream:
-        assert stream.window is not None
-        assert (stream.window.where, stream.window.hit, stream.window.miss) == (
-            "stream",
-            "persisting",
-            miss,
-        )
+    ]
+    for options, miss in cases:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with persisting(device, arena.buffer(40 * MiB), allow_thrash=True, **options) as stream:
+            assert stream.window is not None, options
+            assert (stream.window.where, stream.window.hit, stream.window.miss) == (
+                "stream",
+                "persisting",
+                miss,
+            ), options
 
 
-@pytest.mark.parametrize("where", ["graph", "launch"])
-def test_elsewhere_the_stream_itself_has_no_window(
-    device: CountedDevice, arena: Arena, where: Any
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with persisting(device, buffer, where=where) as stream:
-        assert device.l2.set_aside() == 4 * STEP
-        assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
-        buffer.move()
-        assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
-        assert device.l2.window(stream.stream) is None
-        if where == "launch":
-            with pytest.raises(BadWindow, match="the stream itself has no window"):
-                _ = stream.handle
-            assert stream.window is not None
-        else:
-            assert stream.handle
-            assert stream.window is None  # nothing was captured yet
-            stream.read_back((stream.spec,))
-            assert stream.window is not None
-    assert [stream.spec, stream.window] == [None, None]
-    assert device.l2.set_aside() == FOUND
+def test_elsewhere_the_stream_itself_has_no_window() -> None:
+    for where in ["graph", "launch"]:
+        device = CountedDevice()
+        assert device.l2.request_set_aside(FOUND) == FOUND
+        arena = Arena(device, seed=7)
+        with naming(where):
+            buffer = arena.buffer(8 * MiB)
+            with persisting(device, buffer, where=where) as stream:
+                assert device.l2.set_aside() == 4 * STEP
+                assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
+                buffer.move()
+                assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
+                assert device.l2.window(stream.stream) is None
+                if where == "launch":
+                    with pytest.raises(BadWindow, match="the stream itself has no window"):
+                        _ = stream.handle
+                    assert stream.window is not None
+                else:
+                    assert stream.handle
+                    assert stream.window is None  # nothing was captured yet
+                    stream.read_back((stream.spec,))
+                    assert stream.window is not None
+            assert [stream.spec, stream.window] == [None, None]
+            assert device.l2.set_aside() == FOUND
 
 
 def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(
@@ -401,9 +402,8 @@ def test_reset_by_the_window_gives_it_the_normal_property(
 H100 = choose("sim:h100").facts
 
 
-@pytest.mark.parametrize(
-    ("window", "set_aside"),
-    [
+def test_what_holds_the_window_and_a_step_more_where_that_pays() -> None:
+    for window, set_aside in [
         (1 * MiB, 6.25 * MiB),  # one step of L2/16 holds it, and one more
         (3.125 * MiB, 6.25 * MiB),
         (8 * MiB, 12.5 * MiB),
@@ -412,13 +412,9 @@ H100 = choose("sim:h100").facts
         (16 * MiB, 18.75 * MiB),
         (24 * MiB, 25 * MiB),
         (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
-    ],
-)
-def test_what_holds_the_window_and_a_step_more_where_that_pays(
-    window: float, set_aside: float
-) -> None:
-    assert H100.l2_bytes == 50 * MiB
-    assert fit_set_aside(H100, int(window)) == int(set_aside)
+    ]:
+        assert H100.l2_bytes == 50 * MiB, window
+        assert fit_set_aside(H100, int(window)) == int(set_aside), window
 
 
 def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:

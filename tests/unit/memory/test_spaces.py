@@ -6,26 +6,25 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Unsupported
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 
-@pytest.mark.parametrize(
-    "method", ["device", "managed", "prefetched", "pinned", "registered", "pageable"]
-)
-def test_each_method_gives_its_kind_with_content(
-    device: CountedDevice, memory: Memory, method: str
-) -> None:
-    buffer: Buffer = getattr(memory, method)((256,), "i4")
-    assert buffer.kind.value == ("managed" if method == "prefetched" else method)
-    assert (buffer.shape, buffer.dtype_name) == ((256,), "i4")
-    assert len(np.unique(buffer.read())) > 250
-    memory.arena.close()
-    assert device.live == []
+def test_each_method_gives_its_kind_with_content() -> None:
+    for method in ["device", "managed", "prefetched", "pinned", "registered", "pageable"]:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        buffer: Buffer = getattr(memory, method)((256,), "i4")
+        assert buffer.kind.value == ("managed" if method == "prefetched" else method), method
+        assert (buffer.shape, buffer.dtype_name) == ((256,), "i4"), method
+        assert len(np.unique(buffer.read())) > 250, method
+        memory.arena.close()
+        assert device.live == [], method
 
 
 def test_a_first_touch_that_nobody_knows(device: CountedDevice, memory: Memory) -> None:
@@ -34,16 +33,22 @@ def test_a_first_touch_that_nobody_knows(device: CountedDevice, memory: Memory) 
     assert device.live == []
 
 
-@pytest.mark.parametrize("method", ["registered", "pageable"])
-def test_host_memory_is_a_given_array_or_a_new_one(memory: Memory, method: str) -> None:
-    array = np.zeros((2, 8), "f8")
-    given = getattr(memory, method)(array, "ignored where an array is given")
-    assert (given.host_address, given.shape, given.dtype_name) == (array.ctypes.data, (2, 8), "f8")
-    new = getattr(memory, method)(1 << 20, "f4")
-    assert new.nbytes == 1 << 20
-    assert 0.0 <= new.read().min() < new.read().max() < 1.0
-    with pytest.raises(BadBuffer, match="do not hold"):
-        getattr(memory, method)(6, "f4")
+def test_host_memory_is_a_given_array_or_a_new_one() -> None:
+    for method in ["registered", "pageable"]:
+        memory = Memory(Arena(CountedDevice(), seed=7))
+        with naming(method):
+            array = np.zeros((2, 8), "f8")
+            given = getattr(memory, method)(array, "ignored where an array is given")
+            assert (given.host_address, given.shape, given.dtype_name) == (
+                array.ctypes.data,
+                (2, 8),
+                "f8",
+            )
+            new = getattr(memory, method)(1 << 20, "f4")
+            assert new.nbytes == 1 << 20
+            assert 0.0 <= new.read().min() < new.read().max() < 1.0
+            with pytest.raises(BadBuffer, match="do not hold"):
+                getattr(memory, method)(6, "f4")
 
 
 def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> None:
@@ -66,18 +71,18 @@ def test_find_knows_its_own_only(memory: Memory) -> None:
     assert memory.arena.find(3.0) is None
 
 
-@pytest.mark.parametrize("method", ["pinned", "registered", "pageable"])
-def test_host_memory_does_not_move(memory: Memory, method: str) -> None:
-    assert not memory.arena.can_move(getattr(memory, method)((256,), "f4"))
+def test_host_memory_does_not_move() -> None:
+    for method in ["pinned", "registered", "pageable"]:
+        memory = Memory(Arena(CountedDevice(), seed=7))
+        assert not memory.arena.can_move(getattr(memory, method)((256,), "f4")), method
 
 
-@pytest.mark.parametrize(
-    "like", [ModuleType("cupy"), ModuleType("torch"), np], ids=lambda like: like.__name__
-)
-def test_a_library_that_has_no_bridge_skips_and_leaves_nothing(
-    device: CountedDevice, memory: Memory, like: ModuleType
-) -> None:
-    with pytest.raises(Unsupported):
-        memory.device(4096, like=like)
-    memory.arena.close()
-    assert device.live == []
+def test_a_library_that_has_no_bridge_skips_and_leaves_nothing() -> None:
+    for like in [ModuleType("cupy"), ModuleType("torch"), np]:
+        device = CountedDevice()
+        memory = Memory(Arena(device, seed=7))
+        with naming(like):
+            with pytest.raises(Unsupported):
+                memory.device(4096, like=like)
+            memory.arena.close()
+            assert device.live == []

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import naming
 from counted_device import CountedDevice
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,21 +99,25 @@ def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: in
     assert sum(length for _, length in made) == nbytes
 
 
-@pytest.mark.parametrize(("streams", "chunks"), [(1, None), (4, None), (3, 7), (16, 5), (4, 32)])
-@pytest.mark.parametrize("back", [True, False])
-def test_a_staged_copy_gives_the_sequential_result(
-    memory: Memory, streams: int, chunks: int | None, back: bool
-) -> None:
+def test_a_staged_copy_gives_the_sequential_result() -> None:
     """33001 elements: no number of chunks divides them."""
-    work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
-    device = memory.arena.device
-    checked(device, work)
-    result = work._there if work._target is None else work._target
-    x = work._source.read()
-    for _ in range(3):
-        x = np.float32(3.75) * x * (np.float32(1) - x)
-    np.testing.assert_array_equal(result.read(), x)
-    assert (work.streams, work.chunks) == (streams, chunks or streams)
+    streams_cases: list[tuple[int, int | None]] = [(1, None), (4, None), (3, 7), (16, 5), (4, 32)]
+    for back in (True, False):
+        for streams, chunks in streams_cases:
+            memory = Memory(Arena(CountedDevice(), seed=7))
+            work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
+            device = memory.arena.device
+            checked(device, work)
+            result = work._there if work._target is None else work._target
+            x = work._source.read()
+            for _ in range(3):
+                x = np.float32(3.75) * x * (np.float32(1) - x)
+            np.testing.assert_array_equal(result.read(), x)
+            assert (work.streams, work.chunks) == (streams, chunks or streams), (
+                back,
+                streams,
+                chunks,
+            )
 
 
 @pytest.mark.parametrize("left_out", [0, 3, 6])
@@ -254,19 +259,22 @@ def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory
     assert pageable.on_host
 
 
-@pytest.mark.parametrize("kind", ["copy", "kernel"])
-def test_a_wrong_result_is_seen(memory: Memory, kind: str) -> None:
-    device, stream = memory.arena.device, memory.arena.device.streams.create()
-    work: Work
-    target: Buffer = memory.device((1000,))
-    work = (
-        Copy(device, target, memory.pinned((1000,)))
-        if kind == "copy"
-        else launched(memory, "reread", target, memory.device((1000,)))
-    )
-    work.poison(stream)
-    with pytest.raises(WrongResult, match="the first is"):  # nothing ran
-        work.verify()
+def test_a_wrong_result_is_seen() -> None:
+    cases: list[str] = ["copy", "kernel"]
+    for kind in cases:
+        memory = Memory(Arena(CountedDevice(), seed=7))
+        with naming(kind):
+            device, stream = memory.arena.device, memory.arena.device.streams.create()
+            work: Work
+            target: Buffer = memory.device((1000,))
+            work = (
+                Copy(device, target, memory.pinned((1000,)))
+                if kind == "copy"
+                else launched(memory, "reread", target, memory.device((1000,)))
+            )
+            work.poison(stream)
+            with pytest.raises(WrongResult, match="the first is"):  # nothing ran
+                work.verify()
 
 
 def test_in_turn_verifies_the_last_on_what_the_others_leave(memory: Memory) -> None:
@@ -286,9 +294,8 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
     works.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
+def test_work_that_cannot_be() -> None:
+    cases: list[tuple[Any, str]] = [
         (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
         (
             lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3),
@@ -329,11 +336,11 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
             "'destination' is a buffer from a fixture or a NumPy array, not int",
         ),
         (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),  # type: ignore[arg-type]
-    ],
-)
-def test_work_that_cannot_be(memory: Memory, make: Any, said: str) -> None:
-    with pytest.raises(BadCall, match=said):
-        make(memory, memory.arena.device)
+    ]
+    for make, said in cases:
+        memory = Memory(Arena(CountedDevice(), seed=7))
+        with naming(make), pytest.raises(BadCall, match=said):
+            make(memory, memory.arena.device)
 
 
 def test_data_to_stage_that_cannot_be_is_refused_as_a_buffer(memory: Memory) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ncu_csv
 import pytest
+from cases import naming
 
 from pytest_gpumem.nsight.ncu import (
     COUNTERS,
@@ -120,9 +121,8 @@ def test_a_table_has_measurements_kernels_and_figures() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_page_is_refused() -> None:
+    for text, message in [
         ("", "has no column ID: no `ncu --csv --page raw`"),
         (
             page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"Kernel Name"', '"Other"'),
@@ -140,16 +140,13 @@ def test_a_table_has_measurements_kernels_and_figures() -> None:
             page((ncu_csv.measured("a"), ("much", "0", "1", "0", "0"))),
             "as 'much', which is no number",
         ),
-    ],
-)
-def test_what_is_no_page_is_refused(text: str, message: str) -> None:
-    with pytest.raises(BadReport, match=message):
-        read_launches(text)
+    ]:
+        with naming(text), pytest.raises(BadReport, match=message):
+            read_launches(text)
 
 
-@pytest.mark.parametrize(
-    ("ranges", "place"),
-    [
+def test_a_stack_of_ranges_is_a_place() -> None:
+    for ranges, place in [
         ((), None),
         (("test_a",), None),
         (("test_a", "test_a.setup"), None),
@@ -157,12 +154,8 @@ def test_what_is_no_page_is_refused(text: str, message: str) -> None:
         (("test_a", "test_a.label.x-1", "test_a.measure"), ("test_a", "x-1")),
         # pytest run by a test, itself measured
         (("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"), ("inner", "y")),
-    ],
-)
-def test_a_stack_of_ranges_is_a_place(
-    ranges: tuple[str, ...], place: tuple[str, str] | None
-) -> None:
-    assert place_of(ranges) == place
+    ]:
+        assert place_of(ranges) == place, ranges
 
 
 def test_times_of_nsys_are_read_by_measured_range() -> None:

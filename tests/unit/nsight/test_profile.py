@@ -130,13 +130,13 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("case", SAYS)
-def test_without_a_report_the_cause_and_the_remedy_are_said(case: str, gpumem: Call) -> None:
-    tool, does, patterns = SAYS[case]
-    said = complaint(gpumem(tool, does=does), 6)
-    for pattern in patterns:
-        assert re.search(pattern, said), said
-    assert not list(Path().glob("*-rep"))
+def test_without_a_report_the_cause_and_the_remedy_are_said(gpumem: Call) -> None:
+    for case in SAYS:
+        tool, does, patterns = SAYS[case]
+        said = complaint(gpumem(tool, does=does), 6)
+        for pattern in patterns:
+            assert re.search(pattern, said), said
+        assert not list(Path().glob("*-rep")), case
 
 
 def test_a_tool_that_is_missing_is_said(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,10 @@ def test_a_tool_that_is_missing_is_said(gpumem: Call, monkeypatch: pytest.Monkey
     assert "GPUMEM_NSYS='nowhere' is no program" in complaint(result, 6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
+    gpumem: Call, tmp_path: Path
+) -> None:
+    for arguments, message in [
         (
             ["--", "--gpumem-device", "sim:h100"],
             "--gpumem-device sim:h100: Nsight sees nothing of it; use a GPU",
@@ -163,14 +164,10 @@ def test_a_tool_that_is_missing_is_said(gpumem: Call, monkeypatch: pytest.Monkey
             "--tool-options: --output=mine: gpumem names the report; -o FILE does",
         ),
         (["--tool-options", "--set 'full"], '--tool-options: "--set \'full": No closing quotation'),
-    ],
-)
-def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
-    arguments: list[str], message: str, gpumem: Call, tmp_path: Path
-) -> None:
-    said = complaint(gpumem("nsys", *arguments, does=": > ran"), 4)
-    assert message in said
-    assert not (tmp_path / "ran").exists()
+    ]:
+        said = complaint(gpumem("nsys", *arguments, does=": > ran"), 4)
+        assert message in said, arguments
+        assert not (tmp_path / "ran").exists(), arguments
 
 
 def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import naming
 
 from pytest_gpumem.nsight.tools import (
     NCU,
@@ -59,20 +60,22 @@ def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None
     assert find(at(NCU), {"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}) == installed
 
 
-@pytest.mark.parametrize("kind", ["nothing", "a folder", "a file that cannot be run"])
 def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
-    tmp_path: Path, kind: str
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    wrong = tmp_path / "wrong"
-    if kind == "a folder":
-        wrong.mkdir()
-    elif kind != "nothing":
-        wrong.write_text("")
-    other = program(tmp_path / "bin")
-    with pytest.raises(
-        ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
-    ):
-        find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
+    for kind in ["nothing", "a folder", "a file that cannot be run"]:
+        tmp_path = tmp_path_factory.mktemp("case")
+        with naming(kind):
+            wrong = tmp_path / "wrong"
+            if kind == "a folder":
+                wrong.mkdir()
+            elif kind != "nothing":
+                wrong.write_text("")
+            other = program(tmp_path / "bin")
+            with pytest.raises(
+                ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
+            ):
+                find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 
 
 def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:

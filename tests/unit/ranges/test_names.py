@@ -3,16 +3,14 @@ from __future__ import annotations
 import itertools
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.ranges import Names, labelled, phase
 
 
-@pytest.mark.parametrize(
-    ("nodeid", "name"),
-    [
+def test_name_is_the_last_component_in_characters_that_nsight_takes() -> None:
+    for nodeid, name in [
         ("tests/test_a.py::test_triad", "test_triad"),
         ("tests/test_a.py::TestX::test_scale[1-f4]", "test_scale_1-f4"),
         ("tests/test_a.py::test_scale[a::b/c@d,*+]", "test_scale_a_b_c_d"),
@@ -20,10 +18,8 @@ from pytest_gpumem.ranges import Names, labelled, phase
         ("tests/test_a.py::test_größe", "test_gr_e"),
         ("README.md", "README_md"),
         ("tests/test_a.py::[]", "test"),
-    ],
-)
-def test_name_is_the_last_component_in_characters_that_nsight_takes(nodeid: str, name: str) -> None:
-    assert Names().unique(nodeid) == name
+    ]:
+        assert Names().unique(nodeid) == name, nodeid
 
 
 def test_colliding_tests_each_get_a_hash_whatever_the_order() -> None:

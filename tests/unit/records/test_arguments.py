@@ -6,7 +6,6 @@ import re
 import struct
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,22 +24,17 @@ def text(layout: str, *values: Any, offset: int = 0) -> str:
     return arguments.text(struct.pack(layout, *values), offset, memory)
 
 
-@pytest.mark.parametrize(
-    ("layout", "value", "expected"),
-    [
+def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words() -> None:
+    for layout, value, expected in [
         ("<Q", DEVICE + 512, "device -"),
         ("<Q", MANAGED, "managed -"),
         ("<Q", 1000, "3e8 0"),
         ("<q", -1, "ffffffff ffffffff"),
         ("<f", 1.0, "3f800000"),
         ("<b", 7, "7"),
-    ],
-)
-def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words(
-    layout: str, value: float, expected: str
-) -> None:
-    assert text(layout, value) == expected
-    assert re.search(arguments.PATTERN, expected)
+    ]:
+        assert text(layout, value) == expected, (layout, value, expected)
+        assert re.search(arguments.PATTERN, expected), (layout, value, expected)
 
 
 def test_pointers_of_a_struct_lie_where_they_are_aligned() -> None:

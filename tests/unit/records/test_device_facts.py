@@ -14,9 +14,8 @@ from pytest_gpumem.units import GiB, MiB
 KEY = "NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc"
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
+def test_the_folder_of_a_baseline_has_what_makes_results_incomparable() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, KEY),
         (
             {"driver": "580.95.05", "memory_clock_hz": 1e9, "uuid": "GPU-1", "mps": True},
@@ -29,31 +28,24 @@ KEY = "NVIDIA-H100-80GB-HBM3-sm90-79GiB-ecc"
         ({"ecc": False}, "NVIDIA-H100-80GB-HBM3-sm90-79GiB-noecc"),
         ({"ecc": None}, "NVIDIA-H100-80GB-HBM3-sm90-79GiB"),
         ({"name": " GeForce  RTX/4090 (D)", "ecc": None}, "GeForce-RTX-4090-D-sm90-79GiB"),
-    ],
-)
-def test_the_folder_of_a_baseline_has_what_makes_results_incomparable(
-    changes: dict[str, Any], key: str
-) -> None:
-    assert replace(H100, **changes).key == key
+    ]
+    for changes, key in cases:
+        assert replace(H100, **changes).key == key, changes
 
 
 def test_the_set_aside_has_steps_of_a_sixteenth_of_l2() -> None:
     assert replace(H100, l2_bytes=48 * MiB).l2_step_bytes == 3 * MiB
 
 
-@pytest.mark.parametrize(
-    ("changes", "persists"),
-    [
+def test_l2_persists_where_there_is_a_set_aside_and_no_mig_instance() -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
         ({"persisting_l2_max_bytes": 1}, True),
         ({"persisting_l2_max_bytes": 0}, False),
         ({"mig_profile": "1g"}, False),
-    ],
-)
-def test_l2_persists_where_there_is_a_set_aside_and_no_mig_instance(
-    changes: dict[str, Any], persists: bool
-) -> None:
-    assert replace(H100, **changes).persists is persists
+    ]
+    for changes, persists in cases:
+        assert replace(H100, **changes).persists is persists, changes
 
 
 def test_an_unknown_peak_is_an_error_and_a_known_one_is_in_the_text() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from cases import naming
 
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json
 
@@ -46,9 +47,8 @@ def test_a_recorded_run_is_of_it(schema: dict[str, Any], recorded: Any) -> None:
     jsonschema.Draft202012Validator(schema).validate(recorded)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_is_not_of_it_is_refused(schema: dict[str, Any], recorded: Any) -> None:
+    cases: list[Break] = [
         lambda d: d.update(schema=1),
         lambda d: d.pop("device"),
         lambda d: d["rows"][0].update(extra=1),
@@ -58,12 +58,11 @@ def test_a_recorded_run_is_of_it(schema: dict[str, Any], recorded: Any) -> None:
         lambda d: d["rows"][0]["measurement"].update(placements=[[None]]),
         lambda d: d["rows"][0]["measurement"].update(unknown=1),
         lambda d: d["rows"][0]["measurement"].pop("latency"),
-    ],
-)
-def test_what_is_not_of_it_is_refused(schema: dict[str, Any], recorded: Any, change: Break) -> None:
-    broken = copy.deepcopy(recorded)
-    change(broken)
-    assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
+    ]
+    for change in cases:
+        broken = copy.deepcopy(recorded)
+        change(broken)
+        assert not jsonschema.Draft202012Validator(schema).is_valid(broken), change
 
 
 def properties(schema: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -88,9 +87,10 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_the_schema_refuses_the_values_that_the_commands_refuse(
+    schema: dict[str, Any], recorded: Any
+) -> None:
+    cases: list[Break] = [
         lambda m: m.update(placements=[[-1e-6]]),
         lambda m: m.update(placements=[[0.0]]),
         lambda m: m.update(placements=[]),
@@ -100,13 +100,11 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
         lambda m: m["conditions"][0].update(other_processes=-1),
         lambda m: m.update(window={"nbytes": 1, "hit_ratio": 1.5, "set_aside": 1}),
         lambda m: m.update(window={"nbytes": -1, "hit_ratio": 1.0, "set_aside": 1}),
-    ],
-)
-def test_the_schema_refuses_the_values_that_the_commands_refuse(
-    schema: dict[str, Any], recorded: Any, change: Break
-) -> None:
-    broken = copy.deepcopy(recorded)
-    change(broken["rows"][0]["measurement"])
-    assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
-    with pytest.raises(SchemaError):
-        document_from_json(broken)
+    ]
+    for change in cases:
+        with naming(change):
+            broken = copy.deepcopy(recorded)
+            change(broken["rows"][0]["measurement"])
+            assert not jsonschema.Draft202012Validator(schema).is_valid(broken)
+            with pytest.raises(SchemaError):
+                document_from_json(broken)

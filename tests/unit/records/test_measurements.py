@@ -19,11 +19,11 @@ def test_samples_medians_and_latency() -> None:
     assert measurement().placement_spread is None
 
 
-@pytest.mark.parametrize(("half_width", "noise"), [(None, None), (0.0, 0.0), (3e-5, 0.01)])
-def test_noise_is_a_share_of_the_latency(half_width: float | None, noise: float | None) -> None:
-    assert measurement(placements=PLACED, half_width=half_width).noise == (
-        None if noise is None else pytest.approx(noise)
-    )
+def test_noise_is_a_share_of_the_latency() -> None:
+    for half_width, noise in [(None, None), (0.0, 0.0), (3e-5, 0.01)]:
+        assert measurement(placements=PLACED, half_width=half_width).noise == (
+            None if noise is None else pytest.approx(noise)
+        ), half_width
 
 
 def test_what_a_row_keeps_of_a_further_process() -> None:
@@ -31,19 +31,20 @@ def test_what_a_row_keeps_of_a_further_process() -> None:
     assert found.repeat == Repeat((2e-3, 4e-3), 2e-6)
 
 
-@pytest.mark.parametrize(
-    ("requested", "traffic", "rate"),
-    [
+def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes() -> None:
+    for requested, traffic, rate in [
         (None, MovedBytes(100, 0), None),
         (900, None, None),
         (299, MovedBytes(60, 40), None),
         (300, MovedBytes(60, 40), 3e5),
         (900, MovedBytes(0, 0, declared=300), 9e5),
-    ],
-)
-def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes(
-    requested: int | None, traffic: MovedBytes | None, rate: float | None
-) -> None:
-    found = measurement(requested=requested, moved_bytes=traffic)
-    assert found.asked_bandwidth == (None if rate is None else pytest.approx(rate))
-    assert found.bandwidth == (None if traffic is None else pytest.approx(traffic.total / 1e-3))
+    ]:
+        found = measurement(requested=requested, moved_bytes=traffic)
+        assert found.asked_bandwidth == (None if rate is None else pytest.approx(rate)), (
+            requested,
+            traffic,
+            rate,
+        )
+        assert found.bandwidth == (
+            None if traffic is None else pytest.approx(traffic.total / 1e-3)
+        ), (requested, traffic, rate)

@@ -14,17 +14,18 @@ def overlap(*seconds: float, bound: float | None = None, chunks: int | None = 4)
     )
 
 
-@pytest.mark.parametrize(("latency", "hidden"), [(8.0, 0.0), (5.0, 1.0), (6.5, 0.5), (9.5, -0.5)])
-def test_the_share_runs_from_one_after_another_to_the_bound(latency: float, hidden: float) -> None:
-    assert overlap(5.0, 3.0).hidden(latency) == pytest.approx(hidden)
+def test_the_share_runs_from_one_after_another_to_the_bound() -> None:
+    for latency, hidden in [(8.0, 0.0), (5.0, 1.0), (6.5, 0.5), (9.5, -0.5)]:
+        assert overlap(5.0, 3.0).hidden(latency) == pytest.approx(hidden), latency
 
 
-@pytest.mark.parametrize(
-    ("transfer", "kernel", "estimate"),
-    [(4.0, 8.0, 8.0 + 4.0 / 4), (8.0, 4.0, 8.0 + 4.0 / 4), (6.0, 6.0, 7.5)],
-)
-def test_the_estimate_is_the_texts(transfer: float, kernel: float, estimate: float) -> None:
-    assert overlap(transfer, kernel).estimate == pytest.approx(estimate)
+def test_the_estimate_is_the_texts() -> None:
+    for transfer, kernel, estimate in [
+        (4.0, 8.0, 8.0 + 4.0 / 4),
+        (8.0, 4.0, 8.0 + 4.0 / 4),
+        (6.0, 6.0, 7.5),
+    ]:
+        assert overlap(transfer, kernel).estimate == pytest.approx(estimate), transfer
 
 
 def test_where_nothing_was_cut_there_is_no_estimate() -> None:

@@ -12,14 +12,17 @@ def test_peak_of_an_h100() -> None:
     assert peak_bandwidth(2619e6, 5120) == pytest.approx(3.352e12, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("generation", "width", "rate"),
-    [(3, 16, 15.75e9), (4, 16, 31.5e9), (5, 16, 63.0e9), (5, 8, 31.5e9), (1, 16, 4.0e9)],
-)
-def test_theoretical_bandwidth_of_a_link(generation: int, width: int, rate: float) -> None:
-    words, bandwidth = host_link(generation, width)
-    assert words == f"PCIe Gen{generation} x{width}"
-    assert bandwidth == pytest.approx(rate, rel=2e-3)
+def test_theoretical_bandwidth_of_a_link() -> None:
+    for generation, width, rate in [
+        (3, 16, 15.75e9),
+        (4, 16, 31.5e9),
+        (5, 16, 63.0e9),
+        (5, 8, 31.5e9),
+        (1, 16, 4.0e9),
+    ]:
+        words, bandwidth = host_link(generation, width)
+        assert words == f"PCIe Gen{generation} x{width}", (generation, width, rate)
+        assert bandwidth == pytest.approx(rate, rel=2e-3), (generation, width, rate)
 
 
 def test_a_generation_of_the_future_has_no_bandwidth() -> None:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
-
 from pytest_gpumem.records.row import covers, key_of, selects
 
 TEST = "tests/test_a.py::test_x"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "label", "key"),
-    [
+def test_an_ordinary_key_is_the_node_id_and_the_label() -> None:
+    for parameters, label, key in [
         ("", "", TEST),
         ("", "warm", f"{TEST}[warm]"),
         ("[a-8MiB]", "", f"{TEST}[a-8MiB]"),
         ("[a-8MiB]", "warm", f"{TEST}[a-8MiB][warm]"),
         (r"[\xe4]", r"C:\x", rf"{TEST}[\xe4][C:\x]"),
-    ],
-)
-def test_an_ordinary_key_is_the_node_id_and_the_label(
-    parameters: str, label: str, key: str
-) -> None:
-    assert key_of(TEST + parameters, label) == key
+    ]:
+        assert key_of(TEST + parameters, label) == key, (parameters, label, key)
 
 
 def test_no_two_measurements_share_a_key() -> None:
@@ -40,13 +33,15 @@ def test_a_set_of_parameters_selects_itself_alone() -> None:
     assert not any(selects(f"{TEST}[a]", f"{TEST}[{other}]") for other in ("a][b", "a]::b", "a]/b"))
 
 
-@pytest.mark.parametrize("parameters", ["a", "a][b", "x[1]", "a::b", "ä"])
-def test_a_test_covers_its_rows_and_those_of_no_other(parameters: str) -> None:
-    test = f"{TEST}[{parameters}]"
-    for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
-        assert covers(key, key)
-        assert all(covers(name, key) for name in (test, TEST, "tests/test_a.py", "tests"))
-        assert not any(
-            covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est")
-        )
-    assert not covers(f"{TEST}[a]", key_of(f"{TEST}[a][b]", ""))
+def test_a_test_covers_its_rows_and_those_of_no_other() -> None:
+    for parameters in ["a", "a][b", "x[1]", "a::b", "ä"]:
+        test = f"{TEST}[{parameters}]"
+        for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
+            assert covers(key, key), parameters
+            assert all(covers(name, key) for name in (test, TEST, "tests/test_a.py", "tests")), (
+                parameters
+            )
+            assert not any(
+                covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est")
+            ), parameters
+        assert not covers(f"{TEST}[a]", key_of(f"{TEST}[a][b]", "")), parameters

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
+from cases import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_devices import H100
@@ -229,9 +230,8 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
 PLACEMENTS = ["measurement", "placements"]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "where"),
-    [
+def test_what_does_not_fit_is_refused_with_its_path() -> None:
+    cases: list[tuple[list[Any], object, str]] = [
         (["nodeid"], 3, r"\$\.nodeid: 3; expected `str`"),
         (["verdict", "outcome"], "MAYBE", r"\$\.verdict\.outcome: 'MAYBE'; invalid enum"),
         (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: 1.5; "),
@@ -256,21 +256,19 @@ PLACEMENTS = ["measurement", "placements"]
         (["measurement", "profild"], True, r"\$\.measurement\.profild: unknown"),
         (["measurement", "label"], "other", r"label: 'other' in a row labelled 'warm'"),
         (["colour"], "red", r"\$\.colour: unknown"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_its_path(
-    path: list[str | int], value: object, where: str
-) -> None:
-    with pytest.raises(SchemaError, match=where):
-        row_from_json(changed(path, value))
+    ]
+    for path, value, where in cases:
+        with naming(path, value, where), pytest.raises(SchemaError, match=where):
+            row_from_json(changed(path, value))
 
 
-@pytest.mark.parametrize("key", ["nodeid", "limits", "verdict"])
-def test_a_missing_field_is_refused(key: str) -> None:
-    written = row_to_json(ROW)
-    del written[key]
-    with pytest.raises(SchemaError, match=rf"\$: Object missing required field `{key}`"):
-        row_from_json(written)
+def test_a_missing_field_is_refused() -> None:
+    for key in ["nodeid", "limits", "verdict"]:
+        with naming(key):
+            written = row_to_json(ROW)
+            del written[key]
+            with pytest.raises(SchemaError, match=rf"\$: Object missing required field `{key}`"):
+                row_from_json(written)
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
@@ -280,18 +278,15 @@ def test_a_field_with_a_default_may_be_missing() -> None:
     assert row_from_json(written) == replace(ROW, range_name="")
 
 
-@pytest.mark.parametrize(
-    "measurement",
-    [
+def test_what_could_not_be_read_is_not_written() -> None:
+    for measurement in [
         replace(MEASURED, placements=((math.nan,),)),
         replace(MEASURED, placements=()),
         replace(MEASURED, floor=math.inf),
         replace(MEASURED, half_width=math.nan),
-    ],
-)
-def test_what_could_not_be_read_is_not_written(measurement: Measurement) -> None:
-    with pytest.raises(SchemaError, match=r"\$\.measurement"):
-        row_to_json(replace(ROW, measurement=measurement))
+    ]:
+        with naming(measurement), pytest.raises(SchemaError, match=r"\$\.measurement"):
+            row_to_json(replace(ROW, measurement=measurement))
 
 
 def test_settings_must_be_plain() -> None:
@@ -301,9 +296,8 @@ def test_settings_must_be_plain() -> None:
         document(H100, [], {"folder": PurePosixPath("/tmp")})
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "where"),
-    [
+def test_a_document_that_does_not_fit_is_refused() -> None:
+    cases: list[tuple[str, object, str]] = [
         ("schema", 3, r"\$\.schema: 3; this version reads 2"),
         ("schema", 1, r"\$\.schema: 1; this version reads 2"),
         ("schema", True, r"\$\.schema: True"),
@@ -314,12 +308,12 @@ def test_settings_must_be_plain() -> None:
         ("rows", {}, r"\$\.rows: {}; expected `array`"),
         ("rows", [3], r"\$\.rows\[0\]: 3; expected `object`"),
         ("device", {}, r"\$\.device: Object missing"),
-    ],
-)
-def test_a_document_that_does_not_fit_is_refused(key: str, value: object, where: str) -> None:
-    written = {**document(H100, [ROW], {}), key: value}
-    with pytest.raises(SchemaError, match=where):
-        document_from_json(json.loads(json.dumps(written)))
+    ]
+    for key, value, where in cases:
+        with naming(key, value, where):
+            written = {**document(H100, [ROW], {}), key: value}
+            with pytest.raises(SchemaError, match=where):
+                document_from_json(json.loads(json.dumps(written)))
 
 
 def test_a_simulated_row_among_real_ones_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
@@ -49,26 +48,25 @@ def test_a_failure_stands_on_the_line_of_its_cause(make_row: Make) -> None:
         assert "file=sub/tests/t.py,line=12," in workflow_commands([elsewhere], places)[0]
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
+def test_nothing_in_a_name_or_path_begins_a_command(make_row: Make) -> None:
+    for hostile in [
         "a\n::error::b",
         "a\r::set-output name=x::b",
         "a%0A::error::b",
         "a\x85::stop-commands::b",
         "a\u2028b",
-    ],
-)
-def test_nothing_in_a_name_or_path_begins_a_command(make_row: Make, hostile: str) -> None:
-    nodeid = f"t.py::t[{hostile}]"
-    row = make_row(nodeid, Outcome.FAIL, reason=hostile)
-    (line,) = workflow_commands([row], {nodeid: Place(f"x,line=1::{hostile}.py", 3)})
-    assert line.splitlines() == [line]
-    # The runner takes the first "::" behind the command's properties as their end.
-    words, _, message = line.removeprefix("::error ").partition("::")
-    assert [word.partition("=")[0] for word in words.split(",")] == ["file", "line", "title"]
-    assert message.startswith("FAIL t.py::t[a")
-    assert "%0A" not in message
+    ]:
+        nodeid = f"t.py::t[{hostile}]"
+        row = make_row(nodeid, Outcome.FAIL, reason=hostile)
+        (line,) = workflow_commands([row], {nodeid: Place(f"x,line=1::{hostile}.py", 3)})
+        assert line.splitlines() == [line], hostile
+        # The runner takes the first "::" behind the command's properties as their end.
+        words, _, message = line.removeprefix("::error ").partition("::")
+        assert [word.partition("=")[0] for word in words.split(",")] == ["file", "line", "title"], (
+            hostile
+        )
+        assert message.startswith("FAIL t.py::t[a"), hostile
+        assert "%0A" not in message, hostile
 
 
 def test_no_more_than_github_shows(make_row: Make) -> None:

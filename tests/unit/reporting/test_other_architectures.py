@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import naming
 from known_devices import H100
 from msgspec.structs import replace
 
@@ -129,45 +130,45 @@ ORIN = sheet(
 ALL = (A100, RTX4090, B200, GB200, INTEGRATED, ORIN)
 
 
-@pytest.mark.parametrize(
-    ("facts", "gigabytes"),
-    [(A100, 2039), (RTX4090, 1008), (B200, 8184), (GB200, 8184), (INTEGRATED, None), (ORIN, None)],
-    ids=str,
-)
-def test_the_peak_is_the_data_sheets_or_unknown(facts: DeviceFacts, gigabytes: int | None) -> None:
-    if gigabytes is None:
-        with pytest.raises(UnknownPeak, match="reports no memory clock"):
-            _ = facts.peak_bandwidth
-    else:
-        assert facts.peak_bandwidth / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+def test_the_peak_is_the_data_sheets_or_unknown() -> None:
+    for facts, gigabytes in [
+        (A100, 2039),
+        (RTX4090, 1008),
+        (B200, 8184),
+        (GB200, 8184),
+        (INTEGRATED, None),
+        (ORIN, None),
+    ]:
+        with naming(facts):
+            if gigabytes is None:
+                with pytest.raises(UnknownPeak, match="reports no memory clock"):
+                    _ = facts.peak_bandwidth
+            else:
+                assert facts.peak_bandwidth / 1e9 == pytest.approx(gigabytes, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
+def test_persisting_l2_skips_where_there_is_none() -> None:
+    for facts, reason in [
         (A100, None),
         (RTX4090, None),
         (B200, None),
         (GB200, None),
         (INTEGRATED, "persistingL2CacheMaxSize is 0"),
         (ORIN, None),
-    ],
-    ids=str,
-)
-def test_persisting_l2_skips_where_there_is_none(facts: DeviceFacts, reason: str | None) -> None:
-    said = unsupported(facts, lambda: pytest.fail("read under MPS only"))
-    assert said is None if reason is None else reason in str(said)
-    if said is None:
-        assert (
-            0
-            < fit_set_aside(facts, facts.l2_bytes)
-            <= min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes)
-        )
+    ]:
+        said = unsupported(facts, lambda: pytest.fail("read under MPS only"))
+        assert said is None if reason is None else reason in str(said), facts
+        if said is None:
+            assert (
+                0
+                < fit_set_aside(facts, facts.l2_bytes)
+                <= min(facts.l2_bytes // 2, facts.persisting_l2_max_bytes)
+            ), facts
 
 
-@pytest.mark.parametrize("facts", ALL, ids=str)
-def test_doctor_says_where_pages_migrate(facts: DeviceFacts) -> None:
-    checks = {check.name: check for check in gpu_checks(facts, "", None, "no library")}
-    skips = "its tests skip" in checks["managed memory"].detail
-    assert skips is (no_migration(facts) is not None) is (facts is ORIN)
-    assert ("peak unknown" in checks["GPU"].detail) is (facts in (INTEGRATED, ORIN))
+def test_doctor_says_where_pages_migrate() -> None:
+    for facts in ALL:
+        checks = {check.name: check for check in gpu_checks(facts, "", None, "no library")}
+        skips = "its tests skip" in checks["managed memory"].detail
+        assert skips is (no_migration(facts) is not None) is (facts is ORIN), facts
+        assert ("peak unknown" in checks["GPU"].detail) is (facts in (INTEGRATED, ORIN)), facts

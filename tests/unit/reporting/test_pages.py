@@ -138,27 +138,27 @@ def test_nothing_comes_from_the_network_and_the_policy_names_what_runs(
     assert "Simulated: no GPU was measured." in text
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_a_hostile_name_is_text(make_row: MakeRow, facts: DeviceFacts, hostile: str) -> None:
-    rows = [
-        make_row(f"t.py::t[{hostile}]", Outcome.FAIL, reason=hostile, label=hostile),
-        make_row(f"t.py::t[{hostile}2]"),
-    ]
-    run = Run(rows, replace(facts, name=hostile), {}, revision=hostile, remarks=[hostile])
-    text = page(run)
-    assert Read(text).tags.count("script") == 1
-    text.encode()
-    # In Markdown every element is ours, and every row of a table has as many cells.
-    text = markdown.page(run)
-    elements = {f"{slash}{tag}" for slash in ("<", "</") for tag in ("code", "pre", "details")}
-    assert set(re.findall(r"</?\w+", text)) <= elements | {"<summary", "</summary"}
-    assert "<!--" not in text
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in lines}) == 1
-    names = re.findall("<code>(.*?)</code>", text)
-    assert names
-    assert all(re.fullmatch(r"([^\W_]|[ .,]|&#\d+;)*", name) for name in names)
-    text.encode()
+def test_a_hostile_name_is_text(make_row: MakeRow, facts: DeviceFacts) -> None:
+    for hostile in HOSTILE:
+        rows = [
+            make_row(f"t.py::t[{hostile}]", Outcome.FAIL, reason=hostile, label=hostile),
+            make_row(f"t.py::t[{hostile}2]"),
+        ]
+        run = Run(rows, replace(facts, name=hostile), {}, revision=hostile, remarks=[hostile])
+        text = page(run)
+        assert Read(text).tags.count("script") == 1, hostile
+        text.encode()
+        # In Markdown every element is ours, and every row of a table has as many cells.
+        text = markdown.page(run)
+        elements = {f"{slash}{tag}" for slash in ("<", "</") for tag in ("code", "pre", "details")}
+        assert set(re.findall(r"</?\w+", text)) <= elements | {"<summary", "</summary"}, hostile
+        assert "<!--" not in text, hostile
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) == 1, hostile
+        names = re.findall("<code>(.*?)</code>", text)
+        assert names, hostile
+        assert all(re.fullmatch(r"([^\W_]|[ .,]|&#\d+;)*", name) for name in names), hostile
+        text.encode()
 
 
 def test_markdown_has_all_rows_folded_and_fits_into_a_comment(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from pytest_gpumem.reporting.progress import Progress, of_processes, rounded
 
 
@@ -37,9 +35,8 @@ def test_the_line_counts_tests_and_samples_and_says_what_is_left() -> None:
     assert progress.line(100) == "gpumem: 3 of 3 tests, 320 samples"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
+def test_a_rough_time() -> None:
+    for seconds, said in [
         (0.2, "1 s"),
         (7.4, "7 s"),
         (33, "35 s"),
@@ -48,15 +45,12 @@ def test_the_line_counts_tests_and_samples_and_says_what_is_left() -> None:
         (3540, "59 min"),
         (3599, "1 h 0 min"),
         (7830, "2 h 10 min"),
-    ],
-)
-def test_a_rough_time(seconds: float, said: str) -> None:
-    assert rounded(seconds) == said
+    ]:
+        assert rounded(seconds) == said, seconds
 
 
-@pytest.mark.parametrize(
-    ("ended", "finished", "seconds", "said"),
-    [
+def test_the_processes_of_a_run_count_their_tests_and_the_time_left() -> None:
+    for ended, finished, seconds, said in [
         (0, 0, 0.0, "gpumem: 0 of 3 processes measured"),
         (
             0,
@@ -66,9 +60,10 @@ def test_a_rough_time(seconds: float, said: str) -> None:
         ),
         (1, 0, 10.0, "gpumem: 1 of 3 processes measured, about 20 s left"),
         (3, 0, 30.0, "gpumem: 3 of 3 processes measured"),
-    ],
-)
-def test_the_processes_of_a_run_count_their_tests_and_the_time_left(
-    ended: int, finished: int, seconds: float, said: str
-) -> None:
-    assert of_processes(ended, 3, finished, 10, seconds) == said
+    ]:
+        assert of_processes(ended, 3, finished, 10, seconds) == said, (
+            ended,
+            finished,
+            seconds,
+            said,
+        )

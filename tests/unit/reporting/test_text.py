@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Exit, Outcome
@@ -107,45 +106,52 @@ def test_a_lost_test_beside_a_new_one_may_be_renamed(make_row: MakeRow) -> None:
     assert "t.py::test_old is gone and t.py::test_new is new: renamed?" in lines
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_table_has_its_columns_and_cuts_no_name(
-    facts: DeviceFacts, make_row: MakeRow, width: int
-) -> None:
-    rows = [
-        failing(make_row),
-        replace(make_row("t.py::test_adopted"), extra={"host s": 3e-4}),
-        replace(make_row("t.py::test_memory", measured=False), footprint=MEMORY),
-        make_row(LONG, simulated=True),
-    ]
-    text = table(rows, facts, width=width, colour=False)
-    heading, _, *lines = text.splitlines()
-    names = ["test", "latency", "host", "bandwidth", "% of peak", "base", "change"]
-    assert re.split(r"  +", heading) == [*names, "peak memory", "kept", "verdict"]
-    assert lines[0].split() == [
-        "test_blur",
-        "268.3",
-        "us",
-        "3002",
-        "GB/s",
-        "89.5",
-        "%",
-        "136.2",
-        "us",
-        "+97.0",
-        "%",
-        "96",
-        "MiB",
-        "1",
-        "MiB",
-        "FAIL",
-    ]
-    assert "300.0 us" in lines[1]
-    assert lines[2].split() == ["test_memory", "96", "MiB", "1", "MiB", "PASS"]
-    at = lines.index(LONG.partition("::")[2])
-    assert lines[at + 1].split() == ["268.3", "us", "3002", "GB/s", "89.5", "%", "PASS", "(sim)"]
-    assert text.splitlines()[-1] == "4 rows (simulated): 1 FAIL, 3 PASS"
-    coloured = table(rows, facts, width=width, colour=True)
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text
+def test_a_table_has_its_columns_and_cuts_no_name(facts: DeviceFacts, make_row: MakeRow) -> None:
+    for width in [80, 120]:
+        rows = [
+            failing(make_row),
+            replace(make_row("t.py::test_adopted"), extra={"host s": 3e-4}),
+            replace(make_row("t.py::test_memory", measured=False), footprint=MEMORY),
+            make_row(LONG, simulated=True),
+        ]
+        text = table(rows, facts, width=width, colour=False)
+        heading, _, *lines = text.splitlines()
+        names = ["test", "latency", "host", "bandwidth", "% of peak", "base", "change"]
+        assert re.split(r"  +", heading) == [*names, "peak memory", "kept", "verdict"], width
+        assert lines[0].split() == [
+            "test_blur",
+            "268.3",
+            "us",
+            "3002",
+            "GB/s",
+            "89.5",
+            "%",
+            "136.2",
+            "us",
+            "+97.0",
+            "%",
+            "96",
+            "MiB",
+            "1",
+            "MiB",
+            "FAIL",
+        ], width
+        assert "300.0 us" in lines[1], width
+        assert lines[2].split() == ["test_memory", "96", "MiB", "1", "MiB", "PASS"], width
+        at = lines.index(LONG.partition("::")[2])
+        assert lines[at + 1].split() == [
+            "268.3",
+            "us",
+            "3002",
+            "GB/s",
+            "89.5",
+            "%",
+            "PASS",
+            "(sim)",
+        ], width
+        assert text.splitlines()[-1] == "4 rows (simulated): 1 FAIL, 3 PASS", width
+        coloured = table(rows, facts, width=width, colour=True)
+        assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text, width
 
 
 def test_a_large_suite_lists_what_needs_a_look_first(facts: DeviceFacts, make_row: MakeRow) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import naming
 from committing import git
 
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, of_no_hook
@@ -86,11 +87,12 @@ def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
         files_at("0" * 40, Path("kept"), folder.parent)
 
 
-@pytest.mark.parametrize("of", ["nowhere", "--all", ""])
-def test_an_unknown_revision_is_said(repository: Repository, of: str) -> None:
-    repository.commit("first")
-    with pytest.raises(RevisionError, match="is no commit of"):
-        ancestry(of, set(), repository.folder)
+def test_an_unknown_revision_is_said(repository: Repository) -> None:
+    for of in ["nowhere", "--all", ""]:
+        with naming(of):
+            repository.commit("first")
+            with pytest.raises(RevisionError, match="is no commit of"):
+                ancestry(of, set(), repository.folder)
 
 
 def test_no_common_history_is_said(repository: Repository) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from cases import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,13 +137,17 @@ def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
         settled({"gpumem_device": ""})
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)],
-)
-def test_switches_in_the_environment(text: str, value: bool) -> None:
-    assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value
-    assert settled(environment={"GPUMEM_STRICT": text}).strict is value
+def test_switches_in_the_environment() -> None:
+    for text, value in [
+        ("1", True),
+        ("Yes", True),
+        ("on", True),
+        ("TRUE", True),
+        ("0", False),
+        ("no", False),
+    ]:
+        assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value, text
+        assert settled(environment={"GPUMEM_STRICT": text}).strict is value, text
 
 
 def test_a_switch_can_be_turned_off_again() -> None:
@@ -150,9 +155,8 @@ def test_a_switch_can_be_turned_off_again() -> None:
     assert resolve({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini").enabled
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "accepted"),
-    [
+def test_mistakes_name_origin_value_and_what_is_accepted() -> None:
+    for name, value, accepted in [
         ("device", "gpu", "cuda:N"),
         ("device", "cuda:x", "cuda:N"),
         ("device", "sim:H 100", "sim:NAME"),
@@ -172,25 +176,22 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("max_latency", "0 us", "cannot be met"),
         ("strict", "maybe", "1, true, yes, on or 0, false, no, off"),
         ("baseline", "  ", "a path such as"),
-    ],
-)
-def test_mistakes_name_origin_value_and_what_is_accepted(
-    name: str, value: str, accepted: str
-) -> None:
-    option = next(o for o in OPTIONS if o.name == name)
-    in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
-    elsewhere = (
-        ({"command_line": {option.key: value}}, option.flag),
-        ({"environment": {option.variable: value}}, option.variable),
-    )
-    for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
-        with pytest.raises(SettingsError) as mistake:
-            settled(**where)
-        message = str(mistake.value)
-        assert message.startswith(f"{origin}: ")
-        assert repr(value) in message
-        assert accepted in message
-        assert "\n" not in message
+    ]:
+        with naming(name, value, accepted):
+            option = next(o for o in OPTIONS if o.name == name)
+            in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
+            elsewhere = (
+                ({"command_line": {option.key: value}}, option.flag),
+                ({"environment": {option.variable: value}}, option.variable),
+            )
+            for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
+                with pytest.raises(SettingsError) as mistake:
+                    settled(**where)
+                message = str(mistake.value)
+                assert message.startswith(f"{origin}: ")
+                assert repr(value) in message
+                assert accepted in message
+                assert "\n" not in message
 
 
 def test_a_device_in_any_capitals() -> None:
@@ -280,18 +281,13 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
     assert set(LIMITS) - {option.name for option in OPTIONS} == {"faster_than", "min_overlap"}
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "kept"),
-    [
+def test_limits_on_what_a_launch_does_hold_for_a_whole_run() -> None:
+    for name, written, kept in [
         ("max_gpu_page_faults", "0", "0"),
         ("max_migrated", "64MiB", "64 MiB"),
         ("max_kernels", " base ", "base"),
-    ],
-)
-def test_limits_on_what_a_launch_does_hold_for_a_whole_run(
-    name: str, written: object, kept: str
-) -> None:
-    assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
+    ]:
+        assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept, name
 
 
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
@@ -344,9 +340,8 @@ def test_the_number_of_gpus_is_the_tests() -> None:
             of_marker({"gpus": wrong}, "gpus")
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
+def test_limits_against_others_are_strict() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"faster_than": "0.5 x a"},
             "marker: faster_than: '0.5 x a' claims less than no difference",
@@ -356,11 +351,10 @@ def test_the_number_of_gpus_is_the_tests() -> None:
         ({"min_overlap": "0%"}, "marker: min_overlap: '0%' cannot be hidden"),
         ({"min_overlap": "101%"}, "marker: min_overlap: '101%' cannot be hidden"),
         ({"min_overlap": 0.8}, "marker: min_overlap: 0.8 is not understood"),
-    ],
-)
-def test_limits_against_others_are_strict(keywords: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        marker_limits(keywords)
+    ]
+    for keywords, message in cases:
+        with naming(keywords), pytest.raises(SettingsError, match=message):
+            marker_limits(keywords)
 
 
 def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
@@ -427,14 +421,15 @@ def test_none_lifts_a_limit() -> None:
     assert again.max_regression == "5%"
 
 
-@pytest.mark.parametrize(
-    "limit", [{"max_latency": 12}, {"min_bandwidth": 2.4}, {"max_regression": 1}]
-)
-def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(
-    limit: dict[str, float],
-) -> None:
-    with pytest.raises(SettingsError, match="accepted is"):
-        marker_limits(limit)
+def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail() -> None:
+    cases: list[dict[str, float]] = [
+        {"max_latency": 12},
+        {"min_bandwidth": 2.4},
+        {"max_regression": 1},
+    ]
+    for limit in cases:
+        with naming(limit), pytest.raises(SettingsError, match="accepted is"):
+            marker_limits(limit)
 
 
 def test_a_marker_overrides_settings() -> None:
@@ -503,9 +498,8 @@ def test_roles_decide_what_a_command_switches_off() -> None:
 # Limits of a test that are looser than the run's
 
 
-@pytest.mark.parametrize(
-    ("here", "default", "message"),
-    [
+def test_a_looser_limit_is_reported() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
         (
             {"max_regression": "2%"},
             {"max_regression": "1%"},
@@ -525,27 +519,26 @@ def test_roles_decide_what_a_command_switches_off() -> None:
         ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "is looser than"),
         ({"max_copies": "base"}, {"max_copies": "1"}, "is looser than"),
         ({}, {"max_regression": "1%"}, None),
-    ],
-)
-def test_a_looser_limit_is_reported(
-    here: dict[str, Any], default: dict[str, Any], message: str | None
-) -> None:
-    asked = Settings(
-        limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default}
-    )
-    limits = Limits(
-        **{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker")
-    )
-    found = loosened(limits, asked)
-    assert found == [] if message is None else message in found[0]
-    assert len(
-        loosened(limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default}))
-    ) == len(found)
-    # An ini file's default is there to be adjusted.
-    assert (
-        loosened(
-            limits,
-            asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default}),
+    ]
+    for here, default, message in cases:
+        asked = Settings(
+            limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default}
         )
-        == []
-    )
+        limits = Limits(
+            **{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker")
+        )
+        found = loosened(limits, asked)
+        assert found == [] if message is None else message in found[0], (here, default, message)
+        assert len(
+            loosened(
+                limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default})
+            )
+        ) == len(found), (here, default, message)
+        # An ini file's default is there to be adjusted.
+        assert (
+            loosened(
+                limits,
+                asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default}),
+            )
+            == []
+        ), (here, default, message)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from typing import Any
 
 import pytest
+from cases import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,9 +68,8 @@ JUNK: list[object] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
+def test_sizes() -> None:
+    cases: list[tuple[str | int, int | None]] = [
         ("64 MiB", 64 * MiB),
         ("64MiB", 64 * MiB),
         (" 1.5 KiB ", 1536),
@@ -79,14 +80,14 @@ JUNK: list[object] = [
         ("4.000000000000000001 TiB", None),
         (4096, 4096),
         (0, 0),
-    ],
-)
-def test_sizes(text: str | int, nbytes: int | None) -> None:
-    if nbytes is None:
-        with pytest.raises(QuantityError, match="whole number of bytes"):
-            units.parse_bytes(text)
-    else:
-        assert units.parse_bytes(text) == nbytes
+    ]
+    for text, nbytes in cases:
+        with naming(text):
+            if nbytes is None:
+                with pytest.raises(QuantityError, match="whole number of bytes"):
+                    units.parse_bytes(text)
+            else:
+                assert units.parse_bytes(text) == nbytes
 
 
 def test_numpy_integers_are_sizes() -> None:
@@ -95,9 +96,8 @@ def test_numpy_integers_are_sizes() -> None:
     assert units.parse_bytes(np.int64(12)) == 12  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
+def test_times_are_the_nearest_float() -> None:
+    cases: list[tuple[str | float, float]] = [
         ("12 us", 12e-6),
         ("0.2 us", 0.2e-6),
         ("268.3 µs", 268.3e-6),
@@ -108,10 +108,9 @@ def test_numpy_integers_are_sizes() -> None:
         ("1 h", 3600.0),
         (0.25, 0.25),
         (3, 3.0),
-    ],
-)
-def test_times_are_the_nearest_float(text: str | float, seconds: float) -> None:
-    assert units.parse_time(text) == seconds
+    ]
+    for text, seconds in cases:
+        assert units.parse_time(text) == seconds, text
 
 
 def test_rates_and_shares_of_the_peak() -> None:
@@ -135,28 +134,24 @@ def test_a_plain_number_is_no_share() -> None:
             units.parse_share(number)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("text", "margin"),
-    [
+def test_margins() -> None:
+    for text, margin in [
         ("1%", Margin(0.01, 0.0)),
         ("1% + 0.2 us", Margin(0.01, 0.2e-6)),
         ("0.2us+1 %", Margin(0.01, 0.2e-6)),
         ("0.2 us", Margin(0.0, 0.2e-6)),
         ("2e+1 us + 5%", Margin(0.05, 20e-6)),
-    ],
-)
-def test_margins(text: str, margin: Margin) -> None:
-    assert units.parse_margin(text) == margin
+    ]:
+        assert units.parse_margin(text) == margin, text
 
 
-@pytest.mark.parametrize("text", ["1e+2 MiB + 1e+1%", "1e+1 %+1e+2MiB", "100 MiB + 10%"])
-def test_an_exponent_with_a_sign_is_no_sum(text: str) -> None:
-    assert units.parse_growth(text) == Margin(0.1, 100 * MiB)
+def test_an_exponent_with_a_sign_is_no_sum() -> None:
+    for text in ["1e+2 MiB + 1e+1%", "1e+1 %+1e+2MiB", "100 MiB + 10%"]:
+        assert units.parse_growth(text) == Margin(0.1, 100 * MiB), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_margins_refused() -> None:
+    cases: list[Any] = [
         "1% + 2%",
         "1 us + 2 us",
         "1% + 1 us + 1 us",
@@ -166,11 +161,10 @@ def test_an_exponent_with_a_sign_is_no_sum(text: str) -> None:
         "0%",
         "0% + 0 us",
         0.01,
-    ],
-)
-def test_margins_refused(text: str) -> None:
-    with pytest.raises(QuantityError, match="accepted is a slow-down such as"):
-        units.parse_margin(text)
+    ]
+    for text in cases:
+        with naming(text), pytest.raises(QuantityError, match="accepted is a slow-down such as"):
+            units.parse_margin(text)
 
 
 def test_an_absolute_margin_weighs_more_on_a_short_kernel() -> None:
@@ -179,9 +173,8 @@ def test_an_absolute_margin_weighs_more_on_a_short_kernel() -> None:
     assert margin.over(10e-6) == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize(
-    ("text", "budget"),
-    [
+def test_budgets() -> None:
+    cases: list[tuple[str | float, Budget]] = [
         ("1 s", Budget(each=1.0)),
         ("500 ms", Budget(each=0.5)),
         (2.0, Budget(each=2.0)),
@@ -189,29 +182,30 @@ def test_an_absolute_margin_weighs_more_on_a_short_kernel() -> None:
         ("1 h", Budget(total=3600.0)),
         ("90 s total", Budget(total=90.0)),
         ("2 min each", Budget(each=120.0)),
-    ],
-)
-def test_budgets(text: str | float, budget: Budget) -> None:
-    assert units.parse_budget(text) == budget
+    ]
+    for text, budget in cases:
+        assert units.parse_budget(text) == budget, text
 
 
-@pytest.mark.parametrize("text", ["0 s", "10", "total", "", "10 min a day", "-1 s", "1 GB"])
-def test_budgets_refused(text: str) -> None:
-    with pytest.raises(QuantityError) as refused:
-        units.parse_budget(text)
-    assert repr(text) in str(refused.value)
-    assert "10 min" in str(refused.value)
+def test_budgets_refused() -> None:
+    for text in ["0 s", "10", "total", "", "10 min a day", "-1 s", "1 GB"]:
+        with naming(text):
+            with pytest.raises(QuantityError) as refused:
+                units.parse_budget(text)
+            assert repr(text) in str(refused.value)
+            assert "10 min" in str(refused.value)
 
 
-@pytest.mark.parametrize("parse", PARSERS)
-@pytest.mark.parametrize("junk", JUNK)
-def test_junk_is_refused_and_shown(parse: object, junk: object) -> None:
-    with pytest.raises(QuantityError) as refused:
-        parse(junk)  # type: ignore[operator]
-    message = str(refused.value)
-    assert message.startswith(repr(junk))
-    assert "accepted is a" in message
-    assert "\n" not in message
+def test_junk_is_refused_and_shown() -> None:
+    for junk in JUNK:
+        for parse in PARSERS:
+            with naming(junk, parse):
+                with pytest.raises(QuantityError) as refused:
+                    parse(junk)  # type: ignore[arg-type]
+                message = str(refused.value)
+                assert message.startswith(repr(junk))
+                assert "accepted is a" in message
+                assert "\n" not in message
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[0-9.eE+ -]{0,12} ?(us|%|GB|GB/s|of peak|total)?"))
@@ -254,9 +248,8 @@ def test_a_printed_share_is_right_to_three_digits(share: float) -> None:
     assert units.parse_share(units.format_share(share)) == pytest.approx(share, rel=5.01e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_printing() -> None:
+    for text, expected in [
         (units.format_time(2.683e-4), "268.3 us"),
         (units.format_time(0.99996e-3), "1.000 ms"),
         (units.format_time(1.28e-6), "1.280 us"),
@@ -274,10 +267,8 @@ def test_a_printed_share_is_right_to_three_digits(share: float) -> None:
         (units.format_bytes(10**9), "1 GB"),
         (units.format_bytes(1234567), "1234567 B"),
         (units.format_bytes(-4096), "-4 KiB"),
-    ],
-)
-def test_printing(text: str, expected: str) -> None:
-    assert text == expected
+    ]:
+        assert text == expected, text
 
 
 def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> None:
@@ -294,9 +285,8 @@ def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> Non
     assert type(pickle.loads(pickle.dumps(latency))) is float
 
 
-@pytest.mark.parametrize(
-    ("left", "relation", "right", "lines"),
-    [
+def test_a_comparison_has_units_on_both_sides() -> None:
+    for left, relation, right, lines in [
         (
             Quantity(3188e9, format_rate),
             ">",
@@ -308,12 +298,8 @@ def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> Non
         (3.0, ">", 2.0, None),
         (Quantity(2e-5, format_time), "in", [1.0], None),
         (Quantity(2e-5, format_time), "==", None, None),
-    ],
-)
-def test_a_comparison_has_units_on_both_sides(
-    left: object, relation: str, right: object, lines: list[str] | None
-) -> None:
-    assert comparison_text(left, relation, right) == lines
+    ]:
+        assert comparison_text(left, relation, right) == lines, (left, relation, right, lines)
 
 
 def test_sizes_side_by_side_are_in_binary_units() -> None:

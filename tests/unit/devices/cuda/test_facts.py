@@ -20,16 +20,13 @@ def test_the_door_imports_no_cuda() -> None:
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_a_mig_instance_is_split_from_its_gpu() -> None:
+    for name, expected in [
         ("NVIDIA H100 80GB HBM3", ("NVIDIA H100 80GB HBM3", None)),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("NVIDIA H100 80GB HBM3", "1g.10gb")),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", ("NVIDIA A100-SXM4-40GB", "1g.5gb+me")),
-    ],
-)
-def test_a_mig_instance_is_split_from_its_gpu(name: str, expected: tuple[str, str | None]) -> None:
-    assert split_mig(name) == expected
+    ]:
+        assert split_mig(name) == expected, name
 
 
 def test_on_a_machine_without_a_driver_the_real_bindings_say_so(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import naming
 
 pytest.importorskip("cuda.bindings.runtime")
 
@@ -102,19 +103,17 @@ def test_a_cuda_bindings_error_is_one_line() -> None:
         check((R.cudaError_t.cudaErrorInvalidValue, None), "setting a limit")
 
 
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [
+def test_a_lost_context_is_said() -> None:
+    for name, lost in [
         ("cudaErrorIllegalAddress", True),
         ("cudaErrorMpsClientTerminated", True),
         ("cudaErrorNotReady", False),
-    ],
-)
-def test_a_lost_context_is_said(name: str, lost: bool) -> None:
-    with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised:
-        check((getattr(R.cudaError_t, name), None), "waiting")
-    assert ("context is lost" in str(raised.value)) == lost
-    assert isinstance(raised.value, ContextLost) == lost
+    ]:
+        with naming(name):
+            with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised:
+                check((getattr(R.cudaError_t, name), None), "waiting")
+            assert ("context is lost" in str(raised.value)) == lost
+            assert isinstance(raised.value, ContextLost) == lost
 
 
 def test_a_lack_of_memory_is_told_from_other_errors() -> None:

@@ -29,13 +29,13 @@ def test_a_window_is_packed_whole() -> None:
     assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
 
 
-@pytest.mark.parametrize("hit", AccessProperty)
-@pytest.mark.parametrize("miss", [AccessProperty.STREAMING, AccessProperty.NORMAL])
-def test_properties_come_back_as_they_went(hit: AccessProperty, miss: AccessProperty) -> None:
-    window = WindowSpec(0x7F0000000000, 8 << 20, 0.5, hit, miss)
-    assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window
-    # The driver's structure has the runtime's layout.
-    assert l2.unpacked(l2.launch_attribute(window).value) == window
+def test_properties_come_back_as_they_went() -> None:
+    for miss in [AccessProperty.STREAMING, AccessProperty.NORMAL]:
+        for hit in AccessProperty:
+            window = WindowSpec(0x7F0000000000, 8 << 20, 0.5, hit, miss)
+            assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window, (miss, hit)
+            # The driver's structure has the runtime's layout.
+            assert l2.unpacked(l2.launch_attribute(window).value) == window, (miss, hit)
 
 
 def test_a_property_that_cuda_has_not_is_an_error_of_the_device() -> None:

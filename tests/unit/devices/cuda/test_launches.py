@@ -51,16 +51,14 @@ def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
     return [(type(a), a) for a in arguments]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scalar"), [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)]
-)
-def test_by_default_arrays_then_the_size_then_scalars(dtype: str, scalar: type) -> None:
-    assert widths(packed_arguments(launch(kernel(), dtype, scale=3))) == [
-        (np.uint64, 0x7F12_3456_7800),
-        (np.uint64, 0x7F22_0000_0000),
-        (np.int64, SIZE),
-        (scalar, 3),
-    ]
+def test_by_default_arrays_then_the_size_then_scalars() -> None:
+    for dtype, scalar in [("f4", np.float32), ("f8", np.float64), ("i4", np.int32)]:
+        assert widths(packed_arguments(launch(kernel(), dtype, scale=3))) == [
+            (np.uint64, 0x7F12_3456_7800),
+            (np.uint64, 0x7F22_0000_0000),
+            (np.int64, SIZE),
+            (scalar, 3),
+        ], dtype
 
 
 def test_a_scalar_left_out_takes_its_default() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import naming
 from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -105,14 +106,18 @@ def cycle(bench: Workbench, name: str, nbytes: int = SIZE) -> float:
         allocator.close()
 
 
-@pytest.mark.parametrize("name", ALLOCATORS)
-def test_an_allocator_leaves_nothing_and_knows_its_limits(bench: Workbench, name: str) -> None:
-    before = [
-        bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
-    ]
-    cycle(bench, name)
-    assert [
-        bench.device.memory.free_bytes(kind) for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
-    ] == before
-    with pytest.raises(OutOfMemory):
-        cycle(bench, name, 2**50)
+def test_an_allocator_leaves_nothing_and_knows_its_limits() -> None:
+    for name in ALLOCATORS:
+        bench = Workbench()
+        with naming(name):
+            before = [
+                bench.device.memory.free_bytes(kind)
+                for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
+            ]
+            cycle(bench, name)
+            assert [
+                bench.device.memory.free_bytes(kind)
+                for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
+            ] == before
+            with pytest.raises(OutOfMemory):
+                cycle(bench, name, 2**50)

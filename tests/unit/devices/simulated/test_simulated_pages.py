@@ -75,19 +75,17 @@ def test_a_prefetch_moves_pages_without_a_fault(managed: Managed) -> None:
     assert counts.causes == {"prefetch": counts.to_host} == {"prefetch": N}
 
 
-@pytest.mark.parametrize(
-    ("advice", "to_host", "faults"),
-    [(Advice.PREFERRED_LOCATION, True, SHARED_FAULTS * PAGES), (Advice.ACCESSED_BY, False, 0)],
-)
-def test_pages_that_stay_on_the_host_are_mapped(
-    managed: Managed, advice: Advice, to_host: bool, faults: int
-) -> None:
-    managed.read()
-    managed.advise(advice, to_host=to_host)
-    assert managed.counted(managed.fill) == (faults, 0, 0, 0)
-    assert managed.counted(managed.fill) == (0, 0, 0, 0)
-    managed.advise(advice, to_host=to_host, on=False)
-    assert managed.counted(managed.fill) == (SHARED_FAULTS * PAGES, 0, N, 0)
+def test_pages_that_stay_on_the_host_are_mapped(managed: Managed) -> None:
+    for advice, to_host, faults in [
+        (Advice.PREFERRED_LOCATION, True, SHARED_FAULTS * PAGES),
+        (Advice.ACCESSED_BY, False, 0),
+    ]:
+        managed.read()
+        managed.advise(advice, to_host=to_host)
+        assert managed.counted(managed.fill) == (faults, 0, 0, 0), advice
+        assert managed.counted(managed.fill) == (0, 0, 0, 0), advice
+        managed.advise(advice, to_host=to_host, on=False)
+        assert managed.counted(managed.fill) == (SHARED_FAULTS * PAGES, 0, N, 0), advice
 
 
 def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from cases import naming
 from workbench import ACCUMULATE, LOOKUP, SCAN, Workbench, scale
 
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -28,17 +29,15 @@ KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 """Of memory that one GPU has."""
 
 
-@pytest.mark.parametrize(
-    ("name", "terabytes_per_second"), [("h100", 3.352), ("h200", 4.8)], ids=str
-)
-def test_facts_say_simulated_and_follow_from_the_datasheet(
-    name: str, terabytes_per_second: float
-) -> None:
-    facts = Workbench(name).device.facts
-    assert facts.simulated
-    assert facts.key.startswith("simulated-")
-    assert facts.dram_peak == pytest.approx(terabytes_per_second * 1e12, rel=2e-3)  # as published
-    assert facts.persisting_l2_max_bytes % facts.l2_step_bytes == 0
+def test_facts_say_simulated_and_follow_from_the_datasheet() -> None:
+    for name, terabytes_per_second in [("h100", 3.352), ("h200", 4.8)]:
+        facts = Workbench(name).device.facts
+        assert facts.simulated, name
+        assert facts.key.startswith("simulated-"), name
+        assert facts.dram_peak == pytest.approx(terabytes_per_second * 1e12, rel=2e-3), (
+            name
+        )  # as published
+        assert facts.persisting_l2_max_bytes % facts.l2_step_bytes == 0, name
 
 
 # Memory
@@ -204,9 +203,8 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
     bench.run(launch)
 
 
-@pytest.mark.parametrize(
-    ("refused", "error", "reason"),
-    [
+def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
+    cases: list[tuple[Callable[[Workbench], object], type[DeviceError], str]] = [
         (lambda b: b.memory(0), DeviceError, "an allocation of 0 bytes: at least 1 is needed"),
         (lambda b: b.memory(4096, MemoryKind.PEER), Unsupported, "one GPU is simulated"),
         (lambda b: b.device.peer_access(True), Unsupported, "one GPU is simulated"),
@@ -265,10 +263,8 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
             DeviceError,
             "a window of 1073741824 bytes: 1 to",
         ),
-    ],
-)
-def test_what_cannot_be_done_is_refused_with_the_reason(
-    bench: Workbench, refused: Callable[[Workbench], object], error: type[DeviceError], reason: str
-) -> None:
-    with pytest.raises(error, match=reason):
-        refused(bench)
+    ]
+    for refused, error, reason in cases:
+        bench = Workbench()
+        with naming(refused), pytest.raises(error, match=reason):
+            refused(bench)

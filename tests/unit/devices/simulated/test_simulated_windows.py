@@ -73,32 +73,30 @@ def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
         device.graphs.capture(stream, lambda: device.graphs.replay(graph, stream))
 
 
-@pytest.mark.parametrize(
-    ("hit", "persists"), [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]
-)
-def test_what_persists_is_kept_until_a_reset(
-    table: Table, hit: AccessProperty, persists: bool
-) -> None:
-    device, l2 = table.device, table.device.roofline.l2
-    device.kernels.launch(table.launch, table.bench.stream, window=replace(table.window, hit=hit))
-    assert l2.persisting is persists
-    device.l2.request_set_aside(device.l2.set_aside())
-    assert l2.persisting is persists
-    device.l2.reset_persisting()
-    assert not l2.persisting
-
-
-@pytest.mark.parametrize("ends", ["another set-aside", "a window with the normal property"])
-def test_what_persists_ends_without_a_reset_too(table: Table, ends: str) -> None:
-    device, stream = table.device, table.bench.stream
-    device.kernels.launch(table.launch, stream, window=table.window)
-    if ends == "another set-aside":
-        device.l2.request_set_aside(0)
-    else:
+def test_what_persists_is_kept_until_a_reset(table: Table) -> None:
+    for hit, persists in [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]:
+        device, l2 = table.device, table.device.roofline.l2
         device.kernels.launch(
-            table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL)
+            table.launch, table.bench.stream, window=replace(table.window, hit=hit)
         )
-    assert not device.roofline.l2.persisting
+        assert l2.persisting is persists, hit
+        device.l2.request_set_aside(device.l2.set_aside())
+        assert l2.persisting is persists, hit
+        device.l2.reset_persisting()
+        assert not l2.persisting, hit
+
+
+def test_what_persists_ends_without_a_reset_too(table: Table) -> None:
+    for ends in ["another set-aside", "a window with the normal property"]:
+        device, stream = table.device, table.bench.stream
+        device.kernels.launch(table.launch, stream, window=table.window)
+        if ends == "another set-aside":
+            device.l2.request_set_aside(0)
+        else:
+            device.kernels.launch(
+                table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL)
+            )
+        assert not device.roofline.l2.persisting, ends
 
 
 def test_no_time_depends_on_a_window(table: Table) -> None:
