@@ -62,18 +62,17 @@ class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
-    # FAIL: above `max_regression` against the first saved runs, by steps that each passed
+    # FAIL: above a limit against the oldest revision of the reference, by steps that each passed
     CREPT = "crept"
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
-    NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
+    NOISY = "noisy"  # UNDECIDED: noise may hide the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
     CONDITIONS = "conditions"
     """UNDECIDED: throttling, another process or a profiler forbids a judgement."""
     MEASURED_DIFFERENTLY = "measured differently"
-    """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or
-    window, or moved more bytes."""
+    """UNDECIDED, and FAIL in a duet: another mode, sampler or window, or fewer declared bytes."""
     TOO_FEW_RUNS = "too few runs"
-    """UNDECIDED: the baseline has too few runs to know how they differ."""
+    """UNDECIDED: the reference is of one process, which does not tell how processes differ."""
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read."""

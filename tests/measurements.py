@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.measurement import Conditions, Measurement, MovedBytes
 from pytest_gpumem.units import MiB
 
 TRIAD: dict[str, Any] = {
@@ -34,15 +32,3 @@ def measurement(**changes: Any) -> Measurement:
         "checked": True,
     }
     return Measurement(**given | changes)
-
-
-def passing(nodeid: str, *, range_name: str = "", **changes: Any) -> Row:
-    """A row without limits; `changes` are of its measurement."""
-    return Row(
-        nodeid,
-        Limits(),
-        Verdict(Outcome.PASS, ""),
-        measurement(**changes),
-        changes.get("label", ""),
-        range_name=range_name,
-    )

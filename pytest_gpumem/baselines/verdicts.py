@@ -85,7 +85,7 @@ def waits(row: Row) -> bool:
     """True if a row's slow-down is judged at the session's end."""
     if row.limits.max_regression is None or row.measurement is None:
         return False
-    if row.verdict.comparison is None or NAME in row.verdict.accepted:
+    if row.verdict.comparison is None:
         return False
     # A doubt about the whole measurement stays.
     return all(result.limit not in (NAME, "") for result in row.verdict.limits)
