@@ -10,7 +10,7 @@ from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code, Exit
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.records.row import ROW, TEST, Row
-from pytest_gpumem.reporting.conclusion import Conclusion, advice
+from pytest_gpumem.reporting.conclusion import Conclusion, advice, failing_text
 from pytest_gpumem.reporting.row import worst_first
 
 
@@ -23,8 +23,7 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
             failing.append(row)
     causes = []
     if failing:
-        verb = "fails" if len(failing) == 1 else "fail"
-        causes.append(f"{len(failing)} of {counted(len(rows), 'row')} {verb}")
+        causes.append(failing_text(failing, rows))
     unjudged = open_under_strict(session.missing) if strict else []
     if unjudged:
         of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)

@@ -49,6 +49,13 @@ def first_line(conclusion: Conclusion) -> str:
     return f"{conclusion.colour}{mark(simulated)}: {causes}"
 
 
+def failing_text(failing: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Such as "1 of 5 rows fails", of the rows that measured something."""
+    measured = [row for row in rows if row.measured_something]
+    verb = "fails" if len(failing) == 1 else "fail"
+    return f"{len(failing)} of {counted(len(measured), 'row')} {verb}"
+
+
 def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
     """The first line, each failing test with every broken limit, then what to do."""
     lines = [first_line(conclusion)]

@@ -22,7 +22,7 @@ from pytest_gpumem.records.row import (
     Row,
     did_not_run,
 )
-from pytest_gpumem.reporting.conclusion import Conclusion
+from pytest_gpumem.reporting.conclusion import Conclusion, failing_text
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.open_rows import compared_limits
 from pytest_gpumem.runs.pairs import PEAK, TIME
@@ -43,20 +43,8 @@ class State(Enum):
     PASSED = "passed"
 
 
-EXITS: Mapping[State, tuple[Exit, Exit]] = {
-    State.FAILED: (Exit.FAILED, Exit.FAILED),
-    State.ERROR: (Exit.FAILED, Exit.FAILED),
-    State.OPEN: (Exit.NO_VERDICT, Exit.NO_VERDICT),
-    State.NEW: (Exit.FINE, Exit.NO_VERDICT),
-    State.NOT_SHOWN: (Exit.FINE, Exit.NO_VERDICT),
-    State.ACCEPTED: (Exit.FINE, Exit.FINE),
-    State.MEASURED: (Exit.FINE, Exit.FINE),
-    State.PASSED: (Exit.FINE, Exit.FINE),
-}
-"""By the state of a row, the exit code of a gate, and under --strict. FAILED wins, then NO_VERDICT.
-
-A LOST test and a looser limit that the change does not accept are FAILED too.
-"""
+NO_PASS = (State.OPEN, State.NEW, State.NOT_SHOWN)
+"""States of rows that are not green under --strict. OPEN is no verdict without it, too."""
 
 
 def conclude(
@@ -185,8 +173,7 @@ def _failures(
         causes.append(f"{_counted_lost(lost_ones)} lost")
     failed = states[State.FAILED]
     if failed:
-        verb = "fails" if len(failed) == 1 else "fail"
-        causes.append(f"{len(failed)} of {counted(len(rows), 'row')} {verb}")
+        causes.append(failing_text(failed, rows))
     if looser:
         tests = {change.key for change in looser}
         causes.append(f"looser limits of {counted(len(tests), 'test')}")
@@ -233,9 +220,8 @@ def _no_verdict(
 def _not_strict(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> list[str]:
     """Why a gate without a failure is not green under --strict."""
     doubtful = 0
-    for state, of_state in states.items():
-        if EXITS[state][1] is not Exit.FINE:
-            doubtful += len(of_state)
+    for state in NO_PASS:
+        doubtful += len(states[state])
     if doubtful:
         verb = "is" if doubtful == 1 else "are"
         return [f"under --strict, {doubtful} of {counted(len(rows), 'row')} {verb} no PASS"]
