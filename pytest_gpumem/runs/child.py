@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ class Background:
         self._heard = os.fdopen(heard, "rb", buffering=0)
         self._begun = b""  # a line that has not ended, and lines behind it
         self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Lock()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         """Start it. Signals of the terminal, such as Ctrl-C, do not reach it.
@@ -241,14 +243,18 @@ class Background:
         return self._log.read().strip()[-_LAST_CHARACTERS:]
 
     def close(self) -> None:
-        """End it if it still runs, and free what it needed; a second call does nothing."""
-        if self._process is not None and self._process.poll() is None:
-            self._kill()
-            self._process.wait()
-        for stream in (self._tell, self._heard, self._log):
-            with contextlib.suppress(OSError):  # an unsent line to a process that has ended
-                stream.close()
-        self._scratch.cleanup()
+        """End it if it still runs, and free what it needed; a second call does nothing.
+
+        A gate closes it while the thread that runs it may do the same.
+        """
+        with self._closing:
+            if self._process is not None and self._process.poll() is None:
+                self._kill()
+                self._process.wait()
+            for stream in (self._tell, self._heard, self._log):
+                with contextlib.suppress(OSError):  # an unsent line to a process that has ended
+                    stream.close()
+            self._scratch.cleanup()
 
     def _kill(self) -> None:
         assert self._process is not None
