@@ -1,11 +1,12 @@
-"""The measurements, limits and tests that a session must judge, and the end of each. Pure.
+"""The measurements, limits and tests that a session must judge, and how each ends. Pure.
 
-An expectation is a measurement that the baseline holds, a limit of a marker or of the session on a test, or in a gate a test that BASE
-selects. Each ends in one way: a row's verdict, or a `Omission` with the reason. So a limit on a test that measures nothing, a test that was
-deleted, and one that a project's own files leave out have a word, and no green session is silent about them.
+An expectation is a measurement of the baseline, a limit on a test, or in a gate a test that BASE
+selects. It ends with the verdict of a row, or as an `Omission` with its reason. So no green session
+is silent about a limit that nothing measured, or a test that was deleted or left out.
 
-BASE selects with the words of the gate and its own ini file and conftest, and on the machine of the gate. So what a change deletes,
-renames, marks otherwise, skips or leaves out by its own files is lost, and a change that loosens a limit is still held to that of BASE.
+BASE selects with the words of the gate, its own ini file and conftest, and on the machine of the
+gate. So what a change deletes, renames, skips or leaves out by its own files is lost, and a change
+that loosens a limit is still judged by that of BASE.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ How = Literal[
     "gone",
     "not asked for",
 ]
-"""How a test ended: by its reports; left out by an option, an ini file, a conftest or a module that skips; not reached before the session
-ended; no longer there; or outside of what was asked for."""
+"""How a test ended, by its reports. It is left out by an option, an ini file, a conftest or a
+module that skips; not reached where the session ended before; or gone, as it is not collected."""
+_NO_RESULT = ("skipped", "xfailed", "xpassed")
 
 
 class Expectation(NamedTuple):
-    """One thing that is to be judged."""
+    """What is to be judged."""
 
     nodeid: str
     what: str = ROW  # as `Omission.what`
     label: str = ""  # of a measurement
-    unmeasured: bool = False  # of a test that measures in BASE: the change's has no fixture for it
+    unmeasured: bool = False  # BASE's test has a fixture that measures, and the change's has none
 
 
 class Ending(NamedTuple):
@@ -64,8 +66,8 @@ class Ending(NamedTuple):
     how: How
     reason: str = ""  # in words, such as "deselected by -m of pytest.ini"
     by_words: bool = False  # as `Omission.by_words`
-    plugin: str = ""  # the file of an installed plugin that left it out, such as one that divides the tests among runners
-    in_base: bool = False  # BASE runs the test on this machine: whatever leaves it out loses it
+    plugin: str = ""  # file of the installed plugin that left it out, such as to divide the tests
+    in_base: bool = False  # BASE runs the test on this machine: if it is left out, it is lost
     base_too: bool = False  # as `Omission.base_too`
 
 
@@ -73,7 +75,7 @@ class Ending(NamedTuple):
 
 
 class ExpectedTest(Record, frozen=True):
-    """A test that a session selects, and that somebody relies on."""
+    """A test that a session selects, and that measures or has a limit."""
 
     limits: Limits  # Those of its marker and of the session
     measures: bool = False  # It has a fixture that measures
@@ -85,14 +87,12 @@ class Selection(Record, frozen=True):
     tests: dict[str, ExpectedTest]  # By node id, those that measure or have a limit
     others: tuple[str, ...] = ()  # Node ids of the others
     left_out: tuple[str, ...] = ()
-    """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be imported: on another machine, or with
-    another library, they may run."""
-    dividing: tuple[
-        str, ...
-    ] = ()  # Files of installed plugins that left out tests, which stand above all the same
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # SHA-256 of test files, by their path in node ids
+    """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be
+    imported: on another machine, or with another library, they may run."""
+    dividing: tuple[str, ...] = ()
+    """Files of installed plugins that left out tests, which are among the selected all the same."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of test files, by their path in node ids."""
 
     def has(self, nodeid: str) -> bool:
         """True if it selects a test."""
@@ -100,57 +100,62 @@ class Selection(Record, frozen=True):
 
     def leaves_out(self, nodeid: str) -> bool:
         """True if it leaves out a test that may run elsewhere."""
-        return any(within == nodeid or selects(within, nodeid) for within in self.left_out)
+        return any(selects(name, nodeid) for name in self.left_out)
 
     def lacks(self, nodeid: str) -> bool:
         """True if it has no such test."""
         return not self.has(nodeid) and not self.leaves_out(nodeid)
 
 
-def against_base(ended: Ending, one: Expectation, base: Selection, name: str) -> Ending:
-    """How a test of a change ended, by what BASE selects: words leave out what they leave out of BASE too.
-    `one`: what is expected of it.
-    `name`: of BASE.
+def against_base(
+    ending: Ending, expectation: Expectation, base: Selection, base_name: str
+) -> Ending:
+    """Return how a test of a change ended, seen from what BASE selects.
+
+    Words leave out what they leave out of BASE too.
     """
-    if ended.how in ("passed", "failed"):
-        return ended
-    if base.has(one.nodeid):
-        if ended.plugin and ended.plugin in base.dividing:
-            return ended._replace(by_words=True)
-        return ended._replace(by_words=False, in_base=True)
-    # What the baseline holds was measured once: a library that this machine lacks may be the reason.
-    doubtful = one.what == ROW and base.leaves_out(one.nodeid)
-    if doubtful:
-        return ended
-    return ended._replace(
-        reason=ended.reason if ended.by_words else f"left out of {name} too", base_too=True
-    )
+    nodeid = expectation.nodeid
+    if ending.how in ("passed", "failed"):
+        return ending
+    if base.has(nodeid):
+        if ending.plugin and ending.plugin in base.dividing:
+            return ending._replace(by_words=True)
+        return ending._replace(by_words=False, in_base=True)
+    if expectation.what == ROW and base.leaves_out(nodeid):
+        # It was measured once: a library that this machine lacks may be the reason.
+        return ending
+    if not ending.by_words:
+        ending = ending._replace(reason=f"left out of {base_name} too")
+    return ending._replace(base_too=True)
 
 
-def held(
-    own: Limits,
+def stricter_limits(
+    limits: Limits,
     base: Limits,
     names: Iterable[str],
-    name: str,
-    allowed: Callable[[str, str | None], bool],
+    base_name: str,
+    accepted: Callable[[str, str | None], bool],
 ) -> Limits:
-    """The limits to which a change holds a test, or those of BASE where they demand more.
+    """Return the limits of a change's test, with those of BASE where they demand more.
+
     `names`: the limits that apply.
-    `name`: of BASE, for the origin of its limits.
-    `allowed`: whether a looser limit, by its name and new value, is accepted.
+    `base_name`: for the origin of BASE's limits.
+    `accepted`: whether a looser limit, by its name and new value, is accepted.
     """
-    values, origin = dict[str, str | None](), dict(own.origin)
-    for limit in names:
-        asked, here = getattr(base, limit), getattr(own, limit)
-        if demands_more(limit, asked, here) and not allowed(limit, here):
-            values[limit], origin[limit] = asked, f"{base.origin.get(limit, 'limit')} of {name}"
-    return replace(own, **values, origin=origin) if values else own
+    values, origin = dict[str, str | None](), dict(limits.origin)
+    for name in names:
+        was, now = getattr(base, name), getattr(limits, name)
+        if demands_more(name, was, now) and not accepted(name, now):
+            values[name] = was
+            origin[name] = f"{base.origin.get(name, 'limit')} of {base_name}"
+    return replace(limits, **values, origin=origin) if values else limits
 
 
-def edited(nodeid: str, own: Selection, base: Selection) -> bool:
-    """True if a change edits the file of a test: the limits of its calls may differ, which no collection sees."""
+def edited(nodeid: str, head: Selection, base: Selection) -> bool:
+    """True if a change edits the file of a test: limits of its calls, which no collection sees, may
+    differ."""
     file = nodeid.partition("::")[0]
-    return own.files.get(file) != base.files.get(file)
+    return head.files.get(file) != base.files.get(file)
 
 
 class LooserLimit(NamedTuple):
@@ -162,117 +167,129 @@ class LooserLimit(NamedTuple):
     now: str | None  # None: removed
 
 
-def loosened(own: Selection, base: Selection) -> Iterator[LooserLimit]:
-    """The limits that a change loosens or removes, of tests that it still has."""
+def loosened(head: Selection, base: Selection) -> Iterator[LooserLimit]:
+    """Yield the limits that a change loosens or removes, of tests that it still has."""
     for nodeid, test in base.tests.items():
-        here = own.tests.get(nodeid)
-        if here is not None or nodeid in own.others:
-            yield from looser(nodeid, Limits() if here is None else here.limits, test.limits)
+        if nodeid in head.tests:
+            yield from looser(nodeid, head.tests[nodeid].limits, test.limits)
+        elif nodeid in head.others:
+            yield from looser(nodeid, Limits(), test.limits)
 
 
-def looser(key: str, own: Limits, base: Limits) -> Iterator[LooserLimit]:
-    """The limits of a test or a row that demand less than those of BASE."""
-    for limit in LIMITS:
-        was, now = getattr(base, limit), getattr(own, limit)
-        if demands_more(limit, was, now):
-            yield LooserLimit(key, limit, was, now)
+def looser(key: str, limits: Limits, base: Limits) -> Iterator[LooserLimit]:
+    """Yield the limits of a test or a row that demand less than those of BASE."""
+    for name in LIMITS:
+        was, now = getattr(base, name), getattr(limits, name)
+        if demands_more(name, was, now):
+            yield LooserLimit(key, name, was, now)
 
 
 # How each ended
 
 
 def of_base(base: Selection, measures: Mapping[str, bool]) -> list[Expectation]:
-    """The tests that BASE relies on.
-    `measures`: by node id of each test that the change collects, whether it has a fixture that measures.
+    """Return an expectation for each test that BASE relies on.
+
+    `measures`: by node id of each test that the change collects, whether it has a fixture that
+    measures.
     """
-    return [
-        Expectation(nodeid, TEST, unmeasured=one.measures and not measures.get(nodeid, True))
-        for nodeid, one in base.tests.items()
-    ]
+    expected = []
+    for nodeid, test in base.tests.items():
+        unmeasured = test.measures and not measures.get(nodeid, True)
+        expected.append(Expectation(nodeid, TEST, unmeasured=unmeasured))
+    return expected
 
 
 def judged(row: Row) -> set[str]:
-    """The limits that a row's verdict is about, and those that a call or a marker lifts from it."""
-    names = {
-        name
-        for name in LIMITS
-        if getattr(row.limits, name) is not None or name in row.limits.origin
-    }
-    if row.measurement is None:
-        reads_waits = row.footprint is not None and row.footprint.waits is not None
-        names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}
-    if row.footprint is None:
-        names -= set(OF_FOOTPRINT)
-    elif not row.footprint.ended:
-        names -= set(AT_THE_END)
+    """Return the limits that a row's verdict is about, or that a call or a marker lifts from it."""
+    names = set()
+    for name in LIMITS:
+        if getattr(row.limits, name) is None and name not in row.limits.origin:
+            continue
+        if name in OF_FOOTPRINT:
+            read = row.footprint is not None and (row.footprint.ended or name not in AT_THE_END)
+        else:
+            read = row.measurement is not None
+            if name == MAX_WAITS and row.footprint is not None:
+                read = read or row.footprint.waits is not None
+        if read:
+            names.add(name)
     return names
 
 
-def discharge(one: Expectation, rows: Sequence[Row], ended: Ending) -> Omission | None:
-    """How an expectation ended; None if the verdict of a row says so, or the test's failure.
+def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> Omission | None:
+    """Return the omission of what was expected; None if a row's verdict or its test's failure says
+    how it ended.
+
     `rows`: of its test.
-    `ended`: how its test ended.
+    `ending`: of its test.
     """
-    ran = ended.how in ("passed", "failed")
-    if one.what == ROW:
-        if ran and any(row.label == one.label and row.measurement is not None for row in rows):
+    what = expectation.what
+    ran = ending.how in ("passed", "failed")
+    if what == ROW:
+        labels = [row.label for row in rows if row.measurement is not None]
+        if ran and expectation.label in labels:
             return None
-        status, reason = _of_row(ended)
-    elif one.what == TEST:
-        if ran and (
-            ended.how == "failed"
-            or not one.unmeasured
-            or any(row.measured_something for row in rows)
-        ):
+        status, reason = _of_row(ending)
+    elif what == TEST:
+        measured = any(row.measured_something for row in rows)
+        if ending.how == "failed" or (ran and (measured or not expectation.unmeasured)):
             return None
-        status, reason = _of_row(ended)
+        status, reason = _of_row(ending)
     else:
-        if ended.how == "failed" or any(one.what in judged(row) for row in rows):
+        if ending.how == "failed" or any(what in judged(row) for row in rows):
             return None
-        status, reason = _of_limit(one.what, ended)
-    skipped = ended.in_base and ended.how in ("skipped", "xfailed", "xpassed")
+        status, reason = _of_limit(what, ending)
     return Omission(
-        one.nodeid,
-        one.label,
+        expectation.nodeid,
+        expectation.label,
         status,
         reason,
-        one.what,
-        ended.by_words,
-        base_too=ended.base_too,
-        skipped=skipped,
+        what,
+        ending.by_words,
+        base_too=ending.base_too,
+        skipped=ending.in_base and ending.how in _NO_RESULT,
     )
 
 
-def _of_row(ended: Ending) -> tuple[Status, str]:
-    if ended.how == "passed":
+def _of_row(ending: Ending) -> tuple[Status, str]:
+    if ending.how == "passed":
         return LOST, "its test passed without it"
-    if ended.base_too:
-        return NOT_RUN, ended.reason
-    if ended.how == "failed" and not ended.reason.startswith(DID_NOT_RUN):
+    if ending.base_too:
+        return NOT_RUN, ending.reason
+    if ending.how == "failed" and not ending.reason.startswith(DID_NOT_RUN):
         return LOST, ITS_TEST_FAILED
-    if ended.how in ("failed", "skipped", "xfailed", "xpassed"):
-        return LOST, f"its test {ended.reason or ended.how}"
-    return _not_run(ended, "its")
+    if ending.how == "failed" or ending.how in _NO_RESULT:
+        return LOST, f"its test {ending.reason or ending.how}"
+    return _not_run(ending, "its")
 
 
-def _of_limit(name: str, ended: Ending) -> tuple[Status, str]:
-    if ended.how in ("passed", "xfailed", "xpassed"):
-        measured = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
-        return UNJUDGED, f"the test {ended.how} and {measured}"
-    return (NOT_RUN, ended.reason) if ended.base_too else _not_run(ended, "the")
+def _of_limit(name: str, ending: Ending) -> tuple[Status, str]:
+    if ending.how in ("passed", "xfailed", "xpassed"):
+        nothing = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
+        return UNJUDGED, f"the test {ending.how} and {nothing}"
+    if ending.base_too:
+        return NOT_RUN, ending.reason
+    return _not_run(ending, "the")
 
 
-def _not_run(ended: Ending, its: str) -> tuple[Status, str]:
-    if ended.how == "gone":
+def _not_run(ending: Ending, its: str) -> tuple[Status, str]:
+    if ending.how == "gone":
         return LOST, f"{its} test is no longer collected"
-    return LOST if ended.in_base else NOT_RUN, ended.reason or ended.how
+    return LOST if ending.in_base else NOT_RUN, ending.reason or ending.how
 
 
 def lost(missing: Iterable[Omission]) -> list[Omission]:
-    """Those that fail a gate and a comparison of files: what is lost, and what something else than words of the command line left out."""
-    return [one for one in missing if one.status in (LOST, NOT_RUN) and not one.accounted]
+    """Return those that fail a gate and a comparison of files: what is lost, and what something
+    other than words of the command line left out."""
+    failing = []
+    for omission in missing:
+        if omission.status in (LOST, NOT_RUN) and not omission.accounted:
+            failing.append(omission)
+    return failing
 
 
 def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
-    """Those that fail a strict session: all but what words of the command line left out or allowed."""
-    return [one for one in missing if not one.accounted]
+    """Return those that fail a strict session: all but what words of the command line left out or
+    allowed."""
+    return [omission for omission in missing if not omission.accounted]

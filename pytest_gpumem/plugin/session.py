@@ -23,7 +23,7 @@ from pytest_gpumem.devices.protocol import (
     Footprints,
     HoldExpired,
 )
-from pytest_gpumem.judging.expectations import Selection, held
+from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.forks import Forks
@@ -163,7 +163,7 @@ class GpuSession:
         if test is None:
             return limits
         key = key_of(nodeid, "")
-        return held(
+        return stricter_limits(
             limits,
             test.limits,
             names,

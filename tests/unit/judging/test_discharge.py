@@ -19,12 +19,12 @@ from pytest_gpumem.judging.expectations import (
     Selection,
     against_base,
     discharge,
-    held,
     judged,
     loosened,
     lost,
     of_base,
     open_under_strict,
+    stricter_limits,
 )
 from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
@@ -201,7 +201,7 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
 ) -> None:
     was, here = VALUES[name](was), None if now is None else VALUES[name](now)
     own = Limits() if here is None else marked(name, here)
-    found = held(own, marked(name, was), LIMITS, "main", lambda limit, value: accepted)
+    found = stricter_limits(own, marked(name, was), LIMITS, "main", lambda limit, value: accepted)
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
