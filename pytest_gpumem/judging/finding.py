@@ -38,25 +38,16 @@ class Check:
         return self.finding(Outcome.NEW, reason, Code.NO_BASELINE)
 
     def measured_differently(self, changed: str) -> LimitResult:
-        """Return the finding of a limit whose row is measured in another way than its reference.
+        """Return the finding of a limit whose row is measured in another way than its reference,
+        which may make it slower too."""
+        why = f"the measurement itself has changed: {changed}; gpumem duet compares them"
+        return self.not_judged(why, Code.MEASURED_DIFFERENTLY)
 
-        The change of how a test is measured may have made it slower too.
-        """
-        reason = (
-            f"{self.limit} cannot be judged, the measurement itself has changed: {changed}; gpumem "
-            "duet compares them"
-        )
-        return self.finding(Outcome.UNDECIDED, reason, Code.MEASURED_DIFFERENTLY)
-
-    def not_read(self, why: str) -> LimitResult:
+    def not_judged(
+        self, why: str, code: Code | None = None, outcome: Outcome = Outcome.UNDECIDED
+    ) -> LimitResult:
         """Return the finding of a limit whose figure is unknown."""
-        reason = f"{self.limit} cannot be judged: {why}"
-        return self.finding(Outcome.UNDECIDED, reason, Code.NOT_READ)
-
-    def not_counted(self, why: str) -> LimitResult:
-        """Return the finding of a limit whose figure could not be counted under the conditions."""
-        reason = f"{self.limit} cannot be judged, not counted: {why}"
-        return self.finding(Outcome.UNDECIDED, reason, Code.CONDITIONS)
+        return self.finding(outcome, f"{self.limit} cannot be judged: {why}", code)
 
     def at_most(
         self, count: float, most: float, figure: str, code: Code | None = None

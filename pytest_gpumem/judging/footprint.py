@@ -129,7 +129,7 @@ def _max_waits(check: FootprintCheck) -> LimitResult:
     if waits.lines:
         figure += f": {waits.text}"
     if waits.not_read is not None:
-        return check.not_read(waits.not_read)
+        return check.not_judged(waits.not_read, Code.NOT_READ)
     if check.written != BASE:
         return check.at_most(waits.count, count_of(check.written), figure)
     past = []
@@ -189,10 +189,11 @@ def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
     footprint = check.footprint
     finding = RULES[check.name](check)
     if not footprint.watched and finding.outcome is not Outcome.FAIL:
-        return check.not_read("; ".join(footprint.not_watched) or "nothing was watched")
+        why = "; ".join(footprint.not_watched) or "nothing was watched"
+        return check.not_judged(why, Code.NOT_READ)
     at_the_end = check.name in AT_THE_END
     if fixtures_alone and at_the_end and not footprint.kept:
-        return check.not_read(ENDS_WITH_FIXTURES)
+        return check.not_judged(ENDS_WITH_FIXTURES, Code.NOT_READ)
     if finding.outcome is not Outcome.PASS:
         return finding
     unseen = ""
@@ -207,5 +208,6 @@ def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
         if RULES[check.name](highest).outcome is not Outcome.PASS:
             unseen = f"the peak is at most {short_bytes(footprint.peak_bound)}"
     if unseen:
-        return check.not_counted(f"{unseen}; {'; '.join(footprint.not_watched)}")
+        unseen += f"; {'; '.join(footprint.not_watched)}"
+        return check.not_judged(unseen, Code.CONDITIONS)
     return finding

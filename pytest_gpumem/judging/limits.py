@@ -43,9 +43,9 @@ class LimitCheck(Check):
     past: Sequence[Measurement]  # the saved runs that it is compared with
     of: str  # what these runs are, in words
 
-    def not_judged(self, why: str) -> LimitResult:
+    def never(self, why: str) -> LimitResult:
         """Return the FAIL of a limit that this measurement can never meet."""
-        return self.finding(Outcome.FAIL, f"{self.limit} cannot be judged: {why}")
+        return self.not_judged(why, outcome=Outcome.FAIL)
 
     def beside(
         self,
@@ -88,14 +88,14 @@ def _max_latency(check: LimitCheck) -> LimitResult:
 def _min_bandwidth(check: LimitCheck) -> LimitResult:
     least, bandwidth = parse_rate(check.written), check.measurement.bandwidth
     if bandwidth is None:
-        return check.not_judged("the traffic is unknown (give `moved=`)")
+        return check.never("the traffic is unknown (give `moved=`)")
     if not bandwidth:
-        return check.not_judged("a launch moves no bytes")
+        return check.never("a launch moves no bytes")
     origin = check.origin
     if isinstance(least, Share):
         why = no_share_text(check.measurement, check.facts)
         if why is not None:
-            return check.not_judged(f'{why}; give a rate such as "900 GB/s"')
+            return check.never(f'{why}; give a rate such as "900 GB/s"')
         least = least.value * check.facts.dram_peak
         origin = f"{check.written}, {origin}"
     limit = f"min_bandwidth {format_rate(least)} ({origin})"
@@ -107,12 +107,12 @@ def _min_overlap(check: LimitCheck) -> LimitResult:
     measurement, overlap = check.measurement, check.measurement.overlap
     if overlap is None:
         if measurement.profiled:
-            return check.not_judged("a profiler is attached")
-        return check.not_judged("nothing overlaps in it (measure staged_copy or gpu_work.together)")
+            return check.never("a profiler is attached")
+        return check.never("nothing overlaps in it (measure staged_copy or gpu_work.together)")
     hideable, hidden = overlap.hideable, overlap.hidden(measurement.latency)
     if hideable is None or hidden is None:
         rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
-        return check.not_judged(f"there is nothing to hide, {rest}")
+        return check.never(f"there is nothing to hide, {rest}")
     least = parse_share(check.written)
     ratio = measurement.latency / (overlap.sequential - least * hideable)
     scale = measurement.latency / (hideable * least)
@@ -148,16 +148,17 @@ def _faster_than(check: LimitCheck) -> LimitResult | None:
 
 # Exact counts of one launch
 
-COUNTS: Mapping[str, str] = {
-    "max_gpu_page_faults": "gpu_faults",
-    "max_migrated": "migrated",
-    "max_kernels": "kernels",
-    "max_copies": "copies",
-    "max_copied_bytes": "copied_bytes",
-    "max_waits": "waits",
-    "max_spill": "spill",
+COUNTS: Mapping[str, tuple[str, str]] = {
+    "max_gpu_page_faults": ("gpu_faults", "GPU page fault"),
+    "max_migrated": ("migrated", "migrated"),
+    "max_kernels": ("kernels", "kernel"),
+    "max_copies": ("copies", "copy"),
+    "max_copied_bytes": ("copied_bytes", "copied"),
+    "max_waits": ("waits", "host wait"),
+    "max_spill": ("spill", "of local memory of a thread"),
 }
-"""Limits on exact counts of one launch: the field of `PageCounts` or `WhatRan` of each."""
+"""Limits on exact counts of one launch: the field of `PageCounts` or `WhatRan`, and its word."""
+OF_BYTES = ("max_migrated", "max_copied_bytes", "max_spill")
 EXACT = tuple(COUNTS)
 STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
 """Limits on what one launch runs. They are exact, and hold on a GPU that others use too."""
@@ -168,7 +169,7 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
     if name in STEPS:
         ran = measurement.what_ran
         if ran is not None and ran.order:
-            count: int = getattr(ran, COUNTS[name])
+            count: int = getattr(ran, COUNTS[name][0])
             return count
         return (ran.not_watched if ran is not None else None) or "no launch was watched"
     pages = measurement.migrations
@@ -176,7 +177,7 @@ def exact_count(measurement: Measurement, name: str) -> int | str:
         return "no counting pass was taken"
     if pages.launch is None:
         return str(pages.not_counted)
-    of_pages: int = getattr(pages.launch, COUNTS[name])
+    of_pages: int = getattr(pages.launch, COUNTS[name][0])
     return of_pages
 
 
@@ -184,7 +185,7 @@ def _count(check: LimitCheck) -> LimitResult:
     """The rule of a limit on an exact count. `BASE` is the greatest count of the saved runs."""
     count = exact_count(check.measurement, check.name)
     if isinstance(count, str):
-        return check.not_counted(count)
+        return check.not_judged(count, Code.CONDITIONS)
     figure = _count_text(check.name, count)
     if check.name == "max_migrated":
         figure += _causes(check.measurement)
@@ -202,19 +203,9 @@ def _count(check: LimitCheck) -> LimitResult:
 
 
 def _count_text(name: str, count: int) -> str:
-    if name == "max_gpu_page_faults":
-        return f"{counted(count, 'page fault')} of the GPU in one launch"
-    if name == "max_migrated":
-        return f"{short_bytes(count)} migrated in one launch"
-    if name == "max_kernels":
-        return f"{counted(count, 'kernel')} in one launch"
-    if name == "max_copies":
-        return f"{counted(count, 'copy')} in one launch"
-    if name == "max_copied_bytes":
-        return f"{short_bytes(count)} copied in one launch"
-    if name == "max_waits":
-        return f"the host waits {counted(count, 'time')} in one launch"
-    return f"{short_bytes(count)} of local memory of a thread"
+    _, word = COUNTS[name]
+    text = f"{short_bytes(count)} {word}" if name in OF_BYTES else counted(count, word)
+    return f"{text} in one launch"
 
 
 def _causes(measurement: Measurement) -> str:

@@ -64,7 +64,7 @@ def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "* page faults of the GPU in one launch, above max_gpu_page_faults 0 (marker)*",
+            "* GPU page faults in one launch, above max_gpu_page_faults 0 (marker)*",
             "*bandwidth *(8 MiB read, 4 MiB written)*",
             "*pages *one launch, counted by the model: *",
             "migrated 8 MiB, max_migrated 4 MiB: +4 MiB",
@@ -118,7 +118,7 @@ def test_limited(gpu_benchmark, gpu_kernels, managed_buffer):
     result.assert_outcomes(passed=1)
     assert "UNDECIDED" in said(result)
     assert (
-        "max_gpu_page_faults 1000000 (marker) cannot be judged, not counted: cupti-python cannot be imported"
+        "max_gpu_page_faults 1000000 (marker) cannot be judged: cupti-python cannot be imported"
         in said(result)
     )
     gpumem("--gpumem-strict").assert_outcomes(failed=1)

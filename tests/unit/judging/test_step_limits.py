@@ -40,8 +40,8 @@ def test_a_limit_is_held_against_one_launch(bench: Any, h100: DeviceFacts) -> No
         ("max_kernels", "2", "1", "2 kernels in one launch"),
         ("max_copies", "2", "1", "2 copies in one launch"),
         ("max_copied_bytes", "2 MiB", "1 MiB", "2 MiB copied in one launch"),
-        ("max_waits", "1", "0", "the host waits 1 time in one launch"),
-        ("max_spill", "16 B", "15 B", "16 B of local memory of a thread"),
+        ("max_waits", "1", "0", "1 host wait in one launch"),
+        ("max_spill", "16 B", "15 B", "16 B of local memory of a thread in one launch"),
     ]
     for limit, enough, too_little, figure in cases:
         for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
@@ -144,14 +144,14 @@ def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: Devic
             {"max_gpu_page_faults": "0"},
             NO_PAGES,
             Outcome.PASS,
-            "0 page faults of the GPU in one launch, not above max_gpu_page_faults 0",
+            "0 GPU page faults in one launch, not above max_gpu_page_faults 0",
         ),
-        ({"max_gpu_page_faults": "3"}, PAGES, Outcome.PASS, "3 page faults"),
+        ({"max_gpu_page_faults": "3"}, PAGES, Outcome.PASS, "3 GPU page faults"),
         (
             {"max_gpu_page_faults": "2"},
             PAGES,
             Outcome.FAIL,
-            r"3 page faults .* in one launch, above max_gpu_page_faults 2 \(marker\)",
+            r"3 GPU page faults in one launch, above max_gpu_page_faults 2 \(marker\)",
         ),
         ({"max_migrated": "2 MiB"}, PAGES, Outcome.PASS, "2 MiB migrated"),
         (
@@ -165,13 +165,13 @@ def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: Devic
             {"max_gpu_page_faults": "0"},
             None,
             Outcome.UNDECIDED,
-            "cannot be judged, not counted: no counting pass was taken",
+            "cannot be judged: no counting pass was taken",
         ),
         (
             {"max_migrated": "1 GiB"},
             Migrations(not_counted="no cupti-python"),
             Outcome.UNDECIDED,
-            "not counted: no cupti-python",
+            "cannot be judged: no cupti-python",
         ),
     ]
     for limits, migrations, outcome, said in cases:
