@@ -268,7 +268,7 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
     for measured in run.rows:
         for change in accepted.files[path.name].changes:
             str(change)
-        accepted.removal_of(measured.key)
+        accepted.why_gone(measured.key)
         for figure in FIGURES:
             accepted.digest(measured.key, figure)
         for name in LIMITS:

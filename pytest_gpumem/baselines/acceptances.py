@@ -120,15 +120,16 @@ class Acceptances:
             return _digest([change.row, change.figure, change.up_to, since])
         return ""
 
-    def removal_of(self, row_key: str) -> Acceptance | None:
-        """Return the acceptance by which a row may be missing: removed, or renamed."""
-        removal = self.file_of(row_key, "removed")
-        if removal is not None:
-            return removal
+    def why_gone(self, row_key: str) -> str | None:
+        """Return why a row may be missing: "removed (ann: obsolete)", "renamed to test_new (…)";
+        None if it may not be."""
         for acceptance in self._newest_first():
+            who = f"({acceptance.who}: {acceptance.reason})"
             for change in acceptance.changes:
+                if change.figure == "removed" and covers(change.row, row_key):
+                    return f"removed {who}"
                 if change.figure == "renamed" and covers(change.up_to or "", row_key):
-                    return acceptance
+                    return f"renamed to {change.row} {who}"
         return None
 
     def old_names(self) -> dict[str, str]:

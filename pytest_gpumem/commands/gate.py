@@ -314,14 +314,12 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
     repair = ["bring the test back"] if lost else []
     if result.looser:
         repair.append("restore the limit")
-    if not repair or failing or conclusion.errors:
-        repair.insert(0, "change the code")
     return advice(
         _repeat(request, failing[0]) if failing else [],
         [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
         option=option,
         limits=limits,
-        repair=", ".join(repair),
+        repair=repair,
     )
 
 

@@ -187,7 +187,7 @@ class ExpectationFeature(Feature):
         gpu = self._session
         expected = []
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
-            if gpu.merged.removal_of(key) is None:
+            if gpu.merged.why_gone(key) is None:
                 expected.append(Expectation(row.nodeid, label=row.label))
         own = {nodeid: self._relied_on(nodeid) for nodeid in self._seen["tests"]}
         if gpu.base is not None:
@@ -218,9 +218,8 @@ class ExpectationFeature(Feature):
             missing = discharge(one, gpu.rows.of(one.nodeid), ended)
             if missing is not None:
                 lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
-                by = gpu.added.removal_of(missing.key)
-                if missing.status == LOST and by is not None:
-                    reason = f"its removal was accepted ({by.who}: {by.reason})"
+                reason = gpu.added.why_gone(missing.key)
+                if missing.status == LOST and reason is not None:
                     missing = replace(missing, status=ACCEPTED, reason=reason)
                 yield missing
 

@@ -129,7 +129,7 @@ def advice(
     *,
     option: bool,
     limits: Sequence[str] = (),
-    repair: str = "change the code",
+    repair: Sequence[str] = (),
 ) -> list[tuple[str, str]]:
     """What to do about a failure, in the order repeat, repair, accept.
 
@@ -137,14 +137,17 @@ def advice(
     `accept`: the commands that accept it; empty if nothing can be accepted.
     `option`: name the gate's option, which was not given.
     `limits`: names of broken limits that no acceptance covers.
+    `repair`: what to do besides a change of the code.
     """
     steps = []
     if repeat:
         steps.append(("to repeat", shlex.join(repeat)))
+    repairs = list(repair)
     if limits:
         names = ", ".join(dict.fromkeys(limits))
-        repair += f", or the value of {names}, which cannot be accepted"
-    steps.append(("to repair", repair))
+        repairs.append(f"meet or change {names}, which cannot be accepted")
+    if repairs:
+        steps.append(("to repair", "; ".join(repairs)))
     words = "to accept, commit what this writes"
     if option:
         words += " and gate with --accept-from-change"

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import NoShare
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.reporting.row import (
@@ -53,7 +55,7 @@ def table(
     if len(shown) > len(listed):
         sentences.append(f"and {counted(len(shown) - len(listed), 'further row')}: -v lists them")
     if every:
-        sentences += _notes(measured)
+        sentences += _notes(measured, facts)
     sentences += remedies(measured, store=not saved)
     sentences += since_the_baseline(measured)
     sentences += wait_totals(measured)
@@ -77,22 +79,31 @@ def _drawn(shown: Sequence[RowView], width: int, colour: bool) -> str:
     return Columns("test", headings, "verdict", lines).drawn(width, colour)
 
 
-def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """The notes of measurements, each once."""
-    notes: dict[str, list[str]] = {}
+def _notes(rows: Sequence[Row], facts: DeviceFacts) -> Iterator[str]:
+    """The notes of measurements, each once, and why rows have no share of the peak."""
+    notes: dict[str, list[Row]] = {}
+    no_share: dict[NoShare, list[Row]] = {}
     unchecked = 0
     for row in rows:
-        if row.measurement is not None:
-            unchecked += not row.measurement.checked
-            for note in row.measurement.notes:
-                notes.setdefault(note, []).append(row.key)
-    for note, keys in notes.items():
-        which = keys[0]
-        if len(keys) > 1:
-            which += f" and {len(keys) - 1} more"
-        yield f"note: {which}: {note}"
+        if row.measurement is None:
+            continue
+        unchecked += not row.measurement.checked
+        for note in row.measurement.notes:
+            notes.setdefault(note, []).append(row)
+        reason = row.measurement.no_share_of_peak(facts)
+        if reason is not None and row.measurement.bandwidth:
+            no_share.setdefault(reason, []).append(row)
+    for note, those in notes.items():
+        yield f"note: {_which(those)}: {note}"
+    for those in no_share.values():
+        assert those[0].measurement is not None
+        yield f"no % of peak: {_which(those)}: {no_share_text(those[0].measurement, facts)}"
     if unchecked:
         yield f"{counted(unchecked, 'row')} measured without a check of the result"
+
+
+def _which(rows: Sequence[Row]) -> str:
+    return rows[0].key if len(rows) == 1 else f"{rows[0].key} and {len(rows) - 1} more"
 
 
 def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:

@@ -146,7 +146,7 @@ def missing_lines(missing: Sequence[Omission]) -> list[str]:
     """Lines about what was not judged: each lost measurement, each limit on a test that measured
     nothing, and how many were not run.
     """
-    names = {LOST: "lost", ACCEPTED: "removed", UNJUDGED: "not judged"}
+    names = {LOST: "lost", ACCEPTED: "accepted", UNJUDGED: "not judged"}
     crashed: dict[str, set[str]] = {}
     not_run: dict[str, Counter[str]] = {}
     listed: dict[str, list[str]] = {}

@@ -289,7 +289,7 @@ def _accepted_in_words(rows: Sequence[Row], missing: Sequence[Omission]) -> list
             texts.append(f"{row.key} {_accepted_figure(row, limit)}")
     for omission in missing:
         if omission.status == ACCEPTED:
-            texts.append(f"{omission.key} removed")
+            texts.append(f"{omission.key} {omission.reason}")
     return texts
 
 

@@ -183,7 +183,7 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(
     assert re.fullmatch(
         rf"FAIL \(simulated\) {test} latency .*, was .*: \+\S+ %, max_regression 2% \+\S+ % .* "
         rf"to repeat: pytest .* --gpumem .* {test} "
-        r"to repair: .* to accept, commit what this writes: "
+        r"to accept, commit what this writes: "
         rf"gpumem accept {test} --change time=\S+% --reason '...'",
         text,
     ), text

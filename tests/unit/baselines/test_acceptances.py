@@ -192,10 +192,11 @@ def test_a_removed_and_a_renamed_test() -> None:
     new = "tests/test_a.py::test_new"
     gone = acceptance(change("removed"))
     renamed = acceptance(change("renamed", TEST, new), test=new)
-    assert of(gone).removal_of(f"{TEST}[warm]") == gone
-    assert of(renamed).removal_of(f"{TEST}[warm]") == renamed
-    assert of(renamed).removal_of(new) is None
-    assert of(gone, renamed).removal_of("tests/test_b.py::test") is None
+    assert of(gone).why_gone(f"{TEST}[warm]") == f"removed ({gone.who}: {gone.reason})"
+    why = of(renamed).why_gone(f"{TEST}[warm]")
+    assert why == f"renamed to {new} ({renamed.who}: {renamed.reason})"
+    assert of(renamed).why_gone(new) is None
+    assert of(gone, renamed).why_gone("tests/test_b.py::test") is None
 
 
 # What a row asks to accept

@@ -69,7 +69,7 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
         "  268.3 us against 134.1 us of other",
         "  why: sectors per request 4 → 8",
         "to repeat: pytest t.py::test_blur",
-        "to repair: change the code, or the value of max_latency, which cannot be accepted",
+        "to repair: meet or change max_latency, which cannot be accepted",
         "to accept, commit what this writes and gate with --accept-from-change: "
         "gpumem accept t.py::test_blur",
     ]
@@ -159,7 +159,11 @@ def test_a_large_suite_lists_what_needs_a_look_first(facts: DeviceFacts, make_ro
     lines = table(rows, facts, width=120, colour=False, every=False).splitlines()
     assert lines[2].startswith("test_blur")
     assert "and 60 further rows: -v lists them" in lines
-    assert len(table(rows, facts, width=120, colour=False).splitlines()) > 100
+    assert rows[0].measurement is not None
+    rows[0] = replace(rows[0], measurement=replace(rows[0].measurement, mode="hot"))
+    lines = table(rows, facts, width=120, colour=False).splitlines()
+    assert len(lines) > 100
+    assert "no % of peak: t.py::test_0: in hot mode L2 serves what it can" in lines
 
 
 def test_what_leaves_rows_open_is_said_once_with_what_decides(

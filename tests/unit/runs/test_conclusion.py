@@ -114,7 +114,7 @@ def test_what_was_not_judged(status: Any, by_words: bool, code: Exit) -> None:
     if code == Exit.FAILED:
         assert end.causes == ("1 measurement of the baseline lost",)
     if status == "accepted":
-        assert first_line(end) == "green: ACCEPTED: t.py::b removed"
+        assert first_line(end) == "green: ACCEPTED: t.py::b because"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
