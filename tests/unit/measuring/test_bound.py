@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
 def test_what_does_not_fit() -> None:
     cases: list[tuple[Callable[..., object], str]] = [
         (lambda k, a, b, c, d: k.triad(a, b, c, 3.0, 4.0), "triad(a, b, c, s) got 5 arguments"),
-        (lambda k, a, b, c, d: k.triad(a, b, c, r=3.0), "triad(a, b, c, s) has no parameter 'r'"),
-        (lambda k, a, b, c, d: k.triad(a, b, c, 3.0, s=4.0), "triad(a, b, c, s) got 's' twice"),
         (lambda k, a, b, c, d: k.triad(a, b), "triad(a, b, c, s) needs 'c'"),
         (lambda k, a, b, c, d: k.chase(d, d), "chase(nodes, out, steps, start) needs 'steps'"),
         (
@@ -30,21 +27,12 @@ def test_what_does_not_fit() -> None:
             "triad(a, b, c, s): 's' is a number, not '3'",
         ),
         (
-            lambda k, a, b, c, d: k.triad(a, b, c, True),
-            "triad(a, b, c, s): 's' is a number, not True",
-        ),
-        (lambda k, a, b, c, d: k.triad(a, b, c, 1j), "triad(a, b, c, s): 's' is a number, not 1j"),
-        (
             lambda k, a, b, c, d: k.triad(a, b, c, float("nan")),
             "triad: s is nan; a finite number is needed",
         ),
         (
             lambda k, a, b, c, d: k.triad(a, b, 5),
             "triad(a, b, c, s): 'c' is a buffer from a fixture such as device_buffer, not int",
-        ),
-        (
-            lambda k, a, b, c, d: k.triad(a, b, np.zeros(4)),
-            "'c' is a buffer from a fixture such as device_buffer, not ndarray",
         ),
         (
             lambda k, a, b, c, d: k.copy(a, d),
@@ -59,28 +47,12 @@ def test_what_does_not_fit() -> None:
             "copy(c, a): 'c' is written, so it cannot be the same buffer as 'a'",
         ),
         (
-            lambda k, a, b, c, d: k.add(a, a),
-            "add(x, y): 'y' is written, so it cannot be the same buffer as 'x'",
-        ),
-        (
-            lambda k, a, b, c, d: k.offset_copy(a, b, -1),
-            "offset_copy: offset is -1; a whole number of at least 0 is needed",
-        ),
-        (
             lambda k, a, b, c, d: k.offset_copy(a, b, 2**30),
             "offset_copy: offset is 1073741824, but the arrays have only 1024 elements",
         ),
         (
             lambda k, a, b, c, d: k.copy.with_grid(0),
             "with_grid() takes a positive number of blocks, not 0",
-        ),
-        (
-            lambda k, a, b, c, d: k.copy.with_grid(2.0),
-            "with_grid() takes a positive number of blocks, not 2.0",
-        ),
-        (
-            lambda k, a, b, c, d: k.copy.with_grid(True),
-            "with_grid() takes a positive number of blocks, not True",
         ),
         (
             lambda k, a, b, c, d: k.copy.with_stream(a),
@@ -96,30 +68,6 @@ def test_what_does_not_fit() -> None:
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
             assert bench.device.launched == []
-
-
-def test_arrays_of_different_size(bench: Bench) -> None:
-    large, small = bench.memory.device(4096), bench.memory.device(2048)
-    with pytest.raises(
-        BadCall,
-        match="copy: the arrays must have the same number of elements: c has 1024, a has 512",
-    ):
-        bench.kernels.copy(large, small)
-
-
-def test_two_inputs_may_be_one_buffer(bench: Bench) -> None:
-    a, b = bench.buffers(2, 4096)
-    bench.kernels.stream_add(a, b, b)
-    np.testing.assert_array_equal(a.read(), 2 * b.read())
-
-
-def test_any_real_number_is_a_scalar() -> None:
-    for scalar in [3, 3.0, np.float32(3), np.int64(3), Fraction(3)]:
-        bench = Bench()
-        with naming(scalar):
-            a, b, c = bench.buffers(3, 4096)
-            bench.kernels.triad(a, b, c, s=scalar)
-            np.testing.assert_array_equal(a.read(), b.read() + np.float32(3) * c.read())
 
 
 def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:

@@ -13,14 +13,13 @@ from cases import naming
 from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -84,9 +83,8 @@ def test_built_once_for_each_placement_at_fresh_addresses(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [{}, {"mode": "hot"}, {"mode": "dirty-cold"}, {"sampler": "host"}], ids=str
+    ("profiled", "plan"), [(False, {}), (False, {"mode": "hot"}), (True, {"sampler": "host"})]
 )
-@pytest.mark.parametrize("profiled", [False, True])
 def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> None:
     bench, log = Bench(profiled=profiled), list[str]()
 
@@ -122,15 +120,6 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
     assert log[:3] == log[-3:] == ["restore", "launch", "check"]
 
 
-def test_batches_are_refused_where_something_is_restored(bench: Bench) -> None:
-    with pytest.raises(
-        BadCall,
-        match='sampler "batched" cannot restore its input before every launch; "blocked" can',
-    ):
-        bench.case(with_(restore=lambda: None), mode="hot", sampler="batched")
-    assert bench.leftovers() == 0
-
-
 def no() -> None:
     raise AssertionError("the sums differ")
 
@@ -154,26 +143,10 @@ def test_a_check_that_fails() -> None:
             assert bench.leftovers() == 0
 
 
-def test_a_check_that_holds() -> None:
-    for check in [lambda: None, lambda: True, lambda: np.bool_(True)]:
-        bench = Bench()
-        assert bench.case(with_(check=check)).checked, check
-
-
-def test_without_a_check_a_case_says_so(bench: Bench) -> None:
-    assert not bench.case(with_(check=None)).checked
-
-
 def test_a_result_that_goes_wrong_during_timing_is_wrong(bench: Bench) -> None:
     answers = iter([True, False])
     with pytest.raises(WrongResult, match="its check returned False"):
         bench.case(with_(check=lambda: next(answers)))
-
-
-def test_an_error_in_a_check_is_the_users_own(bench: Bench) -> None:
-    with pytest.raises(ZeroDivisionError):
-        bench.case(with_(check=lambda: 1 / 0))
-    assert bench.leftovers() == 0
 
 
 def test_outputs_are_poisoned_before_a_check_unless_they_are_also_read(bench: Bench) -> None:
@@ -191,11 +164,6 @@ def test_outputs_are_poisoned_before_a_check_unless_they_are_also_read(bench: Be
 
     bench.case(build)
     assert seen[0]
-
-
-def test_a_launch_that_does_nothing_is_wrong(bench: Bench) -> None:
-    with pytest.raises(WrongResult, match="build: the result of one launch is wrong"):
-        bench.case(with_(reference=lambda: None))
 
 
 def test_the_window_follows_the_case(bench: Bench) -> None:
@@ -224,21 +192,6 @@ def test_the_window_follows_the_case(bench: Bench) -> None:
     assert bench.leftovers() == 0
 
 
-def test_a_window_is_over_memory_of_the_case(bench: Bench) -> None:
-    with pytest.raises(BadCall, match=r"Case\.window is a buffer or array made by the `memory`"):
-        bench.case(with_(window=np.zeros(4)))
-    assert bench.device.live == []
-
-
-def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
-    def build(memory: Memory) -> Case:
-        return scaling(memory, window=memory.managed(1 * MiB))
-
-    with pytest.raises(BadWindow):
-        bench.case(build)
-    assert bench.device.live == []
-
-
 def test_what_is_no_case() -> None:
     cases: list[tuple[Any, str]] = [
         (
@@ -246,18 +199,10 @@ def test_what_is_no_case() -> None:
             r"the function given to gpu_benchmark\.case\(\) returned None, not a Case",
         ),
         (lambda memory: memory.device(64), "returned <device buffer.*, not a Case"),
-        (with_(reads=3), r"Case\.reads is a list of arrays or buffers, not int"),
-        (
-            lambda memory: scaling(memory, writes=memory.device(64)),
-            r"Case\.writes is a list of arrays or buffers, not Buffer",
-        ),
-        (with_(reads=[3.5]), r"Case\.reads takes arrays or buffers; 3\.5 has no nbytes"),
         (
             with_(moved=0),
             r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer",
         ),
-        (with_(moved="0 MiB"), r"Case\.moved=0"),
-        (with_(moved=True), r"Case\.moved=True"),
         (
             lambda: Case(print),
             r"gpu_benchmark\.case\(\) calls <lambda>\(memory\), .*: too many positional arguments",
@@ -277,54 +222,25 @@ def test_what_is_no_case() -> None:
             bench.case(build)
 
 
-def test_what_is_no_callable() -> None:
-    cases: list[tuple[Any, str]] = [
-        (
-            Case(lambda: None),
-            r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it",
-        ),
-        (np.zeros(99), "of type ndarray$"),
-        (
-            None,
-            r"pass the kernel and its arguments, as in gpu_benchmark\(kernel, a, b\), and do not call it",
-        ),
-    ]
-    for thing, message in cases:
-        bench = Bench()
-        with naming(thing):
-            with pytest.raises(BadCall, match=message):
-                bench.target(thing)
-            assert bench.device.live == []
-
-
-def test_a_check_that_returns_an_array_is_a_mistake(bench: Bench) -> None:
-    with pytest.raises(
-        BadCall,
-        match=r"Case\.check returned a value of type ndarray that is neither true nor false",
-    ):
-        bench.case(with_(check=lambda: np.array([True, True])))
-
-
-@pytest.mark.parametrize("fails", [1, 2, 3])
-def test_a_build_that_raises_leaves_nothing(bench: Bench, fails: int) -> None:
+def test_a_build_that_raises_leaves_nothing(bench: Bench) -> None:
     calls: list[int] = []
 
     def build(memory: Memory) -> Case:
         calls.append(len(calls) + 1)
         case = scaling(memory)
-        if len(calls) == fails:
+        if len(calls) == 2:
             raise ZeroDivisionError
         return case
 
     with pytest.raises(ZeroDivisionError):
         bench.case(build, placements=4)
-    assert len(calls) == fails
+    assert len(calls) == 2
     assert bench.leftovers() == 0
 
 
 def test_an_error_at_any_stage_leaves_nothing() -> None:
     errors = (DeviceError, KeyboardInterrupt, ValueError)
-    for role, after, error in product(("reference", "restore"), (0, 1, 2, 20, 60), errors):
+    for role, after, error in product(("reference", "restore"), (0, 2, 60), errors):
         bench = Bench()
         found = bench.device.l2.set_aside()
         fields = {role: failing(after, error)}
@@ -341,18 +257,6 @@ def test_an_error_at_any_stage_leaves_nothing() -> None:
             assert bench.leftovers() == 0
 
 
-def test_a_mode_that_nobody_knows_closes_the_case(bench: Bench) -> None:
-    with pytest.raises(BadCall, match="mode='lukewarm'; accepted are clean-cold, dirty-cold, hot"):
-        bench.case(scaling, mode="lukewarm")
-    assert bench.leftovers() == 0
-
-
-def test_a_case_without_a_reference_skips_on_this_device(bench: Bench) -> None:
-    with pytest.raises(Unsupported, match="a function without reference="):
-        bench.case(with_(reference=None))
-    assert bench.leftovers() == 0
-
-
 def test_traffic_is_declared_or_the_sum_of_reads_and_writes() -> None:
     cases: list[tuple[dict[str, Any], int | None, int | None]] = [
         ({}, 2 * MiB, 2 * MiB),
@@ -366,23 +270,6 @@ def test_traffic_is_declared_or_the_sum_of_reads_and_writes() -> None:
         assert (None if taken.moved_bytes is None else taken.moved_bytes.total) == total, fields
         assert taken.footprint == footprint, fields
         assert (taken.bandwidth is None) == (total is None), fields
-
-
-def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(
-    bench: Bench,
-) -> None:
-    def build(memory: Memory) -> Case:
-        y = memory.device(1 * MiB)
-        return Case(lambda: None, reference=lambda: None, reads=[y], writes=[y])
-
-    taken = bench.case(build)
-    assert taken.moved_bytes is not None
-    assert (taken.moved_bytes.total, taken.footprint) == (2 * MiB, 1 * MiB)
-
-
-def test_the_name_is_the_cases_or_the_functions(bench: Bench) -> None:
-    assert bench.case(scaling).target == "scaling"
-    assert bench.case(with_(name="mine")).target == "mine"
 
 
 @pytest.mark.parametrize("touch", ["host", "device", "none"])
@@ -417,12 +304,6 @@ def test_managed_pages_are_home_before_every_launch(touch: Any) -> None:
             "CUDA: 60 GiB. Tried to allocate"
         ),  # CuPy's and PyTorch's name
         MemoryError("std::bad_alloc: out_of_memory: CUDA error at: allocator.hpp"),  # RMM
-        type("CudaAPIError", (Exception,), {})(
-            "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"
-        ),  # Numba
-        type("CUDARuntimeError", (RuntimeError,), {})(
-            "cudaErrorMemoryAllocation: out of memory"
-        ),  # CuPy without its pool
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),  # JAX
     ],
     ids=lambda error: type(error).__name__,
@@ -509,39 +390,6 @@ def test_memory_of_an_earlier_case_is_freed_where_it_is_needed(bench: Bench) -> 
     assert bench.leftovers() == 0
 
 
-def test_a_kernel_has_its_placements_beside_an_earlier_case(bench: Bench) -> None:
-    bench.case(
-        lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(60 * GiB)]),
-        placements=1,
-    )
-    taken = bench.measure("copy", *bench.buffers(2, 1 * GiB), placements=8)
-    assert len(taken.placements) >= 8
-    assert bench.leftovers() == 0
-
-
-def test_placements_of_a_small_case_lie_at_random_places_of_one_region(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver gives addresses again that it gave before."""
-    seen, scatter, scattered = list[tuple[int, ...]](), bench.device.memory.scatter, list[int]()
-
-    def counted(sizes: Any, seed: int) -> Any:
-        scattered.append(len(sizes))
-        return scatter(sizes, seed)
-
-    def build(memory: Memory) -> Case:
-        case = scaling(memory)
-        seen.append(tuple(buffer.address for buffer in (*case.reads, *case.writes)))
-        return case
-
-    monkeypatch.setattr(bench.device.memory, "scatter", counted)
-    taken = bench.case(build, placements=8, precision=1e-9, budget=1.0)
-    assert len(taken.placements) == len(seen) == 32
-    assert len(set(seen)) == len(seen)
-    assert scattered == [2 * 32]
-    assert bench.leftovers() == 0
-
-
 def test_a_case_that_needs_the_memory_of_placements_to_come_gets_it(bench: Bench) -> None:
     built = list[int]()
 
@@ -554,14 +402,3 @@ def test_a_case_that_needs_the_memory_of_placements_to_come_gets_it(bench: Bench
     taken = bench.case(build, placements=4)
     assert len(taken.placements) >= 4
     assert bench.leftovers() == 0
-
-
-def test_placements_of_a_large_case_are_not_made_at_once(bench: Bench) -> None:
-    scattered = list[int]()
-    bench.device.before("memory.scatter", lambda sizes, seed: scattered.append(len(sizes)))
-    bench.case(
-        lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(4 * GiB)]),
-        placements=8,
-        budget=1.0,
-    )
-    assert scattered == []

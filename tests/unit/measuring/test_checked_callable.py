@@ -85,18 +85,6 @@ def test_a_result_that_only_later_launches_spoil_is_wrong(bench: Bench) -> None:
         )
 
 
-def test_outputs_of_its_own_are_not_poisoned_which_is_said(bench: Bench) -> None:
-    own = np.zeros(64, "f4")
-    target = bench.target(lambda: None, check=lambda: True, reads=[own], writes=[own])
-    assert (
-        "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
-        in target.notes
-    )
-    assert target.moved_bytes is not None
-    assert target.moved_bytes.total == 2 * own.nbytes
-    assert target.footprint == own.nbytes
-
-
 def test_a_mistake_is_one_sentence() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"check": True}, "check= is a function without arguments, not True"),

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench import Bench
 from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
@@ -25,7 +24,6 @@ from pytest_gpumem.measuring.samplers import (
     untimed_of,
 )
 from pytest_gpumem.measuring.target import Target, nothing
-from pytest_gpumem.units import MiB
 
 
 def test_a_batch_is_long_enough_for_its_first_launch_not_to_count() -> None:
@@ -68,28 +66,6 @@ def test_one_slow_launch_follows_another_unless_other_placements_come_between() 
         0,
         1,
     ]
-
-
-def test_each_placement_has_its_own_graph_of_a_whole_batch(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured, capture = list[int](), bench.device.graphs.capture
-
-    def counted(stream: object, body: object) -> object:
-        before = len(bench.device.launched)
-        graph = capture(stream, body)  # type: ignore[arg-type]
-        captured.append(len(bench.device.launched) - before)
-        return graph
-
-    monkeypatch.setattr(bench.device.graphs, "capture", counted)
-    taken = bench.measure("copy", *bench.buffers(2, 2 * MiB), mode="hot", placements=4)
-    assert taken.sampler == "graph"
-    assert (
-        len(taken.placements) == 4
-    )  # side by side, though more would be small enough: each takes a capture
-    batch = captured[-1] - UNTIMED
-    assert captured[-4:] == [captured[-1]] * 4
-    assert batch * taken.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
 
 
 def chosen(

@@ -94,7 +94,7 @@ def test_throttling_is_waited_out_within_the_budget(
     assert bench.device.now() - begun < 1.5
 
 
-@pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True), (None, True)])
+@pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True)])
 def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float | None, counts: bool
 ) -> None:
@@ -117,43 +117,12 @@ def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     ) is not counts
 
 
-@pytest.mark.parametrize(
-    ("mode", "sampler"), [("clean-cold", "blocked"), ("hot", "batched"), ("clean-cold", "host")]
-)
-def test_the_hosts_time_of_a_launch_is_a_figure_of_its_own(
-    bench: Bench, mode: str, sampler: str
-) -> None:
-    def slow() -> None:
-        bench.device.pause(2e-3)
-
-    def build(memory: Any) -> Case:
-        return Case(launch=slow, reference=slow, reads=[memory.device(2 * MiB)])
-
-    taken = bench.case(build, mode=mode, sampler=sampler, placements=2, budget=1.0)
-    assert taken.host_time == pytest.approx(2e-3, rel=0.05)
-    assert (taken.latency > 1e-3) is (sampler == "host")
-    graph = triad(bench, mode="hot")  # queues all launches at once
-    assert graph.host_time is UNSET
-
-
 def test_the_time_of_each_phase_is_recorded(bench: Bench) -> None:
     begun = bench.device.now()
     took = triad(bench).took
     assert took is not UNSET
     assert list(took) == ["check", "warm-up", "placements", "samples", "passes"]
     assert sum(took.values()) == pytest.approx(bench.device.now() - begun, rel=0.01)
-
-
-def test_a_row_whose_launches_all_wait_says_so(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench.device, "launches_wait", lambda: True)
-    monkeypatch.setattr(bench.device.streams, "hold", lambda *_: pytest.fail("it would expire"))
-    taken = triad(bench)
-    assert (taken.sampler, taken.launches_wait) == ("host", True)
-    verdict = judged(bench, taken)
-    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
-    assert "CUDA_LAUNCH_BLOCKING is set" in verdict.reason
 
 
 def test_lines_that_foreign_code_may_have_kept_are_reset_before_every_cold_sample(

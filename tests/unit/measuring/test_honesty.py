@@ -11,14 +11,10 @@ from bench import Bench, check
 from counted_device import CountedDevice
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import OutOfMemory
-from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
-from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
@@ -49,38 +45,6 @@ def test_pages_go_home_after_the_data_is_restored(bench: Bench) -> None:
     assert restored.latency > 0.5 * plain.latency > 1e-3  # faults, not resident pages
 
 
-def test_pages_of_unlisted_managed_memory_go_home_too(bench: Bench) -> None:
-    def build(memory: Memory) -> Case:
-        memory.managed(16 * MiB)
-        x = memory.device(1 * MiB)
-        return Case(lambda: None, reference=lambda: None, reads=[x])
-
-    target = bench.conductor.case(build, arena=bench.arena)
-    assert len(target.managed) == 1
-    target.close()
-    bench.memory.managed(1 * MiB)
-    assert len(bench.target(lambda: None).managed) == 1
-
-
-def test_throttling_under_load_alone_reaches_the_conditions(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calm = bench.device.conditions()
-    readings: list[int] = []
-
-    def conditions() -> Any:
-        readings.append(1)
-        inside = any(name.endswith(".measure") for name in bench.ranges.open)
-        return replace(calm, throttle_reasons=("sw_power_cap",)) if inside else calm
-
-    monkeypatch.setattr(bench.device, "conditions", conditions)
-    monkeypatch.setattr(SimulatedHold, "clock", lambda _: 1.4e9)
-    taken = bench.measure("copy", *bench.buffers(2))
-    assert taken.discarded == len(taken.samples)
-    assert taken.during is not None
-    assert taken.during.throttle_reasons == ("sw_power_cap",)
-
-
 def test_a_batchs_floor_is_shared_by_its_launches(bench: Bench) -> None:
     cold, hot = (
         bench.measure("copy", *bench.buffers(2)),
@@ -90,14 +54,6 @@ def test_a_batchs_floor_is_shared_by_its_launches(bench: Bench) -> None:
     batch = cold.floor / hot.floor
     assert batch == pytest.approx(round(batch))
     assert batch * hot.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
-
-
-def test_a_closed_persisting_stream_is_refused(bench: Bench) -> None:
-    (table,) = bench.buffers(1)
-    with persisting(bench.device, table) as stream:
-        pass
-    with pytest.raises(BadCall, match="has ended"):
-        bench.target(bench.kernels.copy, *bench.buffers(2), stream=stream)
 
 
 def test_a_chase_over_random_data_is_refused_before_it_runs(bench: Bench) -> None:
@@ -188,42 +144,6 @@ def test_an_expired_hold_is_not_the_next_measurements_fault(bench: Bench) -> Non
     with pytest.raises(RuntimeError, match="the twentieth call"):
         bench.case(lambda memory: Case(launch=work, reference=work, reads=[x]), sampler="blocked")
     assert bench.measure("copy", *bench.buffers(2)).checked
-
-
-def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = bench.buffers(2, 2 * MiB)
-    old, move, moved = a.allocation, Buffer.move, list[Buffer]()
-
-    def second_fails(buffer: Buffer) -> None:
-        if moved:
-            raise OutOfMemory("made to be full")
-        moved.append(buffer)
-        move(buffer)
-
-    run_dry = list[Any]()
-    bench.device.before(
-        "graphs.replay", lambda graph, stream: run_dry.append(graph) if moved else None
-    )
-    monkeypatch.setattr(Buffer, "move", second_fails)
-    monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.side_by_side", lambda *_: 0)
-    before = list[Any]()
-    capture = bench.device.graphs.capture
-
-    def captured(stream: Any, body: Any, **options: Any) -> Any:
-        graph = capture(stream, body, **options)
-        if not moved:
-            before.append(graph)
-        return graph
-
-    monkeypatch.setattr(bench.device.graphs, "capture", captured)
-    taken = bench.measure("copy", a, b, mode="hot", placements=4)
-    assert old.freed
-    assert taken.checked
-    assert before
-    assert run_dry
-    assert not [graph for graph in run_dry if any(graph is stale for stale in before)]
 
 
 def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench) -> None:
@@ -323,11 +243,3 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     ]
     assert len(notes) == said
     assert [note for note in taken.notes if "own arrays" in note] == notes
-
-
-def test_buffers_of_the_harness_are_no_pools(bench: Bench) -> None:
-    def build(memory: Memory) -> Case:
-        x = memory.device(1 * MiB)
-        return Case(lambda: None, reference=lambda: None, reads=[x])
-
-    assert not [note for note in bench.case(build, placements=4).notes if "own arrays" in note]

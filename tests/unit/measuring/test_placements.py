@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from pytest_gpumem.measuring.target import (
-    MEMORY_SHARE,
     MOST_PADDING,
     PADDING_STEP,
     SMALL_BYTES,
@@ -34,19 +33,6 @@ def test_side_by_side() -> None:
             free,
             count,
         )
-
-
-def test_never_more_than_half_of_the_memory_nor_than_what_is_asked_for() -> None:
-    random = np.random.default_rng(1)
-    for _ in range(500):
-        set_bytes, free = int(2 ** random.uniform(10, 37)), int(2 ** random.uniform(10, 40))
-        wanted = int(random.integers(1, 20))
-        most = wanted * int(random.integers(1, 5))
-        count = side_by_side(set_bytes, wanted, most, free)
-        assert 0 <= count <= most
-        assert count * set_bytes <= MEMORY_SHARE * free
-        if count > wanted:
-            assert count * set_bytes <= SMALL_BYTES
 
 
 def test_padding_moves_what_comes_next_by_whole_pages() -> None:

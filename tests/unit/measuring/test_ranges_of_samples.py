@@ -11,7 +11,6 @@ from bench import Bench
 from pytest_gpumem import MiB
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.timing import category_of
-from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import MovedBytes
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -66,26 +65,6 @@ def test_a_measured_launch_carries_its_bytes_and_its_category() -> None:
     assert (
         bench.ranges.said["test_it.measure"] == bench.ranges.said["test_it.flush"] == (None, None)
     )
-
-
-def test_the_category_follows_the_memory() -> None:
-    for kind, category, moved in [
-        ("managed", "managed", 2 * MiB),
-        ("pinned", "link", MiB),
-        ("device", "DRAM", 2 * MiB),
-    ]:
-        bench = Bench(profiled=True)
-        kernel = "memcpy" if kind == "pinned" else "copy"
-        bench.measure(kernel, bench.memory.device(MiB), getattr(bench.memory, kind)(MiB))
-        assert bench.ranges.said["test_it.launch"] == (moved, category), kind
-
-
-def test_a_launch_under_a_window_is_about_l2() -> None:
-    bench = Bench(profiled=True)
-    out, table = bench.memory.device(4 * MiB, "i4"), bench.memory.device(MiB, "i4")
-    with persisting(bench.device, table) as stream:
-        bench.take(bench.target(bench.kernels.reset_data, out, table, stream=stream))
-    assert bench.ranges.said["test_it.launch"][1] == "L2"
 
 
 def test_what_is_known_of_a_target_decides() -> None:

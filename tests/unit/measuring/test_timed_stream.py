@@ -10,15 +10,13 @@ import msgspec
 import pytest
 from bench import Bench
 from cases import naming
-from counted_device import CountedDevice, failing, replaced
-from msgspec import UNSET
+from counted_device import CountedDevice, replaced
 from verdicts_alone import judge
 
-from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, NotCounted, Stream
+from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.finding_stream import LONG, Elsewhere, NoWork, find_stream
-from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -113,19 +111,6 @@ def test_work_that_no_stream_shows_is_elsewhere(scene: Scene) -> None:
             assert type(raised.value) is error
 
 
-def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
-    log = list[str]()
-
-    def launch(current: Stream) -> None:
-        log.append("launch")
-        scene.device.kernels.launch(scene.work, current)
-
-    find_stream(scene.device, lambda stream: log.append("prepare"), launch, scene.own, scene.floor)
-    launches = [i for i, what in enumerate(log) if what == "launch"]
-    assert len(launches) >= 5
-    assert all(log[i - 1] == "prepare" for i in launches)
-
-
 def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(
     scene: Scene,
 ) -> None:
@@ -202,15 +187,6 @@ def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
         scene.find(scene.on(*(None,) * 3, *(scene.device.thread,) * 6, work=long))
 
 
-def test_a_device_without_default_streams_has_the_own_one(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scene.device.streams, "defaults", tuple)
-    assert scene.find(scene.on(None)) == (scene.own, None)
-    with pytest.raises(Elsewhere, match=r"its work runs on streams of its own|no work was seen"):
-        scene.find(scene.on(scene.device.legacy))
-
-
 # Through the conductor
 
 
@@ -226,18 +202,6 @@ def test_a_callable_is_timed_where_it_launches(scene: Scene) -> None:
     assert not [note for note in own.notes if note.startswith("timed on")]
     assert legacy.latency == pytest.approx(own.latency, rel=0.01)
     assert own.latency > 5 * own.floor
-
-
-def test_a_case_is_timed_where_it_launches_at_every_placement(scene: Scene) -> None:
-    taken = scene.bench.case(
-        lambda memory: Case(
-            lambda: scene.on(scene.device.thread)(scene.device.current_of_libraries)
-        ),
-        placements=3,
-    )
-    assert "timed on this thread's default stream, where it launches" in taken.notes
-    assert len(taken.placements) >= 3
-    assert min(taken.samples) > 5 * taken.floor
 
 
 def test_what_no_stream_shows_is_timed_by_the_hosts_clock(scene: Scene) -> None:
@@ -265,53 +229,6 @@ def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
     )
 
 
-def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_seen_it(
-    scene: Scene,
-) -> None:
-    def waits(_: Stream) -> None:
-        scene.device.kernels.launch(scene.work, scene.device.private)
-        scene.device.streams.synchronize(scene.device.private)
-
-    def taken(ran: bool) -> Any:
-        return scene.bench.take(
-            scene.bench.target(lambda: waits(scene.own)), Passes(ran=ran), placements=1
-        )
-
-    assert (taken(False).sampler, taken(False).work_seen) == ("host", False)
-    seen = taken(True)
-    assert (seen.sampler, seen.work_seen) == ("host", UNSET)
-    assert (
-        judge(seen, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome
-        is Outcome.PASS
-    )
-
-
-def test_what_waits_is_recognised_soon_and_timed_by_the_hosts_clock(scene: Scene) -> None:
-    """Twice, because the first wait may be an accident: each time by a hold that is long beside the work, and no longer."""
-
-    def waits(current: Stream) -> None:
-        scene.device.kernels.launch(scene.work, current)
-        scene.device.streams.synchronize(current)
-
-    begun = scene.device.now()
-    taken = take(scene, waits, budget=0.1)
-    assert taken.sampler == "host"
-    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
-    assert scene.device.now() - begun < 0.5
-
-
-def test_a_sampler_that_was_asked_for_does_not_hide_where_the_work_is(scene: Scene) -> None:
-    with pytest.raises(
-        BadCall, match='sampler "blocked" was asked for, but its work runs on streams of its own'
-    ):
-        take(scene, scene.on(scene.device.private), sampler="blocked")
-
-
-def test_the_hosts_clock_needs_no_stream(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.device.streams, "defaults", lambda: pytest.fail("asked"))
-    assert take(scene, scene.on(scene.device.private), sampler="host").sampler == "host"
-
-
 def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
     (table,) = scene.bench.buffers(1)
     with (
@@ -326,8 +243,7 @@ def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
         assert take(scene, scene.on(None), stream=stream).sampler == "blocked"
 
 
-@pytest.mark.parametrize("mode", ["clean-cold", "hot"])
-@pytest.mark.parametrize("case", [False, True])
+@pytest.mark.parametrize(("case", "mode"), [(False, "clean-cold"), (True, "hot")])
 def test_slow_work_keeps_near_its_budget(scene: Scene, case: bool, mode: str) -> None:
     """Half a second of work with a budget of one second: a first launch, a look that is the first sample, and another sample; of a `Case`
     a launch at its new placement before that."""
@@ -385,54 +301,3 @@ def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) 
     assert (
         "of its work run on a stream that the timed one does not wait for" in judged(asked).reason
     )
-
-
-def test_a_row_says_that_nothing_looked_for_own_streams(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = scene.bench.target(lambda: scene.on(None)(scene.device.current_of_libraries))
-    assert "own streams not checked" in scene.bench.take(target, Passes(streams=False)).notes
-    monkeypatch.setattr(scene.device.counters, "spans", failing(error=NotCounted))
-    assert "own streams not checked: made to fail" in take(scene, scene.on(None)).notes
-    assert not any(
-        "own streams" in note for note in scene.bench.measure("copy", *scene.bench.buffers(2)).notes
-    )
-
-
-@pytest.mark.parametrize(("on", "name"), [("legacy", LEGACY), ("thread", THREAD)])
-def test_of_the_default_streams_the_one_that_has_the_work_is_named(
-    scene: Scene, on: str, name: str
-) -> None:
-    """They wait for each other, which takes a moment: work on one of them is seen on both."""
-    streams, moment = scene.device.streams, scene.launch_of(64)
-    has, other = (
-        (scene.device.legacy, scene.device.thread)
-        if on == "legacy"
-        else (scene.device.thread, scene.device.legacy)
-    )
-
-    def launch(current: Stream) -> None:
-        streams.join(has, other)
-        scene.device.kernels.launch(scene.work, has)
-        streams.join(other, has)
-        scene.device.kernels.launch(moment, other)  # as long as the wait
-
-    assert scene.find(launch) == (has, name)
-
-
-def test_records_that_are_lost_at_first_are_asked_for_again(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans, asked = scene.device.counters.spans, list[int]()
-
-    def lossy(work: Callable[[], None]) -> Any:
-        asked.append(1)
-        found = spans(work)
-        return found if len(asked) > most else found[:1]
-
-    monkeypatch.setattr(scene.device.counters, "spans", lossy)
-    for most, said in ((1, False), (99, True)):
-        asked.clear()
-        notes = take(scene, scene.on(None)).notes
-        assert ("own streams not checked: CUPTI did not deliver all kernels" in notes) is said
-        assert len(asked) == (2 if most == 1 else 3)

@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from bench import Bench
 from counted_device import replaced
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import NotCounted, Undelivered
-from pytest_gpumem.measuring import untimed
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import NO_PASSES, Passes
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
@@ -39,14 +36,6 @@ def triad(bench: Bench, passes: Passes = RAN, grid: int = 32) -> Measurement:
     return bench.take(
         bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), passes=passes
     )
-
-
-def copied(kind: str) -> Measurement:
-    bench = Bench()
-    target = bench.target(
-        bench.kernels.memcpy, bench.memory.device(N), getattr(bench.memory, kind)(N)
-    )
-    return bench.take(target, passes=RAN)
 
 
 # All of them
@@ -110,28 +99,7 @@ def test_faulting_and_prefetched_memory_tell_different_stories(bench: Bench) -> 
     assert ahead.before.causes == {"prefetch": 4 * N}
 
 
-def test_labels_of_the_device_reach_the_notes(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        bench.device.roofline, "facts", replace(bench.device.facts, pageable_memory_access=True)
-    )
-    assert any(note.startswith("HMM:") for note in added(bench).notes)
-
-
-def test_what_a_test_may_take_holds_in_its_cases_too(bench: Bench) -> None:
-    seen = list[Memory]()
-
-    def case(memory: Memory) -> Case:
-        seen.append(memory)
-        return Case(lambda: None)
-
-    bench.arena.oversubscribes = True
-    bench.conductor.case(case, arena=bench.arena).close()
-    assert seen[0].arena.oversubscribes
-
-
-@pytest.mark.parametrize(("lost", "counted"), [(1, True), (2, True), (100, False)])
+@pytest.mark.parametrize(("lost", "counted"), [(1, True), (100, False)])
 def test_counts_that_are_not_delivered_are_counted_again_from_the_start(
     bench: Bench, lost: int, counted: bool
 ) -> None:
@@ -154,47 +122,7 @@ def test_counts_that_are_not_delivered_are_counted_again_from_the_start(
         assert "told of nothing (tried 4 times)" in str(taken.not_counted)
 
 
-def test_what_a_launch_costs_is_read_again_after_a_count(bench: Bench) -> None:
-    """CUPTI, once it has looked, may leave a process with launches that cost something else."""
-    before = bench.conductor.floors()
-    added(bench, passes=NO_PASSES)
-    assert bench.conductor.floors() is before
-    added(bench)
-    assert bench.conductor.floors() is not before
-
-
 # What ran
-
-
-def test_a_kernel_is_told_with_its_shape_and_a_digest_of_its_source(bench: Bench) -> None:
-    (step,) = found(triad(bench).what_ran).launch
-    assert (step.kind, step.name, step.grid, step.stream) == (
-        StepKind.KERNEL,
-        "triad",
-        (32, 1, 1),
-        0,
-    )
-    assert step.code is not None
-
-
-def test_a_copy_is_told_with_its_kinds_of_memory_and_bytes() -> None:
-    for kind in ["pinned", "pageable"]:
-        (step,) = found(copied(kind).what_ran).launch
-        assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (
-            StepKind.COPY,
-            "H2D",
-            kind,
-            "device",
-            N,
-        ), kind
-
-
-def test_two_processes_agree_and_each_change_shows() -> None:
-    taken = (triad(Bench()), triad(Bench(), grid=64), copied("pinned"), copied("pageable"))
-    digests = [found(one.what_ran).digest for one in taken]
-    assert None not in digests
-    assert len(set(digests)) == 4
-    assert found(triad(Bench()).what_ran).digest == digests[0]
 
 
 def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> None:
@@ -249,14 +177,6 @@ def test_advice_is_part_of_it() -> None:
     assert len(digests) == 4
 
 
-def test_the_pass_takes_no_virtual_time_and_changes_nothing_that_is_measured() -> None:
-    def samples(passes: Passes) -> Any:
-        bench = Bench()
-        return [triad(bench, passes).samples for _ in range(2)][-1]
-
-    assert samples(NO_PASSES) == pytest.approx(samples(RAN))
-
-
 @pytest.mark.parametrize(
     ("launches", "expected"),
     [
@@ -307,24 +227,11 @@ def case(bench: Bench, passes: Passes = RAN) -> Any:
 def test_two_launches_of_foreign_code_have_to_agree() -> None:
     for codes, known in [
         (("a", "a"), True),
-        (("a", "b", "b"), True),
         (("a", "b", "c"), False),
         ((None,), False),
-        (("a", None), False),
-        (("lost", "a", "a"), True),
-        (("lost", "a", "b"), False),
         (("lost", "lost", "lost"), False),
     ]:
         bench = Bench()
         replaced(bench.device.counters, what_ran=answers(*codes))
         seen = case(bench)
         assert (seen.digest is not None, seen.not_watched is None) == (known, known), codes
-
-
-def test_our_own_kernels_and_long_launches_are_watched_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced(bench.device.counters, what_ran=answers("a", "lost", "b", "c"))
-    assert [found(triad(bench).what_ran).launch[0].code for _ in range(2)] == ["a", "b"]
-    monkeypatch.setattr(untimed, "LONG", 0.0)
-    assert case(bench).launch[0].code == "c"

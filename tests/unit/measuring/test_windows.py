@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
-import numpy as np
 import pytest
-from bench import Bench, check, moved
+from bench import Bench
 from cases import naming
 
-from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.buffers import Buffer
@@ -42,60 +40,6 @@ def test_a_measurement_records_its_window_wherever_it_is(bench: Bench) -> None:
         assert len(measured.placements) == 2
 
 
-@pytest.mark.parametrize("where", ["graph", "launch"])
-def test_the_window_is_over_where_the_buffer_now_is(
-    bench: Bench, where: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, table = bench.buffers(2)
-    given: list[WindowSpec | None] = []
-    launch, capture = bench.device.kernels.launch, bench.device.graphs.capture
-    monkeypatch.setattr(
-        bench.device.kernels,
-        "launch",
-        lambda one, stream, window=None: given.append(window) or launch(one, stream, window=window),
-    )
-    monkeypatch.setattr(
-        bench.device.graphs,
-        "capture",
-        lambda stream, body, window=None: (
-            given.append(window) or capture(stream, body, window=window)
-        ),
-    )
-    with persisting(bench.device, table, where=where) as stream:
-        target = bench.target(bench.kernels.copy, out, table, stream=stream)
-        assert not target.any_stream
-        before = table.address
-        assert moved(target, 8, 8, np.random.default_rng(3)) == 1
-        target.launch(0, stream.stream)
-        assert table.address != before
-        placed = [window for window in given if window is not None]
-        assert placed[-1] == WindowSpec(table.address, table.nbytes, 1.0)
-        check(target)
-
-
-def test_updated_inputs_are_restored_before_the_check_although_a_kernel_ran_to_be_loaded(
-    bench: Bench,
-) -> None:
-    region, streaming = (bench.memory.device(MiB, "i4") for _ in range(2))
-    with persisting(bench.device, region, where="graph") as stream:
-        target = bench.target(bench.kernels.sliding_window, region, streaming, stream=stream)
-        assert len(bench.device.launched) == 2  # once for real, once captured
-        check(target)
-
-
-def test_hot_batches_carry_the_window_too() -> None:
-    for where, sampler in [("graph", "batched"), ("launch", "graph")]:  # no graph takes a graph
-        bench = Bench()
-        out, table = table_of(bench)
-        kernel = bench.kernels.reset_data.with_grid(32)
-        with naming(where):
-            with persisting(bench.device, table, where=where) as stream:
-                target = bench.target(kernel, out, table, stream=stream)
-                measured = bench.take(target, mode="hot")
-                assert bench.device.roofline.l2.persisting
-            assert measured.sampler == sampler
-
-
 def test_a_copy_carries_no_window() -> None:
     for where in ["graph", "launch"]:
         bench = Bench()
@@ -106,85 +50,6 @@ def test_a_copy_carries_no_window() -> None:
                 pytest.raises(BadCall, match=f'where="{where}": memcpy is a copy'),
             ):
                 bench.target(bench.kernels.memcpy, destination, source, stream=stream)
-
-
-def test_a_callable_makes_its_launches_itself(bench: Bench) -> None:
-    (table,) = bench.buffers(1)
-    with (
-        persisting(bench.device, table, where="launch") as stream,
-        pytest.raises(BadCall, match='where="launch" is for kernels'),
-    ):
-        bench.target(lambda x: None, table, stream=stream)
-
-
-class Calls:
-    """A device whose foreign calls launch a kernel, as a library would."""
-
-    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = 0
-        self.bench = bench
-        monkeypatch.setattr(bench.device.kernels, "call", self.call)
-
-    def call(self, foreign: Any, stream: Any) -> None:
-        self.made += 1
-        foreign.function()
-
-    def copying(self, out: Buffer, table: Buffer, stream: Any) -> None:
-        kernel = self.bench.kernels.copy
-        self.bench.device.kernels.launch(kernel.launch({"c": out, "a": table}, {}), stream)
-
-
-def test_a_callable_is_captured_once_for_each_placement(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, table = bench.buffers(2)
-    calls = Calls(bench, monkeypatch)
-    with persisting(bench.device, table, where="graph") as stream:
-        target = bench.target(
-            lambda c, a: calls.copying(c, a, stream.stream), out, table, stream=stream
-        )
-        assert calls.made == 2  # once for real, once captured
-        for _ in range(5):
-            target.launch(0, stream.stream)
-        assert calls.made == 2
-        assert stream.window == Window(
-            table.nbytes, 1.0, bench.device.l2.set_aside(), where="graph"
-        )
-        moved(target, 8, 8, np.random.default_rng(3))
-        assert calls.made == 3
-        spec = stream.spec
-        assert spec is not None
-        assert spec.address == table.address
-
-
-def test_a_callable_that_cannot_be_captured_says_why(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (table,) = bench.buffers(1)
-    Calls(bench, monkeypatch)
-    with (
-        persisting(bench.device, table, where="graph") as stream,
-        pytest.raises(CannotCapture, match="it synchronises"),
-    ):
-        bench.target(lambda x: bench.device.streams.synchronize(), table, stream=stream)
-
-
-def test_a_graph_without_a_kernel_carries_no_window(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, table = bench.buffers(2)
-    Calls(bench, monkeypatch)
-
-    def copying(c: Buffer, a: Buffer) -> None:
-        bench.device.content.copy(c.allocation, a.allocation, a.nbytes, stream.stream)
-
-    with persisting(bench.device, table, where="graph") as stream, pytest.raises(BadCall) as caught:
-        bench.target(copying, out, table, stream=stream)
-    assert (
-        str(caught.value) == 'where="graph": copying queues no kernel that could carry the window'
-    )
-    with persisting(bench.device, table, where="graph", set_aside="off") as stream:
-        bench.target(copying, out, table, stream=stream)
 
 
 def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted() -> None:
@@ -200,23 +65,6 @@ def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted() -> None:
                 assert bench.target(kernel, out, table, stream=stream).notes == ()
             with persisting(bench.device, other, set_aside="off") as stream:
                 assert bench.target(kernel, out, table, stream=stream).notes == ()
-
-
-def test_thrashing_is_noted_unless_it_is_wanted(bench: Bench) -> None:
-    out, table = bench.memory.device(64 * MiB, "i4"), bench.memory.device(40 * MiB, "i4")
-    notes = {}
-    for wanted in (False, True):
-        with persisting(
-            bench.device, table, set_aside="max", hit_ratio=1.0, allow_thrash=wanted
-        ) as stream:
-            notes[wanted] = bench.take(
-                bench.target(bench.kernels.reset_data, out, table, stream=stream)
-            ).notes
-    assert any(
-        note.startswith("thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB")
-        for note in notes[False]
-    )
-    assert not any("thrash" in note for note in notes[True])
 
 
 def test_a_measurement_beside_an_open_stream_pays_for_its_set_aside(bench: Bench) -> None:

@@ -44,16 +44,6 @@ def test_on_a_machine_without_a_driver_the_real_bindings_say_so(
     assert "\n" not in str(raised.value)
 
 
-def test_an_interpreter_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "_installed", lambda module: True)
-    monkeypatch.setattr(sys, "executable", "/no/python")
-    with pytest.raises(
-        CudaUnavailable,
-        match=r"^'/no/python' cannot be started to ask the NVIDIA driver: No such file or directory$",
-    ):
-        read_facts(0)
-
-
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "SECONDS", 0.01)
     monkeypatch.setattr(facts, "_PROGRAM", "import time; time.sleep(600)")

@@ -87,12 +87,6 @@ def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Pat
     assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (35 * GIB, 25 * GIB)
 
 
-def test_the_total_is_the_machines_or_the_control_groups(machine: tuple[Path, Path]) -> None:
-    assert host.total_bytes(*machine) == 200 * GIB
-    (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
-    assert host.total_bytes(*machine) == 64 * GIB
-
-
 def test_a_cuda_bindings_error_is_one_line() -> None:
     assert check((R.cudaError_t.cudaSuccess,), "x") is None
     assert check((R.cudaError_t.cudaSuccess, 3), "x") == 3

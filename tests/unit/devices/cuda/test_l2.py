@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("cupy")
@@ -16,19 +14,6 @@ from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSp
 from pytest_gpumem.records.device import DeviceFacts
 
 
-def test_a_window_is_packed_whole() -> None:
-    policy = l2.packed(
-        WindowSpec(0x7F0000000000, 24 << 20, 0.75), R.cudaStreamAttrValue
-    ).accessPolicyWindow
-    assert (int(policy.base_ptr), int(policy.num_bytes), float(policy.hitRatio)) == (
-        0x7F0000000000,
-        24 << 20,
-        0.75,
-    )
-    assert policy.hitProp == R.cudaAccessProperty.cudaAccessPropertyPersisting
-    assert policy.missProp == R.cudaAccessProperty.cudaAccessPropertyStreaming
-
-
 def test_properties_come_back_as_they_went() -> None:
     for miss in [AccessProperty.STREAMING, AccessProperty.NORMAL]:
         for hit in AccessProperty:
@@ -36,12 +21,6 @@ def test_properties_come_back_as_they_went() -> None:
             assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window, (miss, hit)
             # The driver's structure has the runtime's layout.
             assert l2.unpacked(l2.launch_attribute(window).value) == window, (miss, hit)
-
-
-def test_a_property_that_cuda_has_not_is_an_error_of_the_device() -> None:
-    policy = SimpleNamespace(base_ptr=4096, num_bytes=4096, hitRatio=1.0, hitProp=7, missProp=1)
-    with pytest.raises(DeviceError, match=r"with the properties \(7, 1\); CUDA has 0, 1, 2"):
-        l2.unpacked(SimpleNamespace(accessPolicyWindow=policy))
 
 
 def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts) -> None:

@@ -61,33 +61,12 @@ def test_by_default_arrays_then_the_size_then_scalars() -> None:
         ], dtype
 
 
-def test_a_scalar_left_out_takes_its_default() -> None:
-    assert widths(packed_arguments(launch(kernel())))[-1] == (np.float32, 2.5)
-
-
-def test_a_kernel_orders_its_own_arguments() -> None:
-    own = kernel(launch_arguments=lambda call: ("out", 7, "scale", "a"))
-    assert [t for t, _ in widths(packed_arguments(launch(own)))] == [
-        np.uint64,
-        np.int64,
-        np.float32,
-        np.uint64,
-    ]
-
-
 def test_an_argument_that_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError, match="'scaled': no argument 'b'"):
         packed_arguments(launch(kernel(launch_arguments=lambda call: ("b",))))
     wanting = kernel(parameters=(Parameter("a", Role.READ), Parameter("scale", Role.SCALAR)))
     with pytest.raises(DeviceError, match="no value for 'scale'"):
         packed_arguments(launch(wanting))
-
-
-def test_memory_that_the_device_cannot_see_is_refused() -> None:
-    pageable = launch(kernel())
-    pageable.arrays["a"].address = 0
-    with pytest.raises(DeviceError, match="cannot see"):
-        packed_arguments(pageable)
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
