@@ -65,55 +65,50 @@ def _name_of_thread() -> str:
 
 
 @cache
-def _parts(file: str) -> tuple[str, ...]:
-    return Path(file).parts
-
-
-@cache
 def is_users(file: str) -> bool:
     """True for a file that belongs to no installed package, nor to Python or this package."""
     if file.startswith(("<", PACKAGE, *_STANDARD)):
         return False
-    return not any(part in _INSTALLED for part in _parts(file))
+    return not any(part in _INSTALLED for part in Path(file).parts)
 
 
 @cache
 def is_pytests(file: str) -> bool:
     """True for a file of pytest: what started it leads to no allocation and to no call."""
-    return "_pytest" in _parts(file)
+    return "_pytest" in Path(file).parts
 
 
 def sites(
     at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], root: Path
 ) -> tuple[Site, ...]:
     """Return the lines that allocated what lived at the peak or is kept, largest first."""
-    made: dict[tuple[Line, Series], Site] = {}
+    lines: dict[tuple[Line, Series], Site] = {}
     for event in at_peak:
-        site = _site_of(made, event, root)
-        made[event.line, event.series] = replace(
+        site = _site_of(lines, event, root)
+        lines[event.line, event.series] = replace(
             site, at_peak=site.at_peak + event.nbytes, at_peak_count=site.at_peak_count + 1
         )
     for event in kept:
-        site = _site_of(made, event, root)
-        made[event.line, event.series] = replace(
+        site = _site_of(lines, event, root)
+        lines[event.line, event.series] = replace(
             site, kept=site.kept + event.nbytes, kept_count=site.kept_count + 1
         )
-    by_peak = sorted(made.values(), key=lambda site: -site.at_peak)[:MOST_SITES]
-    by_kept = sorted(made.values(), key=lambda site: -site.kept)[:MOST_SITES]
+    by_peak = sorted(lines.values(), key=lambda site: -site.at_peak)[:MOST_SITES]
+    by_kept = sorted(lines.values(), key=lambda site: -site.kept)[:MOST_SITES]
     shown = []
-    for site in made.values():
+    for site in lines.values():
         if (site.at_peak and site in by_peak) or (site.kept and site in by_kept):
             shown.append(site)
     return tuple(sorted(shown, key=_order))
 
 
-def _site_of(made: dict[tuple[Line, Series], Site], event: AllocationEvent, root: Path) -> Site:
+def _site_of(lines: dict[tuple[Line, Series], Site], event: AllocationEvent, root: Path) -> Site:
     """Return the site of an allocation so far."""
-    site = made.get((event.line, event.series))
+    site = lines.get((event.line, event.series))
     if site is not None:
         return site
     file, line, function = event.line
-    return Site(shown_path(file, root), line, function, code_of(file, line), *event.series)
+    return Site(shown_path(file, root), line, function, _code_of(file, line), *event.series)
 
 
 def _order(site: Site) -> tuple[int, int, str, int]:
@@ -138,7 +133,7 @@ def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) 
     return is_named(shown_path(file, root), line, patterns)
 
 
-def code_of(file: str, line: int) -> str:
+def _code_of(file: str, line: int) -> str:
     """Return the text of a line; empty if it cannot be read."""
     if not file:
         return ""

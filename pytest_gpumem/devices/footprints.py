@@ -9,54 +9,135 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import line_of
-from pytest_gpumem.devices.errors import DeviceError
+from pytest_gpumem.devices.errors import DeviceError, NotCounted
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     NOTHING,
+    Accounts,
     AllocationEvent,
+    Change,
     Figures,
     Growth,
-    LogMark,
     MemoryLog,
     Series,
+    account,
+    claim,
+    live_of,
+    pool_growth,
 )
-from pytest_gpumem.devices.open_watch import OpenWatch
-from pytest_gpumem.devices.sources import Sources
-from pytest_gpumem.devices.watches import Footprints as FootprintsFacet
-from pytest_gpumem.devices.watches import MemoryWatch
-from pytest_gpumem.records.footprint import FIXTURES, MemoryPlace
+from pytest_gpumem.devices.sources import Source
+from pytest_gpumem.devices.watches import Footprints, MemoryWatch
+from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 
-class SourceFootprints(Sources):
-    """Begins and ends watches over sources, and pauses them."""
+class SourceFootprints:
+    """Has sources report into one log, and begins, pauses and ends watches over it.
 
-    _first = LogMark()  # what the log had reached when a block of `ours` began
-    _buffers = 0  # that fixtures gave
-    _left: Mapping[Series, Figures] = {}  # what libraries counted at the last stop
+    `driver`: source of the driver's allocations; None on a simulated device, where only fixtures
+    allocate.
+    `libraries`: sources of the libraries.
+    `context`: gives the number of the context; None while there is none.
+    """
+
+    def __init__(
+        self,
+        driver: Source | None,
+        libraries: Sequence[Source],
+        context: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.driver, self._libraries, self._number = driver, libraries, context
+        self.free_bytes: Callable[[], int | None] = lambda: None
+        """Memory of the device that would be free without that of fixtures and of the harness."""
+        self.log = MemoryLog()
+        self.running: dict[str, Source] = {}
+        self.reasons: dict[str, str] = {}  # by source, why it reports no single allocations
+        self.watches: list[OpenWatch] = []
+        self._context: int | None = None  # number of the context with all handles of the sources
+        self._sources: tuple[Source, ...] | None = None
+        """Sources that are watched once their libraries are in use; None: nothing is watched."""
+        self._lines = self._paused = False
+        self._before: dict[Series, Figures] | None = None
+        """What libraries counted when a block of `ours` began; None outside of such a block."""
+        self._first = 0  # changes in the log when it began
+        self._at_stop: dict[Series, Figures] = {}  # what libraries counted at the last stop
+        self._buffers = 0  # that fixtures gave
+        for source in libraries if driver is None else (driver, *libraries):
+            source.lost = partial(self._lost, source)
+
+    def _lost(self, source: Source, why: str) -> None:
+        for watch in self.watches:
+            watch.gaps[source.name] = why
+        if source is not self.driver:
+            self.log.lose(source.name)
+
+    def _gone(self) -> bool:
+        """True if the context is gone: handles of it, such as pools, are segmentation faults."""
+        number = self._number()
+        if self._context is None:
+            self._context = number
+        return number != self._context
+
+    @property
+    def driver_is_watched(self) -> bool:
+        """True if each allocation of the driver is reported."""
+        if self.driver is None:
+            return True
+        return self.driver.name in self.running and self.driver.name not in self.reasons
 
     def start(self, *, driver: bool, lines: bool = False) -> None:
         self.stop()
         number = self._number()
         if self._context not in (None, number):  # what it held went with it
-            self.log, self.drift, self._left = MemoryLog(), {}, {}
-        self._context, self.lines = number, lines
-        self.sources = tuple(self.libraries)
+            self.log, self._at_stop = MemoryLog(), {}
+        self._context, self._lines = number, lines
+        self._sources = tuple(self._libraries)
         self.reasons.clear()
         if self.driver is not None and driver:
-            self.sources = (self.driver, *self.libraries)
+            self._sources = (self.driver, *self._libraries)
         elif self.driver is not None:
             why = "allocations of the driver are watched with --gpumem-footprint"
             self.reasons[self.driver.name] = why
         self.look()
         self._forget_freed()
         for series, figures in self.figures().items():
-            if series in self._left and figures.used != self._left[series].used:
+            if series in self._at_stop and figures.used != self._at_stop[series].used:
                 self.log.lose(series[0])  # what it freed since the last stop is not known
+
+    def stop(self) -> None:
+        try:
+            if self.running and not self._gone():
+                self._at_stop = self.figures()
+        finally:
+            for source in self.running.values():
+                source.stop()
+            self.running.clear()
+            self._sources = None
+
+    def look(self) -> None:
+        self._gone()  # notes the context that a test has made meanwhile
+        if self._paused:
+            return
+        for source in self._sources or ():
+            if source.name not in self.running and source.ready():
+                self._begin(source)
+                self.running[source.name] = source
+
+    def _begin(self, source: Source) -> None:
+        """Have a source report, also again. No open watch has seen all if that begins or ends."""
+        before = self.reasons.pop(source.name, None)
+        why = source.start(self.log, self._lines)
+        if why is not None:
+            self.reasons[source.name] = why
+        if source.name in self.running and why != before:
+            source.lost(why or before or "")
 
     def _forget_freed(self) -> None:
         """Book what was freed of the driver's while nobody reported."""
@@ -64,46 +145,51 @@ class SourceFootprints(Sources):
             freed = [event for event in self.log.of_driver() if not self.driver.alive(event)]
             self.log.forget(freed)
 
-    def stop(self) -> None:
-        try:
-            if self.running and not self.gone():
-                self._left = self.figures()
-        finally:
+    def figures(self) -> dict[Series, Figures]:
+        """Return the own counts of all sources."""
+        figures: dict[Series, Figures] = {}
+        for source in self.running.values():
+            figures.update(source.figures())
+        return figures
+
+    def settle(self, *, ours: bool = False) -> None:
+        """Book what the sources have to report."""
+        if self._gone():
+            problem = "the device was reset (cudaDeviceReset): what its memory held went with it"
+            raise DeviceError(problem)
+        self.look()
+        if not self._paused:
             for source in self.running.values():
-                source.stop()
-            self.running.clear()
-            self.sources = None
+                source.drain()
+        self.log.settle(ours=ours or self._before is not None)
 
     def watch(self) -> MemoryWatch:
-        if self.sources is None:
+        if self._sources is None:
             raise DeviceError("memory is not watched: start() comes first")
         driver = self.running.get("" if self.driver is None else self.driver.name)
-        if driver is not None and not self.driver_is_watched and not self.are_paused:
-            self.begin(driver)  # whoever had CUPTI may have given it back
+        if driver is not None and not self.driver_is_watched and not self._paused:
+            self._begin(driver)  # whoever had CUPTI may have given it back
         self.settle()
-        return OpenWatch(self)
+        watch = OpenWatch(self)
+        self.watches.append(watch)
+        return watch
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
         growth: Growth = {}
-        if self.sources is None or self.before is not None or self.gone():
+        if self._sources is None or self._before is not None or self._gone():
             yield growth
             return
         self._begin_ours()
-        drift = dict(self.drift)
         try:
             yield growth
         finally:
-            self._end_ours()
-            for series, now in self.drift.items():
-                more = (now.used or 0) - (drift.get(series, NOTHING).used or 0)
-                if more:
-                    growth[series] = more
+            growth.update(self._end_ours())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         with self.ours():
-            if self.sources is None or self.are_paused:
+            if self._sources is None or self._paused:
                 yield
                 return
             self._pause()
@@ -112,13 +198,9 @@ class SourceFootprints(Sources):
             finally:
                 self._resume()
 
-    def released(self, growth: Growth) -> None:
-        for series, nbytes in growth.items():
-            self.drift[series] = self.drift.get(series, NOTHING).minus(Figures(nbytes, 0))
-
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        if not self.are_paused:
+        if not self._paused:
             yield
             return
         self._resume()
@@ -129,62 +211,224 @@ class SourceFootprints(Sources):
             self._begin_ours()
             self._pause()
 
+    def released(self, growth: Growth) -> None:
+        for series, nbytes in growth.items():
+            for watch in self.watches:
+                watch.leave_out(series, Figures(-nbytes))
+
     def _pause(self) -> None:
         for source in self.running.values():
             source.stop()
-        self.are_paused = True
+        self._paused = True
 
     def _resume(self) -> None:
         """Watch again, and book what was freed unseen."""
-        self.are_paused = False
-        if self.gone() or self.before is None:
+        self._paused = False
+        if self._before is None or self._gone():
             return
         for source in self.running.values():
-            self.begin(source)
+            self._begin(source)
         for series, after in self.figures().items():
-            less = (self.before.get(series, NOTHING).used or 0) - (after.used or 0)
-            if less > 0:
-                self.log.shrink(series, less)
+            less = self._before.get(series, NOTHING).used - after.used
+            if less > 0:  # of which allocations is not known
+                self.log.changes.append(Change(-less, series))
         self._forget_freed()
 
     def _begin_ours(self) -> None:
         self.settle()
-        self.before, self._first = self.figures(), self.log.mark()
+        self._before, self._first = self.figures(), len(self.log.changes)
 
-    def _end_ours(self) -> None:
-        """Book by how much libraries grew in the block, without frees of the test's memory."""
-        begin, self.before = self.before, None
-        if begin is None or self.gone():
-            return
+    def _end_ours(self) -> Growth:
+        """Leave out by how much libraries grew in the block, without frees of the test's memory."""
+        begin, self._before = self._before, None
+        growth: Growth = {}
+        if begin is None or self._gone():
+            return growth
         self.settle(ours=True)
         freed: Growth = {}
-        for change in self.log.since(self._first):
+        for change in self.log.changes[self._first :]:
             if change.nbytes < 0 and (change.of is None or change.of.layer == "use"):
                 freed[change.series] = freed.get(change.series, 0) - change.nbytes
         for series, after in self.figures().items():
             before = begin.get(series, NOTHING)
-            growth = after.minus(before).plus(Figures(freed.get(series, 0), 0))
-            self.drift[series] = self.drift.get(series, NOTHING).plus(growth)
-            if (after.high or 0) > (before.high or 0):
-                self.high_in_ours[series] = after.high or 0
-            if series not in begin:
-                self.since_ours.add(series)
+            grown = after.minus(before)
+            grown = grown._replace(used=grown.used + freed.get(series, 0))
+            rose = after.high > before.high
+            for watch in self.watches:
+                watch.leave_out(series, grown._replace(high=after.high if rose else 0))
+                if series not in begin:
+                    watch.complete.add(series)
+            if grown.used:
+                growth[series] = grown.used
+        return growth
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         place = _place(kind)
-        if self.sources is None or self.are_paused or place is None:
+        if self._sources is None or self._paused or place is None:
             return 0
         self._buffers += 1
         number = self._buffers
-        line = line_of(sys._getframe(1)) if self.lines else NO_LINE
+        line = line_of(sys._getframe(1)) if self._lines else NO_LINE
         now = time.perf_counter()
         self.log.emit(AllocationEvent(now, (FIXTURES, place), "fixture", number, nbytes, line))
         return number
 
     def gave_back(self, number: int) -> None:
-        if self.sources is not None and number:
+        if self._sources is not None and number:
             now = time.perf_counter()
             self.log.emit(AllocationEvent(now, (FIXTURES, "device"), "fixture", number, 0))
+
+
+class OpenWatch:
+    """The memory from now on."""
+
+    def __init__(self, footprints: SourceFootprints) -> None:
+        self._footprints, self._log, self._driver = footprints, footprints.log, footprints.driver
+        self._mark = len(footprints.log.changes)
+        self._before = footprints.figures()
+        """What libraries counted at the begin, and what they grew by since in blocks of `ours`."""
+        self._free = None if footprints.driver_is_watched else footprints.free_bytes()
+        self._accounts = account(())
+        self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
+        self.gaps: dict[str, str] = {}  # by source: why it did not report all the time
+        self.complete = set(self._before)  # all allocations of these libraries were reported
+
+    def leave_out(self, series: Series, growth: Figures) -> None:
+        """Leave out what is no test's."""
+        before = self._before.get(series, NOTHING)
+        self._before[series] = before._replace(
+            used=before.used + growth.used,
+            unused=before.unused + growth.unused,
+            segments=before.segments + growth.segments,
+            high=max(before.high, growth.high),
+            allocations=before.allocations + growth.allocations,
+        )
+        if self._free is not None and series[1] == "device":
+            self._free -= growth.used + growth.unused
+
+    def read(self) -> Footprint:
+        footprints = self._footprints
+        footprints.settle()
+        if self._driver is not None and self._driver.name in self.gaps:
+            raise NotCounted(self.gaps[self._driver.name])
+        changes = []
+        for change in self._log.changes[self._mark :]:
+            if change.series[0] not in self.gaps:
+                changes.append(change)
+        figures = footprints.figures()
+        reasons = {**self.gaps, **footprints.reasons}
+        not_watched = [f"{name}: {why}" for name, why in reasons.items()]
+        driver = footprints.driver_is_watched
+        for series, after in figures.items():
+            grown = after.segments - self._before.get(series, NOTHING).segments
+            if driver and not claim(changes, series, grown):
+                which = "which allocations of the driver its pool is made of"
+                not_watched.append(f"{series[0]}: {which}: they count as CUDA's too")
+        self._accounts = accounts = account(changes)
+        uses, unknown = dict(accounts.uses), 0
+        for series, after in figures.items():
+            use, more = self._counted(uses.get(series, MemoryUse(*series)), series, after)
+            if more is not None:
+                why = "its peak, which is below an earlier one of this process"
+                not_watched.append(f"{series[0]}: {why}")
+                unknown += more
+            if use != MemoryUse(*series):
+                uses[series] = use
+        # Where allocations were not seen one by one, the peak of all is at least that of each.
+        peaks = {series: use.peak for series, use in uses.items() if series[1] == "device"}
+        peak = max(accounts.peak, *peaks.values(), 0)
+        most = peak + unknown
+        for series, after in figures.items():
+            unseen = self._unseen(changes, series, after)
+            if unseen is not None:
+                why = "arrays of a thread that ran before, or that Python did not begin"
+                not_watched.append(f"{series[0]}: {why}: its pool grew for them")
+                most = max(most, unseen + sum(peaks.values()) - peaks.get(series, 0))
+        return Footprint(
+            peak=peak,
+            peak_bound=most if most > peak else None,
+            uses=self._sorted(uses.values()),
+            driver_peak=accounts.driver_peak if driver else None,
+            bound=self._bound(uses.values()),
+            watched=("fixtures", *footprints.running),
+            not_watched=tuple(not_watched),
+        )
+
+    def _counted(
+        self, use: MemoryUse, series: Series, after: Figures
+    ) -> tuple[MemoryUse, int | None]:
+        """Complete what was seen one by one with a library's own counts.
+
+        Returns by how many bytes its peak may be larger too; None if the peak is known.
+        """
+        before = self._before.get(series, NOTHING)
+        grown = after.minus(before)
+        kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
+        single = after.single and series[0] not in self.gaps and series in self.complete
+        if after.allocations and not single:
+            allocations = grown.allocations
+        if series[0] != DRIVER or not self._footprints.driver_is_watched:
+            kept = grown.used
+            self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
+        if after.high and not single:
+            high = after.high - before.used
+            if after.high > before.high:
+                peak = max(peak, high)
+            elif not after.allocations or allocations:
+                unknown = max(0, high - peak)
+        use = replace(use, kept=kept, reserved=grown.unused, peak=peak, allocations=allocations)
+        return use, unknown
+
+    def _unseen(self, changes: Sequence[Change], series: Series, after: Figures) -> int | None:
+        """Return the most bytes that a library's arrays took, where the pool grew unreported.
+
+        Its arrays were not reported then either. None for a library with a high-water mark.
+        """
+        before = self._before.get(series, NOTHING)
+        grown = after.segments - before.segments
+        if after.high or grown <= pool_growth(changes, series, reported=True):
+            return None
+        return before.unused + max(grown, pool_growth(changes, series))
+
+    def _sorted(self, uses: Iterable[MemoryUse]) -> tuple[MemoryUse, ...]:
+        """Return the uses with their sources, by kind, the largest first."""
+        methods = {FIXTURES: "fixtures"}
+        for source in self._footprints.running.values():
+            methods[DRIVER if source is self._driver else source.name] = source.method
+        named = [replace(use, source=methods.get(use.library, "")) for use in uses]
+        return tuple(sorted(named, key=lambda use: (use.kind, -use.peak, use.library)))
+
+    def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
+        """Return what the free memory of the device tells beyond what is known."""
+        now = None if self._free is None else self._footprints.free_bytes()
+        if self._free is None or now is None:
+            return None
+        known = 0
+        for use in uses:
+            if use.kind == "device" and use.library != FIXTURES:
+                known += use.kept + use.reserved
+        return max(0, self._free - now - known)
+
+    def accounts(self) -> Accounts:
+        return self._accounts
+
+    def settle(self) -> bool:
+        self._footprints.settle()
+        kept = []
+        for event in live_of(self._log.changes[self._mark :]):
+            if event.layer == "driver":
+                kept.append(event)
+        changed = False
+        for source in self._footprints.running.values():
+            changed = source.settle(kept) or changed
+        return changed
+
+    def close(self) -> None:
+        watches = self._footprints.watches
+        if self in watches:
+            watches.remove(self)
+            if not watches:
+                self._log.clear()
 
 
 def _place(kind: MemoryKind) -> MemoryPlace | None:
@@ -196,4 +440,4 @@ def _place(kind: MemoryKind) -> MemoryPlace | None:
     return "pinned" if kind.locked else None
 
 
-_: type[FootprintsFacet] = SourceFootprints
+_: type[Footprints] = SourceFootprints

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -24,14 +23,10 @@ from pytest_gpumem.units import MiB
 Layer = Literal["use", "segment", "driver", "fixture"]
 Line = tuple[str, int, str]  # file, line and function
 Series = tuple[str, MemoryPlace]  # library and kind of memory
-
-NO_LINE: Line = ("", 0, "")
-
 Growth = dict[Series, int]  # bytes by which libraries use more than before
 
-SEGMENT_DELAY = 1e-3
-"""Seconds by which the clocks of two sources may differ: a pool reports its segment after the
-driver made it."""
+NO_LINE: Line = ("", 0, "")
+SEGMENT_DELAY = 1e-3  # seconds by which the clocks of a pool and of the driver may differ
 _PAGE = 2 * MiB  # in which device memory is mapped
 _OWN_PAGES = 1 * MiB
 """Bytes from which on an allocation has pages of its own: 200 of 1 MiB + 512 B take 398 MiB (H100).
@@ -41,29 +36,24 @@ Smaller ones share pages."""
 class Figures(NamedTuple):
     """A library's counts of one kind of memory, in bytes."""
 
-    used: int | None  # in use by its arrays; None: the sum of the single allocations
-    unused: int  # in its pool, and not in use
-    segments: int | None = None  # of all segments of its pool; None where it has none
-    high: int | None = None  # the library's high-water mark of what is in use, if it has one
+    used: int = 0  # in use by its arrays; of a watched driver, the sum of its allocations counts
+    unused: int = 0  # in its pool, and not in use
+    segments: int = 0  # of all segments of its pool
+    high: int = 0  # the library's high-water mark of what is in use, if it has one
     single: bool = True  # its allocations are reported one by one
-    allocations: int | None = None
-    """Allocations up to now; they count where not all are reported one by one."""
-
-    def plus(self, other: Figures, sign: int = 1) -> Figures:
-        """Return these figures with those of another added."""
-        return self._replace(
-            used=None if self.used is None else self.used + sign * (other.used or 0),
-            unused=self.unused + sign * other.unused,
-            segments=(self.segments or 0) + sign * (other.segments or 0),
-            allocations=(self.allocations or 0) + sign * (other.allocations or 0),
-        )
+    allocations: int = 0  # up to now; they count where not all are reported one by one
 
     def minus(self, other: Figures) -> Figures:
-        """Return these figures with those of another taken away."""
-        return self.plus(other, -1)
+        """Return by how much these figures are larger."""
+        return self._replace(
+            used=self.used - other.used,
+            unused=self.unused - other.unused,
+            segments=self.segments - other.segments,
+            allocations=self.allocations - other.allocations,
+        )
 
 
-NOTHING = Figures(0, 0)
+NOTHING = Figures()
 
 
 class AllocationEvent(Struct, eq=False, gc=False):
@@ -81,36 +71,18 @@ class AllocationEvent(Struct, eq=False, gc=False):
     line: Line = NO_LINE  # the innermost of the user's code, where it is traced
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
-    @property
-    def library(self) -> str:
-        return self.series[0]
-
-    @property
-    def kind(self) -> MemoryPlace:
-        return self.series[1]
-
 
 class Change(Struct, eq=False, gc=False):
-    """Bytes in use that an allocation adds, or that a free takes away (below 0)."""
+    """Bytes that an allocation adds, or that a free takes away (below 0)."""
 
     nbytes: int
     series: Series
-    of: AllocationEvent | None  # None: which allocations were freed is not known
+    of: AllocationEvent | None = None  # None: which allocations were freed is not known
 
     @property
-    def owner(self) -> str | None:
-        return None if self.of is None else self.of.owner
-
-
-class LogMark(NamedTuple):
-    """A place in a log."""
-
-    changes: int = 0
-    segments: Mapping[str, int] = MappingProxyType({})
-    """By library: bytes of the segments that were reported, less those freed."""
-
-
-_BEGIN = LogMark()
+    def counts(self) -> bool:
+        """False for a pool's segment: the arrays in it count."""
+        return self.of is None or (self.of.owner is None and self.of.layer != "segment")
 
 
 class MemoryLog:
@@ -120,12 +92,10 @@ class MemoryLog:
         self._pending: list[AllocationEvent] = []
         self.emit: Callable[[AllocationEvent], None] = self._pending.append
         """Takes an event of a source; `settle` books those of all sources in order."""
-        self._changes: list[Change] = []
+        self.changes: list[Change] = []
         self._live = defaultdict[str, dict[int, AllocationEvent]](dict)  # by library and address
-        self._made: dict[int, list[AllocationEvent]] = {}
+        self._made = defaultdict[int, list[AllocationEvent]](list)
         """By address: allocations of the driver since the first open watch began."""
-        self._segments = Counter[str]()
-        self.open = 0  # watches
 
     def settle(self, *, ours: bool = False) -> None:
         """Book the events since the last call, once every source has reported.
@@ -134,66 +104,42 @@ class MemoryLog:
         """
         pending = self._pending[:]  # other threads report meanwhile
         del self._pending[: len(pending)]
-        begin = len(self._changes)
         segments = []
         for event in sorted(pending, key=attrgetter("at")):
             if event.layer == "segment":
                 segments.append(event)
-            else:
-                self._book(event, ours)
+                continue
+            self._free(event.series[0], event.address)
+            if event.nbytes and (event.layer == "fixture" or not ours):
+                self._book(event)
         for segment in segments:
-            self._own(segment)
-        if ours:
-            return
-        for segment in segments:
-            self._segments[segment.library] += segment.nbytes
-        for change in self._changes[begin:]:
-            if change.nbytes < 0 and change.owner is not None:
-                self._segments[change.owner] += change.nbytes
+            self._give(segment)
+            if not ours:
+                self.changes.append(Change(segment.nbytes, segment.series, segment))
 
-    def _book(self, event: AllocationEvent, ours: bool) -> None:
-        self._free(event.library, event.address)
-        if not event.nbytes or (ours and event.layer != "fixture"):
-            return
-        self._live[event.library][event.address] = event
-        self._changes.append(Change(event.nbytes, event.series, event))
+    def _book(self, event: AllocationEvent) -> None:
+        self._live[event.series[0]][event.address] = event
+        self.changes.append(Change(event.nbytes, event.series, event))
         if event.layer == "driver":
-            self._made.setdefault(event.address, []).append(event)
+            self._made[event.address].append(event)
 
     def _free(self, library: str, address: int) -> None:
-        """Book that the allocation at an address is freed, if there is one."""
         freed = self._live[library].pop(address, None)
         if freed is not None:
-            self._changes.append(Change(-freed.nbytes, freed.series, freed))
+            self.changes.append(Change(-freed.nbytes, freed.series, freed))
 
-    def _own(self, segment: AllocationEvent) -> None:
+    def _give(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
-        for made in reversed(self._made.get(segment.address, [])):
+        for made in reversed(self._made.get(segment.address, ())):
             in_time = made.at <= segment.at + SEGMENT_DELAY
             if made.owner is None and made.nbytes == segment.nbytes and in_time:
-                made.owner = segment.library
+                made.owner = segment.series[0]
                 return
 
-    def mark(self) -> LogMark:
-        """Return the place that the log has reached."""
-        return LogMark(len(self._changes), dict(self._segments))
-
-    def segments(self, library: str, mark: LogMark = _BEGIN) -> int:
-        """Return the bytes by which the reported segments of a library grew since a mark."""
-        return self._segments[library] - mark.segments.get(library, 0)
-
-    def since(self, mark: LogMark = _BEGIN) -> list[Change]:
-        """Return what was booked since a mark."""
-        return self._changes[mark.changes :]
-
     def forget(self, freed: Iterable[AllocationEvent]) -> None:
-        """Book allocations as freed whose free nobody reported."""
+        """Book allocations of the driver as freed whose free nobody reported."""
         for allocation in freed:
-            self._free(allocation.library, allocation.address)
-
-    def shrink(self, series: Series, nbytes: int) -> None:
-        """Book that a library uses less, where it is not known which allocations were freed."""
-        self._changes.append(Change(-nbytes, series, None))
+            self._free(DRIVER, allocation.address)
 
     def lose(self, library: str) -> None:
         """Know no longer which allocations of a library live: frees were not reported."""
@@ -203,12 +149,10 @@ class MemoryLog:
         """Return the allocations of the driver that live."""
         return list(self._live[DRIVER].values())
 
-    def closed(self) -> None:
-        """Count one watch less; without a watch, what changed is of no use."""
-        self.open -= 1
-        if self.open == 0:
-            self._changes.clear()
-            self._made.clear()
+    def clear(self) -> None:
+        """Drop the changes: no watch is open."""
+        self.changes.clear()
+        self._made.clear()
 
 
 @dataclass(frozen=True)
@@ -235,86 +179,94 @@ class Accounts:
 def account(changes: Sequence[Change]) -> Accounts:
     """Add up an interval of a log."""
     uses = defaultdict[Series, list[int]](list)  # bytes of each change
-    last: Series = ("", "device")
-    use: list[int] = []
     device = peak = until_peak = 0
     pages = shared = driver_peak = 0
     for number, change in enumerate(changes, 1):
-        of = change.of
-        if of is not None and of.layer != "use" and of.kind == "device":
-            if of.nbytes >= _OWN_PAGES:
-                count = math.ceil(of.nbytes / _PAGE)
+        event, on_device = change.of, change.series[1] == "device"
+        if on_device and event is not None and event.layer in ("driver", "fixture"):
+            if event.nbytes >= _OWN_PAGES:
+                count = math.ceil(event.nbytes / _PAGE)
                 pages += count if change.nbytes > 0 else -count
             else:
                 shared += change.nbytes
             driver_peak = max(driver_peak, (pages + math.ceil(shared / _PAGE)) * _PAGE)
-        if of is not None and of.owner is not None:
-            continue  # the arrays of its pool count
-        if change.series is not last:
-            last = change.series
-            use = uses[last]
-        use.append(change.nbytes)
-        if last[1] == "device":
+        if not change.counts:
+            continue
+        uses[change.series].append(change.nbytes)
+        if on_device:
             device += change.nbytes
             if device > peak:
                 peak, until_peak = device, number
     at_peak = Counter[Series]()
     for change in changes[:until_peak]:
-        if change.owner is None:
+        if change.counts:
             at_peak[change.series] += change.nbytes
     records = {}
-    for series, use in uses.items():
-        records[series] = _memory_use(series, use, at_peak[series])
+    for series, sizes in uses.items():
+        records[series] = _memory_use(series, sizes, at_peak[series])
     return Accounts(peak, driver_peak, records, changes, until_peak)
 
 
 def _memory_use(series: Series, changes: Sequence[int], at_peak: int) -> MemoryUse:
-    sizes = Counter(nbytes for nbytes in changes if nbytes > 0)
+    allocated = [nbytes for nbytes in changes if nbytes > 0]
     return MemoryUse(
         *series,
         peak=max(0, *accumulate(changes)),
         at_peak=max(0, at_peak),
         kept=sum(changes),
-        allocations=sizes.total(),
-        largest=max(sizes, default=0),
+        allocations=len(allocated),
+        largest=max(allocated, default=0),
     )
 
 
-def claim(changes: Sequence[Change], library: str, nbytes: int) -> bool:
-    """Give a pool that reports only the sum of its segments the driver's allocations behind it.
+def claim(changes: Sequence[Change], series: Series, grown: int) -> bool:
+    """Give a pool the driver's allocations that it took and did not report as segments.
 
-    `nbytes`: by which its segments grew over the interval, beyond those that are known.
+    `grown`: bytes by which the segments of the pool grew over the interval.
     Returns True if allocations that still live add up to it, taken largest first; or if there are
     none, as of a pool that maps its memory, which is not reported. Else some count twice.
     """
-    live = [event for event in live_of(changes) if event.layer == "driver"]
-    live = [event for event in live if event.kind == "device"]
-    taken = []
+    missing = grown - pool_growth(changes, series)
+    if missing <= 0:
+        return True
+    live, taken = [], []
+    for event in live_of(changes):
+        if event.layer == "driver" and event.series[1] == "device":
+            live.append(event)
     for event in live:
-        if event.nbytes <= nbytes:
+        if event.nbytes <= missing:
             taken.append(event)
-            nbytes -= event.nbytes
-    if nbytes:
+            missing -= event.nbytes
+    if missing:
         return not live
     for event in taken:
-        event.owner = library
+        event.owner = series[0]
     return True
 
 
-def pool_sizes(changes: Sequence[Change], series: Series) -> list[int]:
-    """Return the bytes of the known segments of a library's pool, over an interval from 0 on."""
-    sizes = [0]
+def pool_growth(changes: Sequence[Change], series: Series, *, reported: bool = False) -> int:
+    """Return by how much a pool's known segments grew.
+
+    `reported`: what the library has reported counts, else what the driver is known to have made.
+    """
+    grown = 0
     for change in changes:
-        if change.owner == series[0] and change.series[1] == series[1]:
-            sizes.append(sizes[-1] + change.nbytes)
-    return sizes
+        event = change.of
+        if event is None or event.series[1] != series[1]:
+            continue
+        counts = event.owner == series[0]
+        if reported and change.nbytes > 0:
+            counts = event.layer == "segment" and event.series == series
+        if counts:
+            grown += change.nbytes
+    return grown
 
 
 def live_of(changes: Iterable[Change]) -> tuple[AllocationEvent, ...]:
     """Return what these changes allocate and do not free, largest first; no segments of pools."""
     living: dict[int, AllocationEvent] = {}
     for change in changes:
-        if change.of is None or change.owner is not None:
+        if change.of is None or not change.counts:
             continue
         if change.nbytes > 0:
             living[id(change.of)] = change.of

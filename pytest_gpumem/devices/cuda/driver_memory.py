@@ -1,10 +1,8 @@
 """The driver's allocations: CUPTI's callback of each call that allocates or frees, and the driver's
-own counts of its stream-ordered pool and of CUDA graphs.
+own counts of its stream-ordered pools and of CUDA graphs.
 
 A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's
-records (kind MEMORY2) tell the same and cost
-more: each takes cupti-python 40 us, and loading a kernel makes one for each static variable of
-its module.
+records (kind MEMORY2) tell the same and cost more: each takes cupti-python 40 us.
 
 Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
 Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
@@ -42,7 +40,7 @@ from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
 class _MemoryCall(NamedTuple):
-    """What a call of the driver does, and where its parameters, eight bytes each, tell of what.
+    """What a call of the driver does, and the places of its parameters, eight bytes each.
 
     The first parameter is the address, or where it is written to (`returned`).
     """
@@ -55,29 +53,31 @@ class _MemoryCall(NamedTuple):
     stream: int | None = None  # of a stream-ordered call
 
 
+_PINNED = _MemoryCall("pinned")
+_UNPINNED = _MemoryCall("pinned", returned=False, nbytes=None)
+_ORDERED = _MemoryCall("device", stream=2)
+_FROM_POOL = _MemoryCall("device", stream=3)
+_ORDERED_FREE = _MemoryCall("device", returned=False, nbytes=None, stream=1)
 _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
     "cuMemAllocPitch_v2": _MemoryCall("device", rows=(1, 3)),
     "cuMemAllocManaged": _MemoryCall("managed"),
-    **dict.fromkeys(
-        ("cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostAlloc_v2"), _MemoryCall("pinned")
-    ),
+    "cuMemAllocHost_v2": _PINNED,
+    "cuMemHostAlloc": _PINNED,
+    "cuMemHostAlloc_v2": _PINNED,
     "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
-    **dict.fromkeys(("cuMemAllocAsync", "cuMemAllocAsync_ptsz"), _MemoryCall("device", stream=2)),
-    **dict.fromkeys(
-        ("cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"), _MemoryCall("device", stream=3)
-    ),
+    "cuMemAllocAsync": _ORDERED,
+    "cuMemAllocAsync_ptsz": _ORDERED,
+    "cuMemAllocFromPoolAsync": _FROM_POOL,
+    "cuMemAllocFromPoolAsync_ptsz": _FROM_POOL,
     "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
-    **dict.fromkeys(
-        ("cuMemFreeHost", "cuMemHostUnregister"), _MemoryCall("pinned", returned=False, nbytes=None)
-    ),
-    **dict.fromkeys(
-        ("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
-        _MemoryCall("device", returned=False, nbytes=None, stream=1),
-    ),
+    "cuMemFreeHost": _UNPINNED,
+    "cuMemHostUnregister": _UNPINNED,
+    "cuMemFreeAsync": _ORDERED_FREE,
+    "cuMemFreeAsync_ptsz": _ORDERED_FREE,
 }
-"""The calls that are read."""
-_VIRTUAL = {
+_BY_HANDLE = {
+    # virtual memory lives from its creation until its last handle and its last mapping are gone
     "cuMemCreate": 3,
     "cuMemImportFromShareableHandle": 1,
     "cuMulticastCreate": 1,
@@ -85,49 +85,32 @@ _VIRTUAL = {
     "cuMemMap": 4,
     "cuMemUnmap": 2,
     "cuMemRetainAllocationHandle": 2,
-    **dict.fromkeys(("cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"), 0),
-}
-"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API,
-Virtual Memory Management). Memory lives from its creation until its last handle is released and its
-last mapping ends."""
-_ARRAYS = {
+    "cuMemMapArrayAsync": 0,
+    "cuMemMapArrayAsync_ptsz": 0,
+    # CUDA arrays
     "cuArrayCreate_v2": 2,
     "cuArray3DCreate_v2": 2,
     "cuArrayDestroy": 1,
-    "cuMipmappedArrayCreate": 3,
-    "cuMipmappedArrayDestroy": 1,
-}
-"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver
-does not tell the bytes of an array: they are those of its elements, without what its layout
-adds."""
-_ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
-# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
-_ARRAY3D = struct.Struct("<QQQIII")
-_LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
-_EMPTY = 0x40 | 0x80
-"""CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array
-later."""
-_FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
-"""Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
-# calls that make and destroy pools, with the parameters that are read
-_OWN_POOLS = {
+    # stream-ordered pools
     "cuMemPoolCreate": 2,
     "cuMemPoolDestroy": 1,
 }
-_ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
-# CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
-_ON_HOST = (
-    2,
-    3,
-    4,
-)
-# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
-_LOCATION = struct.Struct("<8xii")
+"""Calls about memory that has a handle, with how many of their parameters are read."""
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
     r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
 """Calls after which pools and graphs may hold other amounts."""
+_ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
+# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_ARRAY3D = struct.Struct("<QQQIII")
+_EMPTY = 0x40 | 0x80  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: has no memory of its own
+_FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
+"""Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
+_ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+_ON_HOST = (2, 3, 4)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT
+# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+_LOCATION = struct.Struct("<8xii")
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -141,24 +124,20 @@ class DriverMemory(Source):
         self._index = index
         self._log: MemoryLog | None = None
         self._lines = False
-        self._names: tuple[str, ...] = ()  # of the calls that are watched
+        self._names: dict[int, str] = {}  # of the calls that are watched, by CUPTI's number
+        self._pool_calls: set[int] = set()  # CUPTI's numbers of the calls of `_POOLS`
+        self._end: Callable[[], None] | None = None
+        self._failed: Exception | None = None
+        self._last = (0, 0)  # correlation id and address of the last call that was read
+        self._handles: dict[int, int] = {}
+        """By handle of a CUDA array or virtual memory: its handles and mappings."""
+        self._others: set[int] = set()  # handles of other devices and of other processes
+        self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
+        self._pools: list[int] = []  # pools of the device that the process has made
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
-        # of graphs, after memory that none of them uses was given back
-        self._trimmed: Figures | None = None
-        self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
-        self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
-        # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
-        self._virtual: dict[int, str] = {}
-        self._own_pools: list[int] = []  # pools of the device that the process has made
-        self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
-        self._others: set[int] = set()  # handles of other devices and of other processes
-        # by address: bytes of a mapping, and its handle
-        self._mapped: dict[int, tuple[int, int]] = {}
-        self._last = (0, 0)  # correlation id and address of the last call that was read
-        self._failed: Exception | None = None
-        self._end: Callable[[], None] | None = None
+        self._trimmed: Figures | None = None  # of graphs, after unused memory was given back
 
     def ready(self) -> bool:
         return True
@@ -169,176 +148,161 @@ class DriverMemory(Source):
         try:
             if not self._names:
                 self._number_calls(imported())
-            self._end = CALLBACKS.add(
-                "DRIVER_API", self._names, self._called, self._missed, begins=False
-            )
+            names = tuple(self._names.values())
+            add = CALLBACKS.add
+            self._end = add("DRIVER_API", names, self._called, self._missed, begins=False)
         except NotCounted as why:
             return str(why)
         return None
 
     def _missed(self, why: str) -> None:
-        self._own_pools = []  # a handle may be gone, and reading it would crash
-        self.note_gap(why)
+        self._pools = []  # a handle may be gone, and reading it would crash
+        self.lost(why)
 
     def _number_calls(self, cupti: Any) -> None:
-        """Find the calls in the installed version: once, for memory is watched again after each
-        measurement."""
-        numbers = {
-            name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()
-        }
-        self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
-        self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
-        self._virtual = {
-            numbers[name]: name for name in (*_VIRTUAL, *_ARRAYS, *_OWN_POOLS) if name in numbers
-        }
-        watched = {*self._calls, *self._pools, *self._virtual}
-        self._names = tuple(name for name, number in numbers.items() if number in watched)
+        for name, number in cupti.driver_api_trace_cbid.__members__.items():
+            if _POOLS.match(name):
+                self._pool_calls.add(int(number))
+            if name in _CALLS or name in _BY_HANDLE or _POOLS.match(name):
+                self._names[int(number)] = name
 
-    def _called(self, cbid: int, address: int) -> None:
+    def _called(self, number: int, address: int) -> None:
         """Report what a call has done, at its end."""
-        ended = ApiCall.from_address(address)
-        if cbid in self._pools:
+        call, name = ApiCall.from_address(address), self._names[number]
+        if number in self._pool_calls:
             self._nothing = None
         try:
-            if ended.failed:
+            if call.failed:
                 return
-            if cbid in self._calls:
-                self._take(self._calls[cbid], ended.parameters, ended.correlation)
-                return
-            name = self._virtual.get(cbid, "")
-            if name in _ARRAYS:
-                self._take_array(name, words(ended.parameters, _ARRAYS[name]))
-            elif name in _OWN_POOLS:
-                self._take_pool(name, words(ended.parameters, _OWN_POOLS[name]))
-            elif name:
-                self._take_virtual(name, words(ended.parameters, _VIRTUAL[name]))
+            if name in _CALLS:
+                self._take(_CALLS[name], call.parameters, call.correlation)
+            elif name in _BY_HANDLE:
+                self._take_handle(name, words(call.parameters, _BY_HANDLE[name]))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
     def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
         last = max(call.nbytes or 0, call.stream or 0, *(call.rows or ()))
         values = words(parameters, last + 1)
-        address, nbytes = values[0], 0 if call.nbytes is None else values[call.nbytes]
+        address, nbytes = values[0], 0
+        if call.nbytes is not None:
+            nbytes = values[call.nbytes]
         if call.returned:
             (address,) = words(address, 1)
         if call.rows is not None:
-            where, rows = call.rows
-            (pitch,) = words(values[where], 1)
-            nbytes = pitch * values[rows]
-        if (
-            not address or (correlation, address) == self._last
-        ):  # the latter: a call within the call
+            place, rows = call.rows
+            nbytes = words(values[place], 1)[0] * values[rows]
+        if not address or (correlation, address) == self._last:  # a call within the call
             return
         if call.stream is not None and is_captured(values[call.stream]):
             return  # it is a node of a graph, whose memory the driver counts
-        # A free is of whatever device; one of another device's memory finds nothing.
-        if (
-            nbytes
-            and call.kind == "device"
-            and _known(D.cuPointerGetAttribute(_ORDINAL, address)) != self._index
-        ):
-            return
+        if nbytes and call.kind == "device":
+            device = _known(D.cuPointerGetAttribute(_ORDINAL, address))
+            if device != self._index:
+                return
         self._last = correlation, address
         self._emit(call.kind, address, nbytes)
 
+    def _take_handle(self, name: str, values: Sequence[int]) -> None:
+        if name.startswith("cuArray"):
+            self._take_array(name, values)
+        elif name.startswith("cuMemPool"):
+            self._take_pool(name, values)
+        else:
+            self._take_virtual(name, values)
+
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
         """Count the handles and mappings of virtual memory, whose handle stands for its address.
+
         Handles of other processes, and those that map memory of several devices, count nothing.
-        Once memory from before the watch is mapped, the test's is not read."""
+        Once memory from before the watch is mapped, the test's is not read.
+        """
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
             if kind in _ON_HOST or (kind, device) == (_ON_DEVICE, self._index):
                 self._others.discard(handle)
-                self._held[handle] = 1
+                self._handles[handle] = 1
                 self._emit("pinned" if kind in _ON_HOST else "device", handle, values[1])
             else:
                 self._others.add(handle)
         elif name in ("cuMemImportFromShareableHandle", "cuMulticastCreate"):
             (handle,) = words(values[0], 1)
-            if handle in self._held:  # the process exported it itself
-                self._hold(handle, 1)
+            if handle in self._handles:  # the process exported it itself
+                self._count(handle, 1)
             else:
                 self._others.add(handle)
         elif name == "cuMemMap":
-            self._mapped[values[0]] = values[1], values[3]
-            if values[3] not in self._held and values[3] not in self._others:
-                self.note_gap("virtual memory was mapped that was created before the watch")
-            self._hold(values[3], 1)
+            address, nbytes, _, handle = values
+            self._mapped[address] = nbytes, handle
+            if handle not in self._handles and handle not in self._others:
+                self.lost("virtual memory was mapped that was created before the watch")
+            self._count(handle, 1)
         elif name.startswith("cuMemMapArrayAsync"):
-            self.note_gap("virtual memory was mapped into a CUDA array")
+            self.lost("virtual memory was mapped into a CUDA array")
         elif name == "cuMemRetainAllocationHandle":
             (handle,) = words(values[0], 1)
-            self._hold(handle, 1)
+            self._count(handle, 1)
         elif name == "cuMemRelease":
             self._others.discard(values[0])  # its number may be given out again
-            self._hold(values[0], -1)
+            self._count(values[0], -1)
         else:
             begin, end = values[0], values[0] + values[1]
-            for address in [
-                start
-                for start, (nbytes, _) in self._mapped.items()
-                if begin <= start and start + nbytes <= end
-            ]:
-                self._hold(self._mapped.pop(address)[1], -1)
+            for start, (nbytes, handle) in list(self._mapped.items()):
+                if begin <= start and start + nbytes <= end:
+                    del self._mapped[start]
+                    self._count(handle, -1)
 
     def _take_array(self, name: str, values: Sequence[int]) -> None:
-        """Count a CUDA array, whose handle stands for its address."""
+        """Count a CUDA array, whose handle stands for its address.
+
+        Its bytes are those of its elements: the driver does not tell what its layout adds.
+        """
         if name.endswith("Destroy"):
-            self._hold(values[0], -1)
+            self._count(values[0], -1)
             return
         (handle,) = words(values[0], 1)
+        depth, flags = 1, 0
         if name == "cuArrayCreate_v2":
             width, height, form, channels = _ARRAY.unpack(ctypes.string_at(values[1], _ARRAY.size))
-            depth, flags, levels = 1, 0, 1
         else:
-            width, height, depth, form, channels, flags = _ARRAY3D.unpack(
-                ctypes.string_at(values[1], _ARRAY3D.size)
-            )
-            levels = values[2] & 0xFFFFFFFF if len(values) > 2 else 1
+            content = ctypes.string_at(values[1], _ARRAY3D.size)
+            width, height, depth, form, channels, flags = _ARRAY3D.unpack(content)
         if form not in _FORMAT_BYTES:
             raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
         if flags & _EMPTY or int(_known(D.cuCtxGetDevice())) != self._index:
             return
-        elements = sum(
-            max(1, width >> level)
-            * max(1, height >> level)
-            * max(1, depth if flags & _LAYERS else depth >> level)
-            for level in range(levels)
-        )
-        self._held[handle] = 1
+        elements = width * max(1, height) * max(1, depth)
+        self._handles[handle] = 1
         self._emit("device", handle, elements * channels * _FORMAT_BYTES[form])
 
     def _take_pool(self, name: str, values: Sequence[int]) -> None:
         """Note a stream-ordered pool, whose unused memory counts as reserved."""
         if name == "cuMemPoolDestroy":
-            self._own_pools = [handle for handle in self._own_pools if handle != values[0]]
+            self._pools = [handle for handle in self._pools if handle != values[0]]
             return
         (pool,) = words(values[0], 1)
-        if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (
-            _ON_DEVICE,
-            self._index,
-        ):
-            self._own_pools.append(pool)
+        location = _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size))
+        if location == (_ON_DEVICE, self._index):
+            self._pools.append(pool)
             self._nothing = None
 
-    def _hold(self, handle: int, by: int) -> None:
-        if handle not in self._held:
+    def _count(self, handle: int, by: int) -> None:
+        """Count a handle or a mapping more, or less; of the last, the memory is freed."""
+        if handle not in self._handles:
             return
-        self._held[handle] += by
-        if self._held[handle] <= 0:
-            del self._held[handle]
+        self._handles[handle] += by
+        if self._handles[handle] <= 0:
+            del self._handles[handle]
             self._emit("device", handle, 0)
 
     def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
         """Report an allocation, or a free of no bytes."""
-        if self._log is not None:
-            line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
-            self._log.emit(
-                AllocationEvent(
-                    time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, line
-                )
-            )
+        if self._log is None:
+            return
+        line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
+        now, series = time.perf_counter(), (DRIVER, kind)
+        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes, line))
 
     def drain(self) -> None:
         failed, self._failed = self._failed, None
@@ -346,55 +310,39 @@ class DriverMemory(Source):
             self._missed(f"a call of the driver could not be read: {failed}")
 
     def figures(self) -> Mapping[Series, Figures]:
+        if self._nothing is not None and self._end is not None:
+            return self._nothing
+        nothing: dict[Series, Figures] = {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
         if context_number(self._index) is None:
-            return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
-        if self._nothing is None or self._end is None:
-            counts = self._asked()
-            self._nothing = (
-                counts
-                if all((each.used or 0, each.unused) == (0, 0) for each in counts.values())
-                else None
-            )
-            return counts
-        return self._nothing
-
-    def _asked(self) -> Mapping[Series, Figures]:
-        pool, graphs = R.cudaMemPoolAttr, R.cudaGraphMemAttributeType
+            return nothing
         if self._default is None:
             if not has_pools(self._index):  # then graphs cannot allocate either
-                return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
+                return nothing
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
+        pools, graphs = self._of_pools(), self._of_graphs()
+        if not (pools.used or pools.unused or graphs.used or graphs.unused):
+            self._nothing = nothing
+        return {(DRIVER, "device"): pools, (GRAPHS, "device"): graphs}
+
+    def _of_pools(self) -> Figures:
+        attributes = R.cudaMemPoolAttr
+        pools: dict[int, Any] = {}
         current = _known(R.cudaDeviceGetMemPool(self._index))
-        pools = list(
-            {int(handle): handle for handle in (self._default, current, *self._own_pools)}.values()
-        )
+        for handle in (self._default, current, *self._pools):
+            pools[int(handle)] = handle
+        used = reserved = high = 0
+        for handle in pools.values():
+            used += _attribute(handle, attributes.cudaMemPoolAttrUsedMemCurrent)
+            reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
+            if self._end is None:
+                high += _attribute(handle, attributes.cudaMemPoolAttrUsedMemHigh)
+        return Figures(used, reserved - used, high=high, single=self._end is not None)
 
-        def of_pools(attribute: Any) -> int:
-            return sum(
-                int(_known(R.cudaMemPoolGetAttribute(handle, attribute))) for handle in pools
-            )
-
-        used, reserved = (
-            of_pools(pool.cudaMemPoolAttrUsedMemCurrent),
-            of_pools(pool.cudaMemPoolAttrReservedMemCurrent),
-        )
-        in_graphs, graphs_reserved = (
-            int(_known(R.cudaDeviceGetGraphMemAttribute(self._index, attribute)))
-            for attribute in (
-                graphs.cudaGraphMemAttrUsedMemCurrent,
-                graphs.cudaGraphMemAttrReservedMemCurrent,
-            )
-        )
-        if self._end is not None:
-            ordered = Figures(None, reserved - used)
-        else:
-            ordered = Figures(
-                used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False
-            )
-        return {
-            (DRIVER, "device"): ordered,
-            (GRAPHS, "device"): Figures(in_graphs, graphs_reserved - in_graphs),
-        }
+    def _of_graphs(self) -> Figures:
+        attributes, read = R.cudaGraphMemAttributeType, R.cudaDeviceGetGraphMemAttribute
+        used = int(_known(read(self._index, attributes.cudaGraphMemAttrUsedMemCurrent)))
+        reserved = int(_known(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
+        return Figures(used, reserved - used)
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Have the driver give back memory that no graph uses any more: it counts as used by graphs
@@ -408,7 +356,7 @@ class DriverMemory(Source):
         return self._trimmed != before
 
     def alive(self, allocated: AllocationEvent) -> bool:
-        if allocated.address in self._held:
+        if allocated.address in self._handles:
             return True
         error, seen = R.cudaPointerGetAttributes(allocated.address)
         return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
@@ -416,7 +364,7 @@ class DriverMemory(Source):
     def stop(self) -> None:
         self._nothing = None
         self._others.clear()  # handles may be released unseen, and their numbers given out again
-        if self._own_pools:
+        if self._pools:
             self._missed(
                 "a stream-ordered pool of the test's own lived during a measurement: what it keeps "
                 "since then is not known"
@@ -424,6 +372,10 @@ class DriverMemory(Source):
         end, self._end = self._end, None
         if end is not None:
             end()
+
+
+def _attribute(pool: Any, attribute: Any) -> int:
+    return int(_known(R.cudaMemPoolGetAttribute(pool, attribute)))
 
 
 def _known(answer: tuple[Any, ...]) -> Any:

@@ -28,7 +28,7 @@ _SERIES: Series = (NAME, "device")
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
     """A test may allocate thousands of times, a few microseconds each: each line here shows in its
-    time. The methods also name the arguments that they do not use: Python would collect those in a
+    time. The methods name the arguments that they do not use too: Python would collect those in a
     dict, which takes longer than the rest.
     """
 
@@ -51,16 +51,8 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
     ) -> None:
         emit = self.emit
         if device_id == self._index and mem_ptr and emit is not None:
-            emit(
-                AllocationEvent(
-                    perf_counter(),
-                    _SERIES,
-                    "use",
-                    mem_ptr,
-                    mem_size,
-                    line_of(sys._getframe(1)) if self.lines else NO_LINE,
-                )
-            )
+            line = line_of(sys._getframe(1)) if self.lines else NO_LINE
+            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, line))
 
     def free_preprocess(
         self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any
@@ -86,8 +78,7 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
             threading.setprofile(self._profiles)
 
     def _begun(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Take the first event of a thread in place of a profiler, which gets this one and all that
-        follow."""
+        """Enter the hook at a thread's first event, and leave the rest to the thread's profiler."""
         profiles = self._profiles
         sys.setprofile(profiles)
         with suppress(KeyError):
@@ -114,27 +105,20 @@ class CupyMemory(Source):
         self._hook.enter()
         return None
 
-    def _pools(self) -> list[Any]:
-        pools = {
-            id(pool): pool
-            for pool in (
-                cupy.get_default_memory_pool(),
-                getattr(cupy.cuda.get_allocator(), "__self__", None),
-            )
-        }
-        return [pool for pool in pools.values() if isinstance(pool, cupy.cuda.MemoryPool)]
-
     def figures(self) -> Mapping[Series, Figures]:
-        used = total = 0
         if context_number(self._index) is None:
-            return {_SERIES: Figures(0, 0, segments=0)}
+            return {_SERIES: Figures()}
+        used = total = 0
+        default = cupy.get_default_memory_pool()
+        current = getattr(cupy.cuda.get_allocator(), "__self__", None)
         with cupy.cuda.Device(self._index):
-            for pool in self._pools():
-                used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
-        return {_SERIES: Figures(used, total - used, segments=total)}
+            for pool in [default] if current is default else [default, current]:
+                if isinstance(pool, cupy.cuda.MemoryPool):
+                    used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
+        return {_SERIES: Figures(used, total - used, total)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        locked = any(event.kind == "pinned" for event in kept)
+        locked = any(event.series[1] == "pinned" for event in kept)
         if locked:
             with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
                 # Gives back the blocks of copies that are done, as each allocation does.

@@ -27,11 +27,10 @@ from pytest_gpumem.devices.sources import Source
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
-# allocations, frees and segments between two looks at the history; of more the oldest are lost
-MOST_ENTRIES = 1_000_000
+MOST_ENTRIES = 1_000_000  # of the history between two looks at it; of more the oldest are lost
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
 """Functions of `torch._C` that begin and end a history, whoever calls them."""
-_OWN = "a history of the test's own: the peak is that of its statistics"
+_OF_TEST = "a history of the test's own: the peak is that of its statistics"
 _ACTIONS: Mapping[str, tuple[Layer, bool]] = {
     "alloc": ("use", True),
     "free_requested": ("use", False),
@@ -53,10 +52,9 @@ class TorchMemory(Source):
         self._queued = False  # it is to be recorded as soon as PyTorch uses the device
         self._records = False  # the history is recorded, and it is ours
         self._yielded = False  # it would be, but for the test's own
-        # by name: functions of `_RECORDERS`, while the history is ours
-        self._wrapped: dict[str, Any] = {}
+        self._wrapped: dict[str, Any] = {}  # functions of `_RECORDERS`, while the history is ours
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
-        self._held = 0
+        self._in_graphs = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last
         `settle`."""
 
@@ -65,11 +63,8 @@ class TorchMemory(Source):
         """PyTorch, if it is imported and built for CUDA. `torch.cuda.is_available` would initialise
         the driver."""
         torch = sys.modules.get("torch")
-        return (
-            torch
-            if torch is not None and getattr(getattr(torch, "version", None), "cuda", None)
-            else None
-        )
+        version = getattr(torch, "version", None)
+        return torch if getattr(version, "cuda", None) else None
 
     def ready(self) -> bool:
         return self._torch is not None
@@ -77,11 +72,9 @@ class TorchMemory(Source):
     def start(self, log: MemoryLog, lines: bool) -> str | None:
         torch = self._torch
         self._log, self._lines = log, lines
-        if torch.cuda.get_allocator_backend() != "native":
-            return (
-                f"its allocator is {torch.cuda.get_allocator_backend()}, whose allocations are the "
-                "driver's"
-            )
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            return f"its allocator is {backend}, whose allocations are the driver's"
         if torch.cuda.is_initialized():
             return self._record()
         # Before that there is no allocator that could record.
@@ -98,7 +91,7 @@ class TorchMemory(Source):
         torch = self._torch
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
             self._yielded = True
-            return _OWN
+            return _OF_TEST
         try:
             context = "alloc" if self._lines else None
             torch.cuda.memory._record_memory_history(
@@ -107,7 +100,7 @@ class TorchMemory(Source):
         except (AttributeError, TypeError, RuntimeError) as error:
             return f"its history cannot be recorded ({error}): the peak is that of its statistics"
         if self._yielded:  # watches that are open have not seen all
-            self.note_gap(_OWN)
+            self.lost(_OF_TEST)
         self._records, self._yielded, self._seen = True, False, self._count()
         for name in _RECORDERS:
             recorder = getattr(torch._C, name, None)
@@ -125,26 +118,22 @@ class TorchMemory(Source):
                 with suppress(NotCounted):  # entries that are lost cannot be read
                     self.drain()
                 self._end()
-                self._yield()
+                self._yielded = True
+                self.lost(_OF_TEST)
             return recorder(*arguments, **keywords)
 
         return recorded
 
-    def _yield(self) -> None:
-        self._records, self._yielded = False, True
-        self.note_gap(_OWN)
-
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
         torch = self._torch
-        if (
-            torch is None
-            or not torch.cuda.is_initialized()
-            or torch.cuda.get_allocator_backend() != "native"
-        ):
+        if torch is None or not torch.cuda.is_initialized() or not self._is_native():
             return {}
         statistics: Mapping[str, Any] = torch.cuda.memory_stats_as_nested_dict(self._index)
         return statistics
+
+    def _is_native(self) -> bool:
+        return bool(self._torch.cuda.get_allocator_backend() == "native")
 
     def _count(self) -> int:
         counts = self._statistics().get("allocation", {}).get("all", {})
@@ -182,17 +171,13 @@ class TorchMemory(Source):
         statistics = self._statistics()
         if not statistics:
             return {}
-        name = "requested_bytes" if "requested_bytes" in statistics else "allocated_bytes"
-        used = statistics[name]["all"]
+        requested = statistics.get("requested_bytes", statistics["allocated_bytes"])["all"]
+        used, high = int(requested["current"]) + self._in_graphs, int(requested["peak"])
         reserved = int(statistics["reserved_bytes"]["all"]["current"])
-        unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
-        current, unused = int(used["current"]) + self._held, unused - self._held
+        unused = reserved - int(statistics["allocated_bytes"]["all"]["current"]) - self._in_graphs
         made = int(statistics["allocation"]["all"]["allocated"])
-        return {
-            _SERIES: Figures(
-                current, unused, reserved, int(used["peak"]), single=self._records, allocations=made
-            )
-        }
+        single = self._records
+        return {_SERIES: Figures(used, unused, reserved, high, single=single, allocations=made)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find
@@ -200,30 +185,28 @@ class TorchMemory(Source):
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
             return False
-        if self._private():
+        if self._bytes_in_graphs():
             # Only an emptied cache tells the pools of graphs that live from those of graphs that
             # are gone. Graphs may use the workspaces.
             torch.cuda.empty_cache()
-            self._held = self._private()
+            self._in_graphs = self._bytes_in_graphs()
         else:
-            self._held = 0
+            self._in_graphs = 0
             _call(torch._C, "_cuda_clearCublasWorkspaces")
-        locked = any(event.kind == "pinned" for event in kept)
+        locked = any(event.series[1] == "pinned" for event in kept)
         if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
         return True
 
-    def _private(self) -> int:
+    def _bytes_in_graphs(self) -> int:
         """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its
         segments."""
-        if self._torch.cuda.get_allocator_backend() != "native":
-            return 0
-        return sum(
-            int(segment["total_size"]) - int(segment["allocated_size"])
-            for segment in self._torch.cuda.memory_snapshot()
-            if segment["device"] == self._index
-            and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
-        )
+        unused = 0
+        for segment in self._torch.cuda.memory_snapshot() if self._is_native() else ():
+            of_graph = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+            if of_graph and segment["device"] == self._index:
+                unused += int(segment["total_size"]) - int(segment["allocated_size"])
+        return unused
 
     def stop(self) -> None:
         self._log = None
@@ -241,23 +224,22 @@ def _call(module: Any, name: str) -> bool:
 
 def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[AllocationEvent]:
     """Entries of the history as events.
+
     `entries`: of one device, in their order.
     `offset`: seconds from the wall clock to that of `time.perf_counter`.
     """
     at = 0.0
     for entry in entries:
-        known = _ACTIONS.get(entry["action"])
-        if known is None:
+        if entry["action"] not in _ACTIONS:
             continue
-        layer, allocates = known
-        at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
-        line = NO_LINE
-        if allocates and layer == "use":
-            frames = entry.get("frames", ())  # the innermost first; none unless they are recorded
-            lines = [
-                (str(frame["filename"]), int(frame["line"]), str(frame["name"])) for frame in frames
-            ]
-            line = innermost(lines) or NO_LINE
-        yield AllocationEvent(
-            at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, line
-        )
+        layer, allocates = _ACTIONS[entry["action"]]
+        if "time_us" in entry:
+            at = max(at, entry["time_us"] * 1e-6 + offset)
+        line, nbytes = NO_LINE, 0
+        if allocates:
+            nbytes = int(entry["size"])
+            frames = []  # the innermost first; none unless they are recorded
+            for frame in entry.get("frames", ()):
+                frames.append((str(frame["filename"]), int(frame["line"]), str(frame["name"])))
+            line = innermost(frames) or NO_LINE
+        yield AllocationEvent(at, _SERIES, layer, int(entry["addr"]), nbytes, line)
