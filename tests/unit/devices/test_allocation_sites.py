@@ -58,26 +58,6 @@ def test_allocations_are_grouped_by_the_innermost_line_of_the_user(
     assert (second.file, second.at_peak, second.kept) == ("test_model.py", MiB, 0)
 
 
-def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: Path) -> None:
-    line = (str(model), 4, "forward")
-    found = sites(
-        [allocated(3, line), allocated(2, line, library="CUDA"), allocated(1)], [], tmp_path
-    )
-    assert [(site.file, site.library, site.at_peak) for site in found] == [
-        ("model.py", "PyTorch", 3),
-        ("model.py", "CUDA", 2),
-        ("", "PyTorch", 1),
-    ]
-
-
-def test_small_sites_are_left_out(tmp_path: Path) -> None:
-    many = [allocated(1000 + line, (str(tmp_path / "a.py"), line, "f")) for line in range(50)]
-    found = sites(many, many[:3], tmp_path)
-    assert len(found) == 23
-    assert found[0].line == 49
-    assert [site.line for site in found if site.kept] == [2, 1, 0]
-
-
 def test_a_suite_that_is_installed_is_the_users_code_where_there_is_no_other() -> None:
     assert not is_users(LIBRARY[0])
     assert not is_users(STANDARD[0])

@@ -18,12 +18,7 @@ from pytest_gpumem.devices.memory_events import (
     account,
     claim,
 )
-from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.sources import Source
-from pytest_gpumem.judging.footprint import judge_footprint
-from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.footprint import MemoryPlace
-from pytest_gpumem.records.measurement import Limits
 
 MIB = 2**20
 
@@ -109,28 +104,6 @@ def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations() -> None
         assert sum(use.kept for use in left.values()) == (5 * MIB - missing if fits else 5 * MIB), (
             missing
         )
-
-
-class Driver(Source):
-    """The driver's page-locked memory."""
-
-    name = "CUPTI"
-    method = "CUPTI"
-
-    def ready(self) -> bool:
-        return True
-
-    def start(self, log: MemoryLog, lines: bool) -> str | None:
-        self.log = log
-        return None
-
-    log: MemoryLog | None = None
-
-    def emit(self, address: int, nbytes: int, kind: MemoryPlace = "pinned") -> None:
-        if self.log is not None:
-            self.log.emit(
-                AllocationEvent(time.perf_counter(), ("CUDA", kind), "driver", address, nbytes)
-            )
 
 
 class Library(Source):
@@ -248,153 +221,6 @@ def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(
     assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
 
 
-def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(
-    library: Library, footprints: SourceFootprints
-) -> None:
-    watch = footprints.watch()
-    library.take(1, MIB)
-    library.take(2, 2 * MIB)
-    with footprints.ours() as growth:
-        library.take(3, 8 * MIB)
-        with footprints.ours() as nested:
-            library.take(4, MIB)
-        library.free(2)
-    assert (growth, nested) == ({("CuPy", "device"): 9 * MIB}, {})
-    assert (watch.read().peak, watch.read().kept) == (3 * MIB, MIB)
-    footprints.released(growth)
-    library.free(3)
-    library.free(4)
-    assert watch.read().kept == MIB
-
-
-def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(
-    library: Library, footprints: SourceFootprints
-) -> None:
-    watch = footprints.watch()
-    library.take(1, MIB)
-    library.take(2, 2 * MIB)
-    with footprints.paused():
-        assert library.log is None
-        library.take(3, 8 * MIB)
-        with footprints.resumed():
-            library.take(4, 4 * MIB)
-            library.free(4)
-        assert library.log is None
-    library.take(5, MIB)
-    found = watch.read()
-    assert (found.peak, found.kept) == (7 * MIB, 4 * MIB)
-    with footprints.paused():
-        library.free(2)
-        library.free(1)
-    assert watch.read().kept == MIB
-
-
-def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(
-    library: Library,
-) -> None:
-    free = 1024 * MIB  # as it would be without memory of fixtures
-    footprints = SourceFootprints(Driver(), (library,))
-    footprints.free_bytes = lambda: free
-    footprints.start(driver=False)
-    watch = footprints.watch()
-    footprints.took(MemoryKind.DEVICE, 64 * MIB)
-    with footprints.ours():
-        library.take(1, 4 * MIB)  # its pool takes 16 MiB
-    free -= 18 * MIB
-    assert watch.read().bound == 2 * MIB
-
-
-def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
-    library.single = False
-    footprints = SourceFootprints(None, (library,))
-    footprints.start(driver=False)
-    watch = footprints.watch()
-    library.take(1, 6 * MIB)
-    library.free(1)
-    assert watch.read().peak == 6 * MIB
-    assert watch.read().not_watched == ("CuPy: its history is off",)
-    watch.close()
-    later = footprints.watch()
-    library.take(1, MIB)
-    found = later.read()
-    assert (found.peak, found.peak_bound, found.kept) == (MIB, 6 * MIB, MIB)
-    assert any("below an earlier one" in why for why in found.not_watched)
-
-
-class Pool(Library):
-    """A library whose pool is made of segments of the driver. What a thread without the hook does is not reported."""
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__()
-        self.driver, self.segments = driver, 0
-
-    def figures(self) -> Mapping[Series, Figures]:
-        used = sum(self.used.values())
-        return {(self.name, "device"): Figures(used, self.segments - used, self.segments)}
-
-    def grow(self, address: int, nbytes: int, *, hooked: bool) -> None:
-        self.segments += nbytes
-        self.driver.emit(address, nbytes, "device")
-        if hooked and self.log is not None:
-            self.log.emit(
-                AllocationEvent(
-                    time.perf_counter(), (self.name, "device"), "segment", address, nbytes
-                )
-            )
-
-    def shrink(self, address: int, nbytes: int) -> None:
-        self.segments -= nbytes
-        self.driver.emit(address, 0, "device")
-
-
-def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown() -> None:
-    for watches_driver in [True, False]:
-        pool = Pool(driver := Driver())
-        footprints = SourceFootprints(driver if watches_driver else None, (pool,))
-        footprints.start(driver=watches_driver)
-        pool.grow(1, 8 * MIB, hooked=True)
-        watch = footprints.watch()
-        pool.grow(2, 4 * MIB, hooked=True)
-        pool.take(2, 4 * MIB)
-        assert (watch.read().peak, watch.read().peak_bound, watch.read().not_watched) == (
-            4 * MIB,
-            None,
-            (),
-        ), watches_driver
-        pool.grow(3, 256 * MIB, hooked=False)
-        found = watch.read()
-        assert (found.peak, found.peak_bound, found.kept) == (
-            4 * MIB,
-            (8 + 4 + 256) * MIB,
-            4 * MIB,
-        ), watches_driver
-        assert [why for why in found.not_watched if why.startswith("CuPy: arrays of a thread")], (
-            watches_driver
-        )
-        limits = Limits(max_peak="32 MiB")
-        assert [one.outcome for one in judge_footprint(found, limits, (), ("max_peak",))] == [
-            Outcome.UNDECIDED
-        ], watches_driver
-        watch.close()
-        later = footprints.watch()
-        assert (later.read().peak_bound, later.read().not_watched) == (None, ()), watches_driver
-
-
-def test_page_locked_blocks_that_a_library_gives_back_are_not_kept() -> None:
-    library, driver = Library(), Driver()
-    footprints = SourceFootprints(driver, (library,))
-    footprints.start(driver=True)
-    watch = footprints.watch()
-    for address, nbytes in ((1, MIB), (2, 2 * MIB)):
-        driver.emit(address, nbytes)
-    library.frees = lambda: driver.emit(1, 0)
-    assert watch.read().kept == 3 * MIB
-    assert watch.settle()
-    assert watch.read().kept == 2 * MIB
-    assert not watch.settle()
-    assert library.asked_to_free == [2, 1]
-
-
 def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
     assert claim((), ("JAX", "device"), 8 * MIB)
     assert not claim(
@@ -448,36 +274,3 @@ def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
     watch.read()
     (one,) = watch.accounts().kept
     assert one.line[::2] == (__file__, "test_allocations_have_the_line_of_the_user_if_asked_for")
-
-
-def test_what_is_freed_between_two_tests_is_no_test_s(library: Library) -> None:
-    footprints = SourceFootprints(None, (library,))
-    footprints.start(driver=True)
-    watch = footprints.watch()
-    library.take(1, 4 * MIB)
-    assert watch.read().kept == 4 * MIB
-    watch.close()
-    footprints.stop()
-    del library.used[1]
-    footprints.start(driver=True)
-    later = footprints.watch()
-    library.take(1, 3 * MIB)  # at the same address
-    assert (later.read().peak, later.read().kept) == (3 * MIB, 3 * MIB)
-
-
-def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(
-    library: Library,
-) -> None:
-    """As while PyTorch's profiler has CUPTI. What begins afterwards is read."""
-    driver = Driver()
-    footprints = SourceFootprints(driver, (library,))
-    footprints.start(driver=True)
-    outer = footprints.watch()
-    inner = footprints.watch()
-    driver.lost("the profiler of PyTorch had CUPTI")
-    after = footprints.watch()
-    library.take(1, MIB)
-    for watch in (inner, outer, inner):
-        with pytest.raises(NotCounted, match="PyTorch had CUPTI"):
-            watch.read()
-    assert after.read().kept == MIB

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 from cases import naming
 
@@ -44,17 +41,6 @@ def test_what_is_mapped_from_a_device_file_is_a_drivers(
         (tmp_path / "maps").write_text(MAPS)
         assert is_of_a_driver(address, tmp_path) is theirs, address
         assert is_of_a_driver(address, tmp_path / "nowhere") is None, address
-
-
-def test_this_process_knows_its_own_arrays() -> None:
-    if not Path("/proc/self/maps").exists():
-        pytest.skip("only Linux says what a process has mapped")
-    assert is_mapped(np.zeros(1000).ctypes.data)
-    assert not is_mapped(8)
-
-
-def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
-    assert is_mapped(0x1000, tmp_path) is None
 
 
 def test_a_part_lies_within_its_allocation() -> None:

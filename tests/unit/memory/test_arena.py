@@ -11,19 +11,9 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
-from pytest_gpumem.memory.buffers import ALIGNMENT, Arena
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 from pytest_gpumem.units import MiB
-
-
-def test_floats_are_random_in_the_unit_interval_and_integers_over_their_range(arena: Arena) -> None:
-    floats = arena.buffer((4096,), "f4").read()
-    assert floats.min() >= 0.0
-    assert floats.max() < 1.0
-    assert len(np.unique(floats)) > 4000
-    integers = arena.buffer((4096,), "i4").read()
-    assert integers.min() < -(2**30)
-    assert integers.max() > 2**30
 
 
 def test_equal_seeds_give_equal_content_buffer_by_buffer() -> None:
@@ -36,30 +26,6 @@ def test_equal_seeds_give_equal_content_buffer_by_buffer() -> None:
     assert one == again
     assert all(a != b for a, b in zip(one, other, strict=True))
     assert one[0] != one[1]
-
-
-def test_every_buffer_is_aligned() -> None:
-    for nbytes in [4, 1000, 3 * MiB]:
-        for kind in [MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.PINNED]:
-            arena = Arena(CountedDevice(), seed=7)
-            buffers = [arena.buffer(nbytes, kind=kind) for _ in range(3)]
-            assert [b.address % ALIGNMENT for b in buffers] == [0, 0, 0], (nbytes, kind)
-            assert len({b.address for b in buffers}) == 3, (nbytes, kind)
-
-
-def test_what_a_buffer_says_of_itself(arena: Arena) -> None:
-    buffer = arena.buffer((3, 5), np.int16, MemoryKind.PINNED)
-    assert (buffer.size, buffer.itemsize, buffer.nbytes, buffer.dtype_name, len(buffer)) == (
-        15,
-        2,
-        30,
-        "i2",
-        3,
-    )
-    assert buffer.facts.on_host
-    assert repr(buffer).startswith("<pinned buffer, 30 B of i2 at 0x")
-    assert buffer.read().shape == (3, 5)
-    assert arena.buffer(64, "f8").shape == arena.buffer("64 B", "f8").shape == (8,)
 
 
 def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
@@ -95,24 +61,12 @@ def test_a_size_is_bytes_a_text_or_a_shape() -> None:
 def test_what_cannot_be_is_refused_in_one_line() -> None:
     cases: list[tuple[Any, Any, str]] = [
         (0, "f4", "a buffer needs at least one element; 0 bytes requested"),
-        (-8, "f4", "a buffer needs at least one element; -8 bytes requested"),
         (6, "f4", "6 bytes do not hold a whole number of 4-byte elements (float32)"),
         ((), "f4", "a shape is a tuple of positive integers, not ()"),
-        ((4, 0), "f4", "not (4, 0)"),
-        ((4, -1), "f4", "not (4, -1)"),
-        ((4, 2.0), "f4", "not (4, 2.0)"),
-        ((True,), "f4", "not (True,)"),
         (True, "f4", "or a tuple of elements, not True"),
-        (1e6, "f4", "not 1000000.0"),
         ("64 floats", "f4", "'64 floats'"),
-        ("6 B", "f4", "6 bytes do not hold"),
-        (None, "f4", "not None"),
         (64, "float33", "dtype 'float33' is no element type"),
         (64, object, "dtype object cannot live in a buffer"),
-        (64, "V8", "cannot live in a buffer"),
-        (64, "U4", "cannot live in a buffer"),
-        (64, "S0", "cannot live in a buffer"),
-        (64, "M8[s]", "cannot live in a buffer"),
         (
             64,
             ">f4",
@@ -129,18 +83,6 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
             assert message in str(caught.value)
             assert "\n" not in str(caught.value)
             assert device.live == []
-
-
-def test_more_than_is_free_is_refused_before_anything_is_allocated() -> None:
-    for kind in [kind for kind in MemoryKind if kind is not MemoryKind.PEER]:
-        device = CountedDevice()
-        arena = Arena(device, seed=7)
-        with naming(kind):
-            free = device.memory.free_bytes(kind)
-            with pytest.raises(OutOfMemory):
-                arena.buffer((free // 4 + 1,), "f4", kind)
-            assert device.live == []
-            assert device.memory.free_bytes(kind) == free
 
 
 def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, arena: Arena) -> None:
@@ -173,15 +115,6 @@ def test_close_tries_every_allocation_and_raises_the_first_error(
     arena.close()
 
 
-def test_padding_puts_what_comes_next_elsewhere() -> None:
-    seen = set()
-    for padding in (0, 2 * MiB, 6 * MiB):
-        arena = Arena(CountedDevice(), seed=0)
-        arena.pad(padding)
-        seen.add(arena.buffer(2 * MiB).address)
-    assert len(seen) == 3
-
-
 def test_an_adopted_array_is_the_buffers_memory() -> None:
     for register in [True, False]:
         device = CountedDevice()
@@ -198,21 +131,6 @@ def test_an_adopted_array_is_the_buffers_memory() -> None:
         assert (array == 1).all(), register
 
 
-def test_arrays_that_cannot_be_adopted() -> None:
-    for array, message in [
-        (np.zeros((4, 4))[:, ::2], "C-contiguous"),
-        (np.zeros(0), "not empty"),
-        (np.array([object()]), "dtype object cannot live in a buffer"),
-        (np.zeros(4, ">i4"), "byte order"),
-    ]:
-        device = CountedDevice()
-        arena = Arena(device, seed=7)
-        with naming(array):
-            with pytest.raises(BadBuffer, match=message):
-                arena.adopt(array, register=True)
-            assert device.live == []
-
-
 def test_what_an_argument_stands_for(arena: Arena) -> None:
     """A buffer for itself, an array of another library for the buffer that it lies in, the user's own array for pageable memory."""
     buffer = arena.buffer(64, "f4", MemoryKind.PINNED)
@@ -223,15 +141,6 @@ def test_what_an_argument_stands_for(arena: Arena) -> None:
     adopted = arena.taken(own)
     assert (adopted.kind, adopted.host_address) == (MemoryKind.PAGEABLE, own.ctypes.data)
     assert [arena.taken(other) for other in (3.0, "text", None)] == [3.0, "text", None]
-
-
-def test_an_array_of_another_library_pins_its_buffer_alone(arena: Arena) -> None:
-    held, free = (
-        arena.buffer(64, "f4", MemoryKind.MANAGED),
-        arena.buffer(64, "f4", MemoryKind.MANAGED),
-    )
-    arena.guest(held, np)
-    assert (arena.can_move(held), arena.can_move(free)) == (False, MemoryKind.MANAGED.movable)
 
 
 def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(
@@ -257,22 +166,3 @@ def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(
     others[0].allocate(4096, MemoryKind.DEVICE)
     arena.close()
     assert device.live == []
-
-
-def test_all_kept_arenas_are_closed_even_if_one_cannot_be(
-    device: CountedDevice, arena: Arena
-) -> None:
-    others = [Arena(device, seed=seed) for seed in range(3)]
-    first, second, _ = (other.allocate(4096, MemoryKind.DEVICE) for other in others)
-
-    def reluctant(allocation: Allocation) -> None:
-        if allocation is second:
-            raise DeviceError("cannot free second")
-
-    device.before("memory.free", reluctant)
-    for other in others:
-        arena.keep(other)
-    with pytest.raises(DeviceError, match="cannot free second"):
-        arena.close_kept()
-    assert device.live == [second]
-    assert first not in device.live

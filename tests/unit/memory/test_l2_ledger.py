@@ -71,28 +71,6 @@ def test_fitted_ratios_share_what_there_is_and_get_it_back(
         assert spec.hit_ratio == 1.0
 
 
-def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(
-    device: CountedDevice, arena: Arena
-) -> None:
-    fixed, fitted = arena.buffer(20 * MiB), arena.buffer(20 * MiB)
-    with persisting(device, fixed, hit_ratio=1.0) as outer, persisting(device, fitted) as inner:
-        assert device.l2.set_aside() == 25 * MiB
-        assert (outer.hit_ratio, inner.hit_ratio) == pytest.approx((1.0, 0.25))
-        assert inner.thrashing is None
-
-
-def test_sizes_add_up_to_the_maximum_at_most(device: CountedDevice, arena: Arena) -> None:
-    buffers = [arena.buffer(8 * MiB) for _ in range(3)]
-    with (
-        persisting(device, buffers[0], set_aside=int(2 * STEP)),
-        persisting(device, buffers[1], set_aside=int(3 * STEP)),
-    ):
-        assert device.l2.set_aside() == 5 * STEP
-        with persisting(device, buffers[2], set_aside="max"):
-            assert device.l2.set_aside() == 10 * STEP
-        assert device.l2.set_aside() == 5 * STEP
-
-
 def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Arena) -> None:
     one, other = arena.buffer(25 * MiB), arena.buffer(25 * MiB)
     with persisting(device, one, hit_ratio=1.0, set_aside="25 MiB") as outer:
@@ -105,31 +83,6 @@ def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Aren
             assert [inner.thrashing, outer.thrashing] == [said, said]
             assert inner.notes == (said,)
         assert outer.notes == ()
-
-
-def test_one_stream_can_thrash_by_itself() -> None:
-    for set_aside, hit_ratio, thrashes in [
-        ("max", 1.0, True),
-        ("max", 0.78, False),
-        ("max", "fit", False),
-    ]:
-        device = CountedDevice()
-        assert device.l2.request_set_aside(FOUND) == FOUND
-        arena = Arena(device, seed=7)
-        with persisting(
-            device, arena.buffer(40 * MiB), set_aside=set_aside, hit_ratio=hit_ratio
-        ) as stream:
-            assert (stream.thrashing is not None) is thrashes, (set_aside, hit_ratio, thrashes)
-            if thrashes:
-                assert stream.thrashing == (
-                    "thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other"
-                ), (set_aside, hit_ratio, thrashes)
-
-
-def test_thrashing_can_be_wanted(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(40 * MiB), hit_ratio=1.0, allow_thrash=True) as stream:
-        assert stream.thrashing is None
-        assert stream.notes == ()
 
 
 def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from counted_device import CountedDevice, failing
-from msgspec import structs
+from counted_device import CountedDevice
 
 from pytest_gpumem.devices.protocol import Stream, WindowSpec
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.units import MiB
 
@@ -41,16 +37,6 @@ def text(watch: L2Watch) -> str:
     assert left is not None
     assert left.repaired
     return left.text
-
-
-def test_nothing_left_is_nothing_said_and_nothing_done(
-    device: CountedDevice, watch: L2Watch, resets: list[str], arena: Arena
-) -> None:
-    with persisting(device, arena.buffer(8 * MiB)):
-        pass
-    del resets[:]
-    assert watch.settle() is None
-    assert resets == []
 
 
 def test_a_window_on_a_stream_is_put_back(
@@ -82,41 +68,6 @@ def test_a_window_on_a_stream_is_put_back(
         WINDOW,
     ]
     assert resets == ["reset"]
-
-
-def test_default_streams_have_names(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = (device.streams.create(), device.streams.create())
-    monkeypatch.setattr(device.streams, "defaults", lambda: streams)
-    monkeypatch.setattr(device.streams, "visible", lambda: streams)
-    watch = L2Watch(device)
-    for stream in streams:
-        device.l2.set_window(stream, WINDOW)
-    said = text(watch)
-    assert "on the legacy default stream (found: none); a window of" in said
-    assert "on the per-thread default stream (found: none); put back" in said
-
-
-def test_what_changed_between_two_tests_is_not_the_second_ones(
-    device: CountedDevice, watch: L2Watch
-) -> None:
-    device.l2.request_set_aside(MOST)
-    watch.begin()
-    assert watch.settle() is None
-    assert device.l2.set_aside() == MOST
-
-
-def test_an_open_stream_of_ours_accounts_for_what_it_changed(
-    device: CountedDevice, watch: L2Watch, resets: list[str], arena: Arena
-) -> None:
-    with persisting(device, arena.buffer(8 * MiB)) as stream:
-        del resets[:]
-        assert watch.settle() is None
-        watch.fresh()
-        assert (device.l2.set_aside(), resets) == (4 * STEP, [])
-        assert device.l2.window(stream.stream) is not None
-        watch.begin()
-    assert watch.settle() is None
-    assert device.l2.set_aside() == FOUND
 
 
 def owner(
@@ -163,82 +114,9 @@ def test_what_lives_on_keeps_what_it_changed(
     assert resets[-1:] == ["reset"]
 
 
-def test_what_changed_nothing_when_it_began_cannot_change_what_is_found(
-    device: CountedDevice, watch: L2Watch
-) -> None:
-    living = owner(device, watch, FOUND)
-    end(device, watch, living, lambda: device.l2.request_set_aside(0))
-    assert "an L2 set-aside of 0 B (found: 6.25 MiB)" in text(watch)
-
-
-def test_of_two_that_live_on_the_outer_ones_change_remains(
-    device: CountedDevice, watch: L2Watch
-) -> None:
-    outer, inner = owner(device, watch, MOST), owner(device, watch, 4 * STEP)
-    end(device, watch, inner, lambda: device.l2.request_set_aside(MOST))
-    assert watch.settle() is None
-    end(device, watch, outer, lambda: device.l2.request_set_aside(FOUND))
-    assert watch.settle() is None
-
-
-def test_what_began_before_the_device_was_opened_puts_back_what_it_had_changed(
-    device: CountedDevice,
-) -> None:
-    device.l2.request_set_aside(MOST)
-    watch = L2Watch(device)
-    end(device, watch, object(), lambda: device.l2.request_set_aside(FOUND))
-    assert watch.settle() is None
-    assert device.l2.set_aside() == FOUND
-
-
 def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(
     device: CountedDevice, watch: L2Watch
 ) -> None:
     device.l2.request_set_aside(MOST)
     end(device, watch, object(), lambda: None)
     assert "31.25 MiB (found: 6.25 MiB)" in text(watch)
-
-
-def test_a_lost_device_is_said_once(
-    device: CountedDevice, watch: L2Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device.l2, "set_aside", failing())
-    watch.begin()
-    left = watch.settle()
-    assert left is not None
-    assert not left.repaired
-    assert (
-        left.text
-        == "a device on which the L2 set-aside can be neither read nor put back: made to fail"
-    )
-    watch.begin()
-    watch.fresh()
-    assert watch.settle() is None
-
-
-def test_a_stream_that_cannot_be_asked_is_left_out(
-    device: CountedDevice, watch: L2Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device.l2.set_window(device.streams.create(), WINDOW)
-    monkeypatch.setattr(device.l2, "window", failing())
-    assert watch.settle() is None
-    device.l2.request_set_aside(MOST)
-    assert "31.25 MiB" in text(watch)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"mig_profile": "1g.10gb"}, {"compute_capability": (7, 5)}], ids=str
-)
-def test_where_nothing_can_be_set_aside_nothing_is_watched(
-    device: CountedDevice,
-    monkeypatch: pytest.MonkeyPatch,
-    resets: list[str],
-    changes: dict[str, Any],
-) -> None:
-    monkeypatch.setattr(device.roofline, "facts", structs.replace(device.facts, **changes))
-    watch = L2Watch(device)
-    device.l2.set_window(device.streams.create(), WINDOW)
-    watch.fresh()
-    assert watch.look() == {}
-    assert watch.settle() is None
-    assert resets == []

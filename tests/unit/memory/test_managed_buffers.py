@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.managed import ManagedBuffer, no_migration, notes
 from pytest_gpumem.memory.shapes import BadBuffer
@@ -53,22 +51,6 @@ def memory(device: Advising) -> Memory:
     return Memory(Arena(device, seed=3))
 
 
-@pytest.fixture
-def added(device: Advising, memory: Memory) -> Callable[[Any, Any], Any]:
-    """Launches y = x + y once, counted, after the pages of both were put home."""
-
-    def run(x: Any, y: Any) -> Any:
-        def home() -> None:
-            for buffer in (x, y):
-                buffer.put_home(memory.arena.stream)
-            device.streams.synchronize()
-
-        home()
-        return device.counters.pages(lambda: Kernels(device).add(x, y))
-
-    return run
-
-
 def test_every_advice_holds_from_the_start_and_can_be_taken_back(
     device: Advising, memory: Memory
 ) -> None:
@@ -95,14 +77,6 @@ def test_every_advice_holds_from_the_start_and_can_be_taken_back(
     assert device.calls == []
 
 
-def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
-    buffer = memory.managed(N, preferred_location="device")
-    buffer.advise(accessed_by="device")
-    assert (buffer.advice.preferred_location, buffer.advice.accessed_by) == ("device", {"device"})
-    buffer.advise(preferred_location="host")
-    assert (buffer.advice.preferred_location, buffer.advice.accessed_by) == ("host", {"device"})
-
-
 def test_a_wrong_advice_is_refused_before_anything_is_allocated(
     device: Advising, memory: Memory
 ) -> None:
@@ -112,10 +86,6 @@ def test_a_wrong_advice_is_refused_before_anything_is_allocated(
             {"preferred_location": "gpu"},
             'preferred_location=\'gpu\'; accepted are "device", "host" and None',
         ),
-        ({"accessed_by": "cpu"}, "accessed_by='cpu'; accepted are"),
-        ({"accessed_by": ("device", "cpu")}, "accessed_by=.*'cpu'.*; accepted are"),
-        ({"accessed_by": 5}, "accessed_by=5; accepted are"),
-        ({"accessed_by": [["host"]]}, "accessed_by=.*; accepted are"),
     ]
     for advice, message in cases:
         with naming(advice):
@@ -123,53 +93,6 @@ def test_a_wrong_advice_is_refused_before_anything_is_allocated(
                 with pytest.raises(BadBuffer, match=message):
                     make(N, **advice)
             assert device.live == []
-
-
-def test_a_move_keeps_the_advice(device: Advising, memory: Memory) -> None:
-    buffer = memory.managed(N, accessed_by="device", preferred_location="host")
-    device.calls.clear()
-    buffer.move()
-    assert [call for call in device.calls if "set" in call] == [
-        "set preferred_location host",
-        "set accessed_by device",
-    ]
-    assert device.pages(buffer).mapped
-
-
-def test_pages_that_stay_on_the_host_are_read_there(memory: Memory, added: Any) -> None:
-    cases: list[tuple[Any, bool]] = [
-        ({"preferred_location": "host"}, True),
-        ({"accessed_by": "device"}, False),
-    ]
-    for advice, faults in cases:
-        for _ in range(2):
-            counts = added(memory.managed(N, **advice), memory.prefetched(N))
-            assert counts.migrated == 0, advice
-            assert (counts.gpu_faults > 0) is faults, advice
-
-
-def test_content_is_discarded_after_the_pages_went_home(memory: Memory) -> None:
-    assert memory.managed(N, discard=True).goes_home
-    with pytest.raises(BadBuffer, match="discard=True goes with"):
-        memory.managed(N, first_touch="none", discard=True)
-
-
-def test_pages_are_moved_and_dropped_by_hand(device: Advising, memory: Memory) -> None:
-    buffer = memory.managed(N)
-    buffer.prefetch("device")
-    assert device.pages(buffer).place == "device"
-    buffer.prefetch("host")
-    buffer.discard()
-    assert device.pages(buffer).place == "host"
-    with pytest.raises(BadBuffer, match=r"prefetch\('gpu'\); accepted are"):
-        buffer.prefetch("gpu")
-
-
-def test_untouched_pages_stay_untouched_under_advice(device: Advising, memory: Memory) -> None:
-    buffer = memory.managed(N, first_touch="none", read_mostly=True, preferred_location="device")
-    assert device.pages(buffer).place is None
-    assert "set read_mostly device" in device.calls
-    assert not buffer.goes_home
 
 
 def test_more_than_the_device_has_free_is_refused_with_the_marker_that_allows_it(
@@ -197,17 +120,6 @@ def test_devices_without_migration_say_why_by_system() -> None:
     assert "on Windows the driver moves" in str(no_migration(without, "Windows"))
     assert "under WSL the driver moves" in str(no_migration(without, "WSL"))
     assert "concurrentManagedAccess is 0" in str(no_migration(without, "Linux"))
-
-
-def test_a_device_without_migration_skips(
-    monkeypatch: pytest.MonkeyPatch, device: Advising, memory: Memory
-) -> None:
-    monkeypatch.setattr(
-        device.roofline, "facts", replace(device.facts, concurrent_managed_access=False)
-    )
-    for make in (memory.managed, memory.prefetched):
-        with pytest.raises(Unsupported, match="does not migrate managed pages"):
-            make(N)
 
 
 def test_hmm_and_ats_are_labelled(memory: Memory) -> None:

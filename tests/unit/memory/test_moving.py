@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counted_device import CountedDevice, failing
+from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory
+from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
@@ -38,17 +38,6 @@ def test_a_move_keeps_everything_but_the_address(
     assert device.live == [buffer.allocation]
 
 
-def test_who_stops_following_is_not_told(arena: Arena) -> None:
-    buffer = arena.buffer(4096)
-    followed: list[str] = []
-    stop = buffer.follow(lambda: followed.append("first"))
-    buffer.follow(lambda: followed.append("second"))
-    stop()
-    stop()
-    buffer.move()
-    assert followed == ["second"]
-
-
 def test_where_memory_is_short_all_stays_as_it_was() -> None:
     device = CountedDevice(memory_bytes=3 * GiB + DATASHEETS["h100"].context_bytes)
     arena = Arena(device, seed=0)
@@ -60,20 +49,6 @@ def test_where_memory_is_short_all_stays_as_it_was() -> None:
         buffer.move()
     assert (buffer.address, followed, device.live) == (address, [], [buffer.allocation])
     np.testing.assert_array_equal(buffer.read(), content)
-
-
-def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = arena.buffer(4096)
-    old = buffer.allocation
-    with monkeypatch.context() as patch:
-        patch.setattr(device.content, "copy", failing())
-        with pytest.raises(DeviceError, match="made to fail"):
-            buffer.move()
-    assert buffer.allocation is old
-    assert device.live == [old]
-    buffer.move()
 
 
 def prefetches(device: CountedDevice) -> list[tuple[int, str]]:
@@ -114,25 +89,3 @@ def test_pages_go_home_before_a_sample_and_after_a_move() -> None:
         sent.clear()
         buffer.move()
         assert sent == [(buffer.address, place) for place in path], home
-
-
-def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: Memory) -> None:
-    sent = prefetches(device)
-    buffer = memory.device(4096)
-    buffer.put_home(memory.arena.stream)
-    buffer.move()
-    assert sent == []
-
-
-def test_pages_are_where_they_were_asked_to_be() -> None:
-    for home in ["host", "device", "prefetched"]:
-        device = CountedDevice()
-        memory = Memory(Arena(device, seed=7))
-        buffer = managed(memory, home)
-        pages = device.roofline.pages[id(buffer.allocation)]
-        assert pages.place == ("host" if home == "host" else "device"), home
-
-
-def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:
-    pages = device.roofline.pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
-    assert pages.place is None

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cases import naming
 from counted_device import CountedDevice, failing
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
@@ -77,45 +76,16 @@ def test_a_window_over_a_part_of_the_buffer_is_fitted_to_that_part_and_follows_i
         assert stream.notes == ()
 
 
-def test_a_window_under_which_nothing_persists_sets_nothing_aside() -> None:
-    for hit in ["streaming", "normal"]:
-        device = CountedDevice()
-        assert device.l2.request_set_aside(FOUND) == FOUND
-        arena = Arena(device, seed=7)
-        with persisting(device, arena.buffer(8 * MiB), hit=hit) as stream:
-            assert device.l2.set_aside() == stream.set_aside == 0, hit
-            assert device.l2.window(stream.stream) == WindowSpec(
-                stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
-            ), hit
-            assert stream.thrashing is None, hit
-            assert stream.notes == (), hit
-            stream.reset("window")
-            assert device.l2.window(stream.stream) == WindowSpec(
-                stream.buffer.address, 8 * MiB, 1.0, AccessProperty.NORMAL
-            ), hit
-            stream.renew()
-            assert device.l2.window(stream.stream) == WindowSpec(
-                stream.buffer.address, 8 * MiB, 1.0, AccessProperty(hit)
-            ), hit
-        with persisting(device, arena.buffer(8 * MiB), hit=hit, set_aside="max") as stream:
-            assert stream.notes == (
-                f"31.25 MiB of L2 are set aside, but under a window with the hit property {hit} nothing persists: a cost without a gain",
-            ), hit
-
-
 def test_what_was_granted_is_read_back() -> None:
     for set_aside, hit_ratio, granted, ratio in [
         ("50%", "fit", 8 * STEP, 25 / 40),
         ("max", "fit", 10 * STEP, 31.25 / 40),
-        ("max", 1.0, 10 * STEP, 1.0),
-        ("fit", 0, 8 * STEP, 0.0),
         (
             "4 MiB",
             "fit",
             2 * STEP,
             6.25 / 40,
         ),  # rounded up, and the ratio is made from what was granted
-        (int(5 * STEP), 0.25, 5 * STEP, 0.25),
         ("25%", "fit", 4 * STEP, 12.5 / 40),  # of L2
     ]:
         device = CountedDevice()
@@ -168,20 +138,8 @@ def test_a_fitted_window_above_half_of_l2_is_none_and_says_so() -> None:
             assert (stream.window is None) is (set_aside == 0), nbytes
 
 
-def test_a_fitted_window_above_half_of_l2_leaves_the_set_aside_to_another(
-    device: CountedDevice, arena: Arena
-) -> None:
-    with (
-        persisting(device, arena.buffer(40 * MiB)),
-        persisting(device, arena.buffer(8 * MiB)) as other,
-    ):
-        assert (device.l2.set_aside(), other.hit_ratio, other.thrashing) == (4 * STEP, 1.0, None)
-
-
-@pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
-def test_all_is_restored_where_setting_up_fails(
-    device: CountedDevice, arena: Arena, verb: str
-) -> None:
+def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena) -> None:
+    verb = "set_window"
     buffer = arena.buffer(8 * MiB)
     calls: list[Any] = []
     device.before(f"l2.{verb}", failing(once=True))
@@ -193,24 +151,9 @@ def test_all_is_restored_where_setting_up_fails(
     buffer.move()  # nobody follows
 
 
-@pytest.mark.parametrize("verb", ["reset_persisting", "set_window"])
-def test_the_limit_is_restored_also_where_the_rest_cannot_be(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
-        monkeypatch.setattr(device.l2, verb, failing())
-    assert device.l2.set_aside() == FOUND
-
-
 def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"hit_ratio": 1.1}, 'hit_ratio=1.1; accepted are "fit" and a number from 0 to 1'),
-        ({"hit_ratio": -0.1}, "hit_ratio=-0.1"),
-        ({"hit_ratio": float("nan")}, "hit_ratio=nan"),
-        ({"hit_ratio": True}, "hit_ratio=True"),
-        ({"hit_ratio": "most"}, "hit_ratio='most'"),
-        ({"hit_ratio": None}, "hit_ratio=None"),
         (
             {"set_aside": "64 MiB"},
             "set_aside=64 MiB is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB",
@@ -223,36 +166,18 @@ def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> 
             {"set_aside": "75%"},
             "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB",
         ),
-        ({"set_aside": "a%"}, "set_aside='a%'"),
-        ({"set_aside": "-5%"}, "set_aside='-5%'"),
         (
             {"miss": "persisting"},
             'miss=\'persisting\'; accepted are "fit", "streaming" and "normal"',
-        ),
-        ({"hit": "often"}, 'hit=\'often\'; accepted are "persisting", "streaming" and "normal"'),
-        (
-            {"window": "cut"},
-            'window=\'cut\'; accepted are "error", "clamp", bytes and a size such as "8 MiB"',
-        ),
-        ({"window": 0}, 'window=0 bytes; set_aside="off" measures without a window'),
-        (
-            {"window": "129 MiB"},
-            "window=129 MiB is above the largest window of NVIDIA H100 80GB HBM3, 128 MiB",
         ),
         ({"window": "9 MiB"}, "window=9 MiB goes beyond the end of <device buffer, 8 MiB"),
         (
             {"window": "6 MiB", "offset": "3 MiB"},
             "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB",
         ),
-        ({"offset": "8 MiB"}, "offset=8 MiB is not inside <device buffer, 8 MiB"),
-        ({"offset": -1}, 'offset=-1; accepted are bytes and a size such as "8 MiB"'),
         ({"where": "kernel"}, 'where=\'kernel\'; accepted are "stream", "graph" and "launch"'),
         ({"allow_thrash": "yes"}, "allow_thrash='yes'; accepted are True and False"),
-        ({"set_aside": -1}, "set_aside=-1"),
-        ({"set_aside": None}, "set_aside=None"),
-        ({"set_aside": 2.5}, "set_aside=2.5"),
         ({"set_aside": np.array([1, 2])}, "set_aside=array([1, 2]); accepted are"),
-        ({"hit_ratio": np.array([0.5, 1.0])}, "hit_ratio=array([0.5, 1. ]); accepted are"),
     ]
     for options, message in cases:
         device = CountedDevice()
@@ -309,26 +234,6 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
 
 
-def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal() -> None:
-    cases: list[tuple[Any, str]] = [
-        ({"set_aside": "50%"}, "normal"),
-        ({"hit_ratio": 0.625}, "streaming"),
-        ({"hit_ratio": 1.0}, "streaming"),
-        ({"hit_ratio": 1.0, "miss": "normal"}, "normal"),
-    ]
-    for options, miss in cases:
-        device = CountedDevice()
-        assert device.l2.request_set_aside(FOUND) == FOUND
-        arena = Arena(device, seed=7)
-        with persisting(device, arena.buffer(40 * MiB), allow_thrash=True, **options) as stream:
-            assert stream.window is not None, options
-            assert (stream.window.where, stream.window.hit, stream.window.miss) == (
-                "stream",
-                "persisting",
-                miss,
-            ), options
-
-
 def test_elsewhere_the_stream_itself_has_no_window() -> None:
     for where in ["graph", "launch"]:
         device = CountedDevice()
@@ -353,21 +258,6 @@ def test_elsewhere_the_stream_itself_has_no_window() -> None:
                     assert stream.window is not None
             assert [stream.spec, stream.window] == [None, None]
             assert device.l2.set_aside() == FOUND
-
-
-def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(
-    device: CountedDevice, arena: Arena, calls: list[Any]
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with persisting(device, buffer) as stream:
-        calls.clear()
-        stream.reset()
-        assert calls == [("set_window", None), ("reset_persisting", "reset")]
-        buffer.move()
-        assert device.l2.window(stream.stream) is None
-        stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(buffer.address, 8 * MiB, 1.0)
-    assert device.l2.set_aside() == FOUND
 
 
 def test_reset_by_the_window_gives_it_the_normal_property(
@@ -405,18 +295,9 @@ H100 = choose("sim:h100").facts
 def test_what_holds_the_window_and_a_step_more_where_that_pays() -> None:
     for window, set_aside in [
         (1 * MiB, 6.25 * MiB),  # one step of L2/16 holds it, and one more
-        (3.125 * MiB, 6.25 * MiB),
-        (8 * MiB, 12.5 * MiB),
         (7.5 * MiB, 9.375 * MiB),  # three steps, with half of one free
-        (9.5 * MiB, 12.5 * MiB),  # four steps hold it
-        (16 * MiB, 18.75 * MiB),
         (24 * MiB, 25 * MiB),
         (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
     ]:
         assert H100.l2_bytes == 50 * MiB, window
         assert fit_set_aside(H100, int(window)) == int(set_aside), window
-
-
-def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:
-    small = replace(H100, persisting_l2_max_bytes=10 * MiB)
-    assert fit_set_aside(small, 40 * MiB) == 9.375 * MiB

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 from cases import naming
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
@@ -25,12 +22,6 @@ def test_each_method_gives_its_kind_with_content() -> None:
         assert len(np.unique(buffer.read())) > 250, method
         memory.arena.close()
         assert device.live == [], method
-
-
-def test_a_first_touch_that_nobody_knows(device: CountedDevice, memory: Memory) -> None:
-    with pytest.raises(BadBuffer, match="first_touch='gpu'; accepted are 'host', 'device', 'none'"):
-        memory.managed(4096, first_touch="gpu")  # type: ignore[arg-type]
-    assert device.live == []
 
 
 def test_host_memory_is_a_given_array_or_a_new_one() -> None:
@@ -61,28 +52,3 @@ def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> 
     assert (buffer.read()[3] == 5).all()
     assert not memory.arena.can_move(buffer)
     assert memory.arena.can_move(memory.managed((16, 4), "f4"))
-
-
-def test_find_knows_its_own_only(memory: Memory) -> None:
-    buffer, guest = memory.device(4096), memory.pinned(4096, like=np)
-    assert memory.arena.find(buffer) is buffer
-    assert memory.arena.find(guest[:]) is None
-    assert memory.arena.find(np.zeros(4)) is None
-    assert memory.arena.find(3.0) is None
-
-
-def test_host_memory_does_not_move() -> None:
-    for method in ["pinned", "registered", "pageable"]:
-        memory = Memory(Arena(CountedDevice(), seed=7))
-        assert not memory.arena.can_move(getattr(memory, method)((256,), "f4")), method
-
-
-def test_a_library_that_has_no_bridge_skips_and_leaves_nothing() -> None:
-    for like in [ModuleType("cupy"), ModuleType("torch"), np]:
-        device = CountedDevice()
-        memory = Memory(Arena(device, seed=7))
-        with naming(like):
-            with pytest.raises(Unsupported):
-                memory.device(4096, like=like)
-            memory.arena.close()
-            assert device.live == []

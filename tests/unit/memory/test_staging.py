@@ -31,7 +31,6 @@ from pytest_gpumem.measuring.work import (
 )
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -101,7 +100,7 @@ def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: in
 
 def test_a_staged_copy_gives_the_sequential_result() -> None:
     """33001 elements: no number of chunks divides them."""
-    streams_cases: list[tuple[int, int | None]] = [(1, None), (4, None), (3, 7), (16, 5), (4, 32)]
+    streams_cases: list[tuple[int, int | None]] = [(1, None), (3, 7), (16, 5)]
     for back in (True, False):
         for streams, chunks in streams_cases:
             memory = Memory(Arena(CountedDevice(), seed=7))
@@ -118,54 +117,6 @@ def test_a_staged_copy_gives_the_sequential_result() -> None:
                 streams,
                 chunks,
             )
-
-
-@pytest.mark.parametrize("left_out", [0, 3, 6])
-@pytest.mark.parametrize("step", ["copy in", "kernel", "copy out"])
-def test_a_chunk_that_is_left_out_is_seen(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch, left_out: int, step: str
-) -> None:
-    device, work = memory.arena.device, staged(memory, (33001,), 3, 7)
-    stream = device.streams.create()
-    work.poison(stream)
-    chunk = work._chunks[left_out]
-    there, source, launch, target = chunk.there, chunk.source, chunk.launch, chunk.target
-    copy, run = device.content.copy, device.kernels.launch
-    dropped = {"copy in": (there, source), "copy out": (target, there)}.get(step)
-    monkeypatch.setattr(
-        device.content,
-        "copy",
-        lambda d, s, n, q: (
-            None if dropped and d is dropped[0] and s is dropped[1] else copy(d, s, n, q)
-        ),
-    )
-    monkeypatch.setattr(
-        device.kernels,
-        "launch",
-        lambda one, q: None if step == "kernel" and one is launch else run(one, q),
-    )
-    work.queue(stream)
-    device.streams.synchronize()
-    with pytest.raises(
-        WrongResult,
-        match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}",
-    ):
-        work.verify()
-
-
-def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(
-    memory: Memory, device: CountedDevice
-) -> None:
-    work = staged(memory, "64 MiB", 4, 8)
-    stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
-    lanes: list[Any] = []
-    device.before("content.copy", lambda destination, source, nbytes, stream: lanes.append(stream))
-    device.streams.record(start, stream)
-    work.queue(stream)
-    device.streams.record(end, stream)
-    device.streams.synchronize(stream)
-    assert len(set(map(id, lanes))) == 4
-    assert device.streams.elapsed(start, end) > 64 * MIB / 60e9
 
 
 def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
@@ -211,17 +162,6 @@ def test_what_cannot_overlap_is_refused(engines: int) -> None:
         for refused in (lambda: Together(device, [up, kernel]), lambda: staged(memory, MIB, 2)):
             with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
                 refused()
-
-
-def test_work_at_once_is_checked_and_moves_what_its_pieces_move(memory: Memory) -> None:
-    device = memory.arena.device
-    up = Copy(device, memory.device(MIB), memory.pinned(MIB))
-    down = Copy(device, memory.pinned(MIB), memory.device(MIB), pieces=1024)
-    both = Together(device, [up, down])
-    checked(device, both)
-    assert both.moved_bytes is not None
-    assert (both.moved_bytes.total, both.streams) == (2 * MIB, 2)
-    assert (up.name, down.name) == ("pinned to device", "device to pinned in 1024 pieces")
 
 
 def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
@@ -277,72 +217,24 @@ def test_a_wrong_result_is_seen() -> None:
                 work.verify()
 
 
-def test_in_turn_verifies_the_last_on_what_the_others_leave(memory: Memory) -> None:
-    device = memory.arena.device
-    there = memory.device((1000,))
-    copy = Copy(device, there, memory.pinned((1000,)))
-    kernel = launched(memory, "elementwise", there, rounds=2)
-    checked(device, InTurn(device, [copy, kernel]))
-    checked(device, InTurn(device, [copy, kernel]))
-
-
-def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
-    works = Works(memory)
-    work = works.allocating("cudaMalloc", MIB)
-    assert works.enqueue(work)[0] > 50e-6
-    assert (work.name, work.on_host) == ("cudaMalloc of 1 MiB", True)
-    works.close()
-
-
 def test_work_that_cannot_be() -> None:
     cases: list[tuple[Any, str]] = [
         (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
-        (
-            lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3),
-            "512 B cannot be cut into 3 pieces",
-        ),
-        (
-            lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=0),
-            "pieces=0; it is a whole number of at least 1",
-        ),
         (
             lambda m, d: Together(d, [Host(print, "print")]),
             "together takes at least two pieces of work, not 1",
         ),
         (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
-        (lambda m, d: staged(m, 4096, 2, 17), "4 KiB cannot be cut into 17 pieces"),
-        (lambda m, d: staged(m, 4096, 2, True), "chunks=True"),
         (
             lambda m, d: Works(m).staged(2, 4096, round=1),
             r"elementwise\(x, rounds\) has no parameter 'round'",
-        ),
-        (lambda m, d: launched(m, "elementwise", m.device(4096), rounds=0), "rounds is 0"),
-        (
-            lambda m, d: launched(m, "elementwise", m.pageable(4096)),
-            "elementwise: x is pageable memory, which kernels cannot see",
         ),
         (
             lambda m, d: StagedCopy(m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2),
             "triad cannot be staged: it takes a kernel that updates one array in place",
         ),
-        (
-            lambda m, d: StagedCopy(
-                m.pinned(4096), m.device(8192), None, bound(m, "elementwise"), {}, 2
-            ),
-            "must have the same size and type",
-        ),
-        (
-            lambda m, d: Works(m).copy(5, m.pinned(512)),
-            "'destination' is a buffer from a fixture or a NumPy array, not int",
-        ),
-        (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),  # type: ignore[arg-type]
     ]
     for make, said in cases:
         memory = Memory(Arena(CountedDevice(), seed=7))
         with naming(make), pytest.raises(BadCall, match=said):
             make(memory, memory.arena.device)
-
-
-def test_data_to_stage_that_cannot_be_is_refused_as_a_buffer(memory: Memory) -> None:
-    with pytest.raises(BadBuffer, match=r"a size is a number of bytes, .* not 1\.5"):
-        Works(memory).staged(2, 1.5)  # type: ignore[arg-type]

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import naming
-from workbench import OVERWRITE, Workbench
+from workbench import Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
-    ALLOCATORS,
-    CannotCapture,
     HoldExpired,
-    OutOfMemory,
-    Unsupported,
 )
 from pytest_gpumem.units import MiB
-
-SIZE = 64 * MiB
-KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 
 
 def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None:
@@ -30,14 +22,6 @@ def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None
     assert device.now() - began >= 0.01
     with pytest.raises(HoldExpired):
         device.streams.synchronize(bench.stream)
-
-
-def test_one_stream_is_captured(bench: Workbench) -> None:
-    device = bench.device
-    with pytest.raises(CannotCapture, match="another stream"):
-        device.graphs.capture(
-            bench.stream, lambda: device.streams.join(device.streams.create(), bench.stream)
-        )
 
 
 def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
@@ -52,27 +36,6 @@ def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
     assert (part.address, part.host_address) == (whole.address + 1024, whole.host_address + 1024)
 
 
-def test_a_launch_works_on_a_part(bench: Workbench) -> None:
-    whole = bench.memory(4096)
-    launch = bench.bind(OVERWRITE, x=bench.device.memory.part(whole, 1024, 1024))
-    bench.run(launch)
-    assert [
-        bool(one) for one in bench.device.content.to_host(whole, "f4", 1024)[[255, 256, 511, 512]]
-    ] == [False, True, True, False]
-
-
-def test_a_part_beyond_what_is_backed_is_copied_in_time_alone(bench: Workbench) -> None:
-    device = bench.device
-    here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    device.content.copy(
-        device.memory.part(here, 32 * MiB, MiB),
-        device.memory.part(there, 32 * MiB, MiB),
-        MiB,
-        bench.stream,
-    )
-    device.streams.synchronize(bench.stream)
-
-
 def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None:
     device = bench.device
     pinned, registered = (
@@ -84,40 +47,3 @@ def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None
     device.memory.free(pinned)
     device.memory.free(registered)
     assert device.memory.host().locked == 0
-
-
-def test_there_is_one_numa_node(bench: Workbench) -> None:
-    with bench.device.memory.near_host(None) as node:
-        assert node == 0
-    with pytest.raises(Unsupported, match="numa=1"), bench.device.memory.near_host(1):
-        pass
-
-
-def cycle(bench: Workbench, name: str, nbytes: int = SIZE) -> float:
-    """Seconds of one allocation, after a first one and a synchronisation."""
-    allocator = bench.device.memory.allocator(name)
-    try:
-        allocator.cycle(nbytes, bench.stream)
-        bench.device.streams.synchronize()
-        began = bench.device.now()
-        allocator.cycle(nbytes, bench.stream)
-        return bench.device.now() - began
-    finally:
-        allocator.close()
-
-
-def test_an_allocator_leaves_nothing_and_knows_its_limits() -> None:
-    for name in ALLOCATORS:
-        bench = Workbench()
-        with naming(name):
-            before = [
-                bench.device.memory.free_bytes(kind)
-                for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
-            ]
-            cycle(bench, name)
-            assert [
-                bench.device.memory.free_bytes(kind)
-                for kind in (MemoryKind.DEVICE, MemoryKind.PINNED)
-            ] == before
-            with pytest.raises(OutOfMemory):
-                cycle(bench, name, 2**50)

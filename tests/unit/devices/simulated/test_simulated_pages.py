@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Advice, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.pages import PAGE_BYTES, SHARED_FAULTS
-from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.units import GiB, MiB
 
 N = 16 * MiB
@@ -98,12 +96,6 @@ def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) 
     assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
 
 
-def test_what_happens_outside_is_not_counted(managed: Managed) -> None:
-    managed.read()
-    managed.fill()
-    assert managed.device.counters.pages(lambda: None) == PageCounts(mapped=0)
-
-
 def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDevice) -> None:
     free = device.memory.free_bytes(MemoryKind.MANAGED)
     with pytest.raises(OutOfMemory):
@@ -115,33 +107,3 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
     device.memory.free(memory)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 16 * GiB
-
-
-@pytest.mark.parametrize(
-    ("verb", "done"),
-    [("advise", "advised about"), ("discard", "discarded"), ("prefetch", "prefetched")],
-    ids=["advise", "discard", "prefetch"],
-)
-def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(
-    device: SimulatedDevice, verb: str, done: str
-) -> None:
-    plain, managed = (
-        device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED)
-    )
-
-    def steer(memory: Allocation) -> None:
-        if verb == "advise":
-            device.managed.advise(memory, Advice.READ_MOSTLY, False, on=True)
-        elif verb == "discard":
-            device.managed.discard(memory, device.streams.create())
-        else:
-            device.managed.prefetch(memory, False, device.streams.create())
-
-    steer(managed)
-    with pytest.raises(DeviceError, match=f"only managed memory can be {done}, not device memory"):
-        steer(plain)
-    device.roofline.facts = replace(device.facts, concurrent_managed_access=False)
-    with pytest.raises(
-        Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"
-    ):
-        steer(managed)

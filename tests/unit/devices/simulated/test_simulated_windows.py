@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,8 +9,6 @@ from workbench import LOOKUP, Workbench
 
 from pytest_gpumem.devices.protocol import (
     AccessProperty,
-    CannotCapture,
-    DeviceError,
     Launch,
     WindowSpec,
 )
@@ -57,22 +54,6 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
     assert device.graphs.windows(device.graphs.capture(stream, body)) == (streams, own)
 
 
-def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
-    device, stream = table.device, table.bench.stream
-    wrong = replace(table.window, miss=AccessProperty.PERSISTING)
-    queues: tuple[Callable[[], object], ...] = (
-        lambda: device.l2.set_window(stream, wrong),
-        lambda: device.kernels.launch(table.launch, stream, window=wrong),
-        lambda: device.graphs.capture(stream, table.plain, window=wrong),
-    )
-    for queue in queues:
-        with pytest.raises(DeviceError, match="a miss property of"):
-            queue()
-    graph = device.graphs.capture(stream, table.plain)
-    with pytest.raises(CannotCapture, match="replays a graph"):
-        device.graphs.capture(stream, lambda: device.graphs.replay(graph, stream))
-
-
 def test_what_persists_is_kept_until_a_reset(table: Table) -> None:
     for hit, persists in [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]:
         device, l2 = table.device, table.device.roofline.l2
@@ -84,25 +65,3 @@ def test_what_persists_is_kept_until_a_reset(table: Table) -> None:
         assert l2.persisting is persists, hit
         device.l2.reset_persisting()
         assert not l2.persisting, hit
-
-
-def test_what_persists_ends_without_a_reset_too(table: Table) -> None:
-    for ends in ["another set-aside", "a window with the normal property"]:
-        device, stream = table.device, table.bench.stream
-        device.kernels.launch(table.launch, stream, window=table.window)
-        if ends == "another set-aside":
-            device.l2.request_set_aside(0)
-        else:
-            device.kernels.launch(
-                table.launch, stream, window=replace(table.window, hit=AccessProperty.NORMAL)
-            )
-        assert not device.roofline.l2.persisting, ends
-
-
-def test_no_time_depends_on_a_window(table: Table) -> None:
-    device, stream = table.device, table.bench.stream
-    without = table.bench.interval(table.plain)
-    under = table.bench.interval(
-        lambda: device.kernels.launch(table.launch, stream, window=table.window)
-    )
-    assert under == pytest.approx(without, rel=0.01)
