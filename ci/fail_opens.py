@@ -53,7 +53,7 @@ FAIL_OPENS = [
     (CORE, "elif not row.footprint.ended:", "elif False:"),
     (
         SESSION,
-        "            gpu.missing.extend(self._undecided(self._expectations.discharged(complete=complete)))\n",
+        "            gpu.missing.extend(self._undecided(missing))\n",
         "            pass\n",
     ),
     # A status

@@ -1,4 +1,4 @@
-"""Exclusive use of a GPU: workers, or two sessions, would time each other's kernels."""
+"""Exclusive use of GPUs: workers, or two sessions, would time each other's kernels."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
+import pytest
 from filelock import FileLock, Timeout
+from msgspec.structs import replace
 from platformdirs import user_runtime_path
 
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.opening import DeviceChoice
+from pytest_gpumem.devices.protocol import PLENTY, DeviceError, Unsupported
+from pytest_gpumem.plugin.marks import KERNELS_FIXTURE, PEER_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import WORKERS_RUN
+from pytest_gpumem.settings import WORKERS_RUN, marker_keywords, of_marker
 
 PATIENCE = 3.0  # seconds before a message
 REPEAT = 60.0  # seconds between messages
@@ -34,13 +41,72 @@ class GpuBusy(LockUnusable):
     """Another process uses the GPU for too long."""
 
 
+class ExclusiveFeature(Feature):
+    """Gives a test with our fixtures its GPUs for itself."""
+
+    name = "exclusive use"
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._gave_up = False  # a wait for a GPU reached its limit
+        self._last_line = -REPEAT  # when it was printed, on the monotonic clock
+
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """Afterwards, give back the memory that is kept, unless the next test measures with it."""
+        try:
+            yield
+        finally:
+            if nextitem is None or not uses(nextitem, TEST_FIXTURE):
+                self._session.make_room()
+            elif not uses(nextitem, KERNELS_FIXTURE):
+                self._session.make_room(unless_free=PLENTY)
+
+    @contextmanager
+    def use(self, item: pytest.Item) -> Iterator[None]:
+        """Wait for the GPUs of a test. After a wait that reached its limit, others fail at once.
+        Raises `LockUnusable`; `Unsupported`: the test needs more GPUs than there are.
+        """
+        session = self._session
+        test = f"{item.nodeid} in {session.config.rootpath}"
+        with ExitStack() as stack:
+            # All in one order: two tests that each have a GPU of the other's would wait for ever.
+            for uuid in sorted(_uuids(item, session.chosen)):
+                facts = replace(session.facts, uuid=uuid)
+                limit = 0.0 if self._gave_up else LIMIT
+                try:
+                    stack.enter_context(exclusive(facts, self._announce, test=test, limit=limit))
+                except GpuBusy:
+                    self._gave_up = True
+                    raise
+            yield
+
+    def _announce(self, line: str) -> None:
+        """Print a line past pytest's capture; one a minute, however many tests wait."""
+        now = time.monotonic()
+        if now - self._last_line < REPEAT:
+            return
+        self._last_line = now
+        capture = self._session.config.pluginmanager.getplugin("capturemanager")
+        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+            print(f"\n{line}", file=sys.stderr, flush=True)
+
+
+def _uuids(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:
+    """Of a test's GPUs: one, two with `peer_buffer`, or as many as its marker says."""
+    count = of_marker(marker_keywords(marks_of(item)), "gpus")
+    there = max(1, len(chosen.gpus))
+    if count is not None and count > there:
+        raise Unsupported(f"the test needs {count} GPUs (gpus={count}); this process sees {there}")
+    uuids = chosen.gpus
+    if not uuids and chosen.facts.uuid is not None:
+        uuids = (chosen.facts.uuid,)
+    return tuple(uuids[: count or (2 if uses(item, PEER_FIXTURE) else 1)])
+
+
 @contextmanager
 def exclusive(
-    facts: DeviceFacts,
-    tell: Callable[[str], None],
-    *,
-    test: str | None = None,
-    limit: float,
+    facts: DeviceFacts, tell: Callable[[str], None], *, test: str | None = None, limit: float
 ) -> Iterator[None]:
     """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
@@ -52,12 +118,10 @@ def exclusive(
         return
     path = lock_file(facts.uuid)
     lock, holder = FileLock(path), path.with_suffix(".json")
-    gpu = f"{printable(facts.name)} ({facts.uuid})"
     try:
-        _acquire(lock, holder, gpu, tell, limit)
-        holder.write_text(
-            json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)})
-        )
+        _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, limit)
+        user = {"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}
+        holder.write_text(json.dumps(user))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -106,11 +170,11 @@ def _user(holder: Path) -> str:
 
 def lock_file(uuid: str) -> Path:
     """The lock of a GPU. Raises `LockUnusable`: others can replace it."""
-    folder = Path()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
+        folder = user_runtime_path("gpumem", appauthor=False)
+    place = str(folder)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
-            folder = user_runtime_path("gpumem", appauthor=False)
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         why = _not_ours(folder.lstat(), folder.parent.stat())
@@ -119,9 +183,8 @@ def lock_file(uuid: str) -> Path:
             path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
             return path
-        place = str(folder)
     except OSError as error:
-        place, why = error.filename or str(folder), f"cannot be used: {error.strerror or error}"
+        place, why = error.filename or place, f"cannot be used: {error.strerror or error}"
     raise LockUnusable(f"the GPU's lock: {place} {why}; set XDG_RUNTIME_DIR to a folder of yours")
 
 

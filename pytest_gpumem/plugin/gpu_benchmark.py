@@ -220,7 +220,7 @@ class GpuBenchmark:
         labelled_range = (
             test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         )
-        with labelled_range, test.spending(label) as plan:
+        with labelled_range, test.spending() as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
             try:
                 measurement = test.conductor.measure(

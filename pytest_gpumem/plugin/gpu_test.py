@@ -67,10 +67,10 @@ class GpuTest:
         return self.session.conductor
 
     @contextmanager
-    def spending(self, label: str) -> Iterator[Plan]:
+    def spending(self) -> Iterator[Plan]:
         """The plan of a measurement; limits its time, and charges it to a total budget."""
-        session, nodeid = self.session, self.item.nodeid
-        begun, plan = self.device.now(), self._plan(label)
+        session = self.session
+        begun, plan = self.device.now(), self._plan()
         limit: AbstractContextManager[None] = nullcontext()
         timeout = self.settings.timeout
         if timeout and not session.ranges.tool_attached():  # a profiler may take much longer
@@ -80,15 +80,15 @@ class GpuTest:
                 yield plan
         finally:
             if session.ledger is not None:
-                session.ledger.took(nodeid, label, self.device.now() - begun)
+                session.ledger.took(self.device.now() - begun)
 
-    def _plan(self, label: str) -> Plan:
+    def _plan(self) -> Plan:
         """The plan with the smaller of its own budget and its share of the total."""
         settings, budgets = self.settings, list[float]()
         if settings.budget is not None:
             budgets.append(settings.budget)
         if self.session.ledger is not None:
-            budgets.append(self.session.ledger.share(self.item.nodeid, label))
+            budgets.append(self.session.ledger.share(self.item.nodeid))
         return Plan(
             settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets)
         )

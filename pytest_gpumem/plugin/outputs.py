@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import COMPLETE, exit_code
+from pytest_gpumem.plugin.results import Results
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
@@ -28,10 +30,6 @@ from pytest_gpumem.quantity import comparison_text
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.row import LOST, UNJUDGED, Omission
 from pytest_gpumem.revisions import trouble
-
-if TYPE_CHECKING:
-    from pytest_gpumem.plugin.report_files import ReportFiles
-    from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = (
     "key",
@@ -59,36 +57,24 @@ class OutputFeature(Feature):
         verdicts: VerdictFeature,
         leftovers: LeftoverFeature,
         channel: Channel,
+        workers: Controller | None,
     ) -> None:
+        """`workers`: None in a worker, which shows nothing and writes no file.
+        Raises `pytest.UsageError`: a file cannot be written.
+        """
         self._session = session
         self._expectations, self._verdicts = expectations, verdicts
-        self._leftovers, self._channel = leftovers, channel
-        self._terminal: TerminalFeature | None = None
-        self._files: ReportFiles | None = None
-        self._other_gpu: str | None = None
+        self._leftovers, self._channel, self._workers = leftovers, channel, workers
+        self._results = None if workers is None else Results(session)
+        self._other_gpu = ""
         """The GPU of a saved run that pytest-benchmark compares with, if it is another one."""
         self._left_out: set[str] = set()  # names of its entries
         session.config.add_cleanup(self._hush)  # after pytest has put back its hook
 
-    def show(self, workers: Controller) -> None:
-        """Show and write the results: another process has none.
-        Raises `pytest.UsageError`: a file cannot be written.
-        """
-        from pytest_gpumem.plugin.report_files import ReportFiles
-        from pytest_gpumem.plugin.terminal import TerminalFeature
-
-        self._terminal = TerminalFeature(self._session, workers)
-        self._files = ReportFiles(self._session)
-        self._channel.collect(self._terminal.expect)
-        for part in (workers, self._terminal):
-            self._session.config.pluginmanager.register(part)
-
     # Around tests
 
-    @contextmanager
-    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        with self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid):
-            yield
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
+        return self._session.ranges.test(self._session.names.unique(item.nodeid), item.nodeid)
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         return self._range(item, "setup")
@@ -100,17 +86,13 @@ class OutputFeature(Feature):
         return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), name))
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
-        return NOTHING if self._files is None else self._files.logged(report)
-
-    def started(self, session: pytest.Session) -> None:
-        if self._terminal is not None:
-            self._terminal.started(session)
+        if self._results is not None:
+            self._results.reported(report)
+        return NOTHING
 
     def selected(self, session: pytest.Session) -> None:
-        if self._other_gpu is None:
-            return
         key = self._session.facts.key
-        for item in session.items:
+        for item in session.items if self._other_gpu else ():
             if uses(item, BENCHMARK_FIXTURE) or f"{item.nodeid}[gpu]" in self._left_out:
                 raise pytest.UsageError(
                     f"--benchmark-compare: the saved run is of {self._other_gpu}, this session's "
@@ -128,7 +110,7 @@ class OutputFeature(Feature):
 
     def _finish(self, session: pytest.Session) -> None:
         """Write nothing before the last verdict is known."""
-        gpu = self._session
+        gpu, results = self._session, self._results
         self._hush()
         if self._leaves:
             atexit.register(_leave, session)
@@ -136,29 +118,33 @@ class OutputFeature(Feature):
         with _stoppable(session):
             self._leftovers.end(session)
             failed = self._verdicts.end()
-        if self._terminal is None or self._files is None:
+        if results is None:
             self._channel.send()
             return
-        only_collects = session.config.option.collectonly
         complete = session.exitstatus in COMPLETE
-        self._terminal.end_progress()
         self._expectations.write_selection()
-        if not only_collects and not gpu.ranges.tool_attached():  # a profiler forbids verdicts
-            gpu.missing.extend(self._undecided(self._expectations.discharged(complete=complete)))
+        # A profiler forbids verdicts.
+        if not session.config.option.collectonly and not gpu.ranges.tool_attached():
+            missing = self._expectations.discharged(complete=complete)
+            gpu.missing.extend(self._undecided(missing))
         for name, why in gpu.broken.items():
             gpu.remark(f"{name} raised by mistake, and what it was to judge is UNDECIDED: {why}")
-        if gpu.in_gate or len(gpu.rows):
-            gpu.remark(*_git_warning(gpu))
+        if gpu.in_gate or gpu.settings.save:
+            why_no_git = trouble(gpu.config.rootpath)
+            if why_no_git is not None:
+                gpu.remark(f"warning: {why_no_git}")
         tests_failed = session.exitstatus == Exit.FAILED
         strict = gpu.settings.strict
         open_ = open_under_strict(gpu.missing)
-        saved = self._terminal.save(complete=complete)
-        written = only_collects or self._files.write()
-        failed = failed or bool(strict and open_) or not saved or not written
+        written = results.write(complete=complete)
+        failed = failed or bool(strict and open_) or not written
         session.exitstatus = exit_code(session.exitstatus, failed=failed)
         has_no_verdict = bool(gpu.broken) and (strict or gpu.in_gate) and complete
         if has_no_verdict and not tests_failed:
             session.exitstatus = Exit.NO_VERDICT
+        benchmarks = getattr(session.config, "_benchmarksession", None)
+        if benchmarks is not None:
+            benchmarks.handle_saving = partial(_save, session, benchmarks.handle_saving, results)
 
     def _undecided(self, missing: Iterable[Omission]) -> Iterator[Omission]:
         """What was not judged. Where a feature raised by mistake, no test is to blame."""
@@ -202,8 +188,8 @@ class OutputFeature(Feature):
         lines = yield
         # pytest prints them from the last one on.
         shown: list[object] = []
-        if self._terminal is not None:
-            shown.append(self._terminal.header(config))
+        if self._results is not None and self._workers is not None:
+            shown.append([*self._workers.header(config), *self._results.header()])
         for line in lines:
             if str(line).startswith("benchmark: ") and config.get_verbosity() <= 0:
                 continue
@@ -220,9 +206,8 @@ class OutputFeature(Feature):
             with entries.without_table(self._session.config, always=profiled):
                 return (yield)
         finally:  # also if pytest-benchmark's comparison ends in an error
-            if self._terminal is not None and self._files is not None:
-                self._terminal.summarise(terminalreporter)
-                self._files.summarise(terminalreporter)
+            if self._results is not None:
+                self._results.summarise(terminalreporter)
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
@@ -265,13 +250,13 @@ class OutputFeature(Feature):
         )
 
 
-def _git_warning(session: GpuSession) -> Iterator[str]:
-    """A warning if git knows no history of this project, where one is needed."""
-    compares = session.in_gate or session.settings.baseline_of is not None
-    if compares or session.settings.save:
-        why = trouble(session.config.rootpath)
-        if why is not None:
-            yield f"warning: {why}"
+def _save(session: pytest.Session, save: Callable[[], None], results: Results) -> None:
+    """In place of the method of pytest-benchmark: the summary and other files follow."""
+    try:
+        save()
+    except OSError as error:
+        results.cannot_save(error)
+        session.exitstatus = exit_code(session.exitstatus, failed=True)
 
 
 def _print_nothing(*_: object) -> None:

@@ -14,16 +14,15 @@ from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, 
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
-from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
+from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.isolation import IsolationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
-from pytest_gpumem.plugin.running import RUNNING_PLUGIN, RunningHooks
+from pytest_gpumem.plugin.running import RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
-from pytest_gpumem.plugin.sharing import ExclusiveFeature
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.waits import WaitFeature
 from pytest_gpumem.plugin.workers import (
@@ -68,22 +67,23 @@ def start(config: pytest.Config, settings: Settings, answer: DriverAnswer) -> No
     channel.carry("collected", lambda: expectations.seen, expectations.take)
     channel.collect(expectations.select)
     verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
-    outputs = OutputFeature(session, expectations, verdicts, leftovers, channel)
+    workers = None
     if not session.is_part:
-        outputs.show(Controller(settings, chosen, place, channel))
-    features = [
+        workers = Controller(settings, chosen, place, channel)
+        config.pluginmanager.register(workers)
+    features = [  # in the order in which they enter a phase
         expectations,
         verdicts,
-        FootprintFeature(session),
-        WaitFeature(session),
-        leftovers,
-        IsolationFeature(session, channel),
         ExclusiveFeature(session),
+        IsolationFeature(session, channel),
+        FootprintFeature(session),
+        leftovers,
         AdoptionFeature(session, channel),
-        outputs,
+        WaitFeature(session),
+        OutputFeature(session, expectations, verdicts, leftovers, channel, workers),
     ]
     config.pluginmanager.register(session, SESSION_PLUGIN)
-    config.pluginmanager.register(RunningHooks(features, session.broken), RUNNING_PLUGIN)
+    config.pluginmanager.register(RunningHooks(features, session.broken))
     config.pluginmanager.register(channel)
     for feature in features:
         config.pluginmanager.register(feature, f"gpumem-{feature.name}")

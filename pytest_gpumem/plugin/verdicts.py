@@ -18,7 +18,7 @@ from pytest_gpumem.records.schema import row_from_json, row_to_json
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_test import GpuTest
-    from pytest_gpumem.plugin.repeating import RepeatFeature
+    from pytest_gpumem.plugin.repeating import Repeats
 
 ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
 
@@ -30,11 +30,11 @@ class VerdictFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._repeats: RepeatFeature | None = None
+        self._repeats: Repeats | None = None
         if session.settings.processes > 1:
-            from pytest_gpumem.plugin.repeating import RepeatFeature
+            from pytest_gpumem.plugin.repeating import Repeats
 
-            self._repeats = RepeatFeature(session)
+            self._repeats = Repeats(session)
 
     # The session
 
@@ -42,10 +42,12 @@ class VerdictFeature(Feature):
         gpu, items = self._session, session.items
         gpu.names = Names(item.nodeid for item in items)
         gpu.tests = frozenset(key_of(item.nodeid, "") for item in items)
-        if gpu.settings.total_budget is not None:
-            from pytest_gpumem.plugin.spending import ledger_of
+        total = gpu.settings.total_budget
+        if total is not None:
+            from pytest_gpumem.measuring.budget import Ledger
 
-            gpu.ledger = ledger_of(gpu, items)
+            tests = [item.nodeid for item in items if uses(item, BENCHMARK_FIXTURE)]
+            gpu.ledger = Ledger(total / gpu.settings.processes, tests)
 
     def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
         return NOTHING if self._repeats is None else self._repeats.tests(session)
@@ -59,7 +61,9 @@ class VerdictFeature(Feature):
         gpu.rows.report(report)
         if report.when in ("call", "teardown") and gpu.rows.of(report.nodeid):
             self._set_properties(report)
-        return NOTHING if self._repeats is None else self._repeats.logged(report)
+        if self._repeats is not None:
+            self._repeats.reported.add(report.nodeid)
+        return NOTHING
 
     def _set_properties(self, report: pytest.TestReport) -> None:
         """Give JUnit's file the figures; it takes those of the last report."""

@@ -20,16 +20,13 @@ from pytest_gpumem.units import KiB
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
 for name in (
     "start",
-    "terminal",
     "repeating",
-    "report_files",
     "profiling",
     "gpu_benchmark",
     "gpu_memory",
     "gpu_pass",
     "judging",
     "errors",
-    "spending",
     "persisting",
 ):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")

@@ -50,7 +50,7 @@ BROKEN = [
     ("leftovers", "LeftoverFeature", "setup", "leaves"),
     ("leftovers", "LeftoverFeature", "teardown", "enters"),
     ("isolation", "IsolationFeature", "call", "leaves"),
-    ("sharing", "ExclusiveFeature", "test", "leaves"),
+    ("exclusive", "ExclusiveFeature", "test", "leaves"),
     ("adoption", "AdoptionFeature", "tests", "enters"),
     ("outputs", "OutputFeature", "setup", "enters"),
     ("expecting", "ExpectationFeature", "collected", "enters"),

@@ -380,13 +380,3 @@ def test_the_limit_of_a_test_is_its_own_whatever_the_option_says(project: Projec
     played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
     limits = {one["key"].partition("::")[2]: one["paired"]["limit"] for one in played["verdicts"]}
     assert limits == {"test_mine": pytest.approx(0.05), "test_same": pytest.approx(0.02)}
-
-
-def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(
-    project: Project, capfd: pytest.CaptureFixture[str]
-) -> None:
-    project.environment["GPUMEM_BASELINE"] = "basline"
-    assert project.gate("--screen-only").returncode == 6
-    first, *_ = capfd.readouterr().out.splitlines()  # of the pytest that it runs
-    assert first.startswith("gpumem: nothing to compare with: ")
-    assert "basline" in first

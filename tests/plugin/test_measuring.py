@@ -430,20 +430,6 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
     gpumem("-o", "gpumem_precision=50%", "--gpumem-budget", "20 ms").assert_outcomes(passed=1)
 
 
-def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        TRIAD + "\ndef test_other(): pass\n" + TRIAD.replace("test_triad", "test_again")
-    )
-    result = gpumem("--gpumem-budget", "10 s total")
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(
-        [
-            "gpumem: budget of 10.00 s shared out over 2 tests equally, the baseline knows no cost, "
-            "at most 5.000 s a measurement to begin with; what one leaves goes to the others"
-        ]
-    )
-
-
 def test_memory_is_freed_after_a_failure_and_ctrl_c(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """

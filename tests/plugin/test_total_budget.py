@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from sessions import TRIAD, Run
 
-from pytest_gpumem.measuring.budget import FIXED
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.target import Target
@@ -58,27 +57,7 @@ def test_a_run_spends_its_total_and_says_so(pytester: pytest.Pytester, gpumem: R
     result = gpumem("--gpumem-budget=2 s total")
     result.assert_outcomes(passed=4)
     assert 1.8 < spent(result) < 2.1
-    result.stdout.fnmatch_lines(["budget: * of 2.000 s spent on measuring, of simulated time*"])
-
-
-def test_the_cost_in_the_baseline_decides(
-    pytester: pytest.Pytester, gpumem: Run, plans: dict[str, float]
-) -> None:
-    pytester.makepyfile(CHEAP_AND_DEAR)
-    gpumem("--gpumem-save").assert_outcomes(passed=2)
-    pytester.makepyfile(test_before=TRIAD)
-    result = gpumem("--gpumem-budget=1 s total")
-    result.assert_outcomes(passed=3)
-    known = "shared out over 3 tests by cost in the baseline (2 of them known)"
-    result.stdout.fnmatch_lines(
-        [f"gpumem: budget of 1.000 s {known}, at most * a measurement to begin with*"]
-    )
-    # The cheap ones get what they need; the rest is for the faulting one, which needs more, and for the unknown one.
-    assert 0.05 < plans["write"] < 0.15
-    # Least samples of the faulting one exceed its share, which comes off what is left; a cheap one that ends early leaves some of its own.
-    assert 0.5 * plans["write"] < plans["write device"] < 1.5 * plans["write"]
-    assert plans["triad"] == pytest.approx((1 - 2 * (plans["write"] + FIXED)) / 2 - FIXED, rel=0.01)
-    assert plans["add faulting"] > plans["triad"]
+    result.stdout.fnmatch_lines(["budget: * of 2.000 s spent on measuring"])
 
 
 def test_tests_that_do_not_run_leave_their_share(
@@ -90,7 +69,7 @@ def test_tests_that_do_not_run_leave_their_share(
     )
     result = gpumem("--gpumem-budget=3 s total")
     result.assert_outcomes(passed=1, skipped=2)
-    assert plans == {"triad": 3 - FIXED}
+    assert plans == {"triad": 3}
 
 
 def test_a_markers_budget_lies_within_the_total(
@@ -109,8 +88,4 @@ def test_what_no_budget_can_prevent_is_said(pytester: pytest.Pytester, gpumem: R
     result = gpumem("--gpumem-budget=1 ms total")
     result.assert_outcomes(passed=2)
     assert spent(result) > 1e-3
-    result.stdout.fnmatch_lines(
-        [
-            "budget: * of 1.000 ms spent on measuring, of simulated time: a measurement ends the samples*"
-        ]
-    )
+    result.stdout.fnmatch_lines(["budget: * of 1.000 ms spent on measuring"])

@@ -11,9 +11,9 @@ import pytest
 from cases import naming
 
 from pytest_gpumem.devices.protocol import DeviceError
-from pytest_gpumem.plugin.running import PHASES, Feature, RunningHooks
+from pytest_gpumem.plugin.running import Feature, RunningHooks
 
-AROUND = ("test", "setup", "fixture", "call", "teardown")
+AROUND = ("setup", "fixture", "call", "teardown")
 TEST = """
 import pytest
 
@@ -60,7 +60,7 @@ def planted(method: str, when: str, error: BaseException) -> Feature:
     def fails(*_: object) -> None:
         raise error
 
-    members = {method: around if method in AROUND else fails, "name": PHASES[method][0]}
+    members = {method: around if method in AROUND else fails, "name": "planted"}
     feature: Feature = type("Planted", (Feature,), members)()
     return feature
 
@@ -71,8 +71,7 @@ def run(
     """One test with a feature, and another one around it or inside of it."""
     recorder, broken = Recorder(), dict[str, str]()
     pytester.makepyfile(TEST.format(body=body))
-    hooks = RunningHooks([feature], broken)
-    hooks.join(recorder)
+    hooks = RunningHooks([feature, recorder], broken)
     return pytester.runpytest_inprocess("-rA", plugins=[hooks]), recorder, broken
 
 

@@ -1,0 +1,260 @@
+"""The results of a session: on the terminal, in files and in the baseline; not in workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
+from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import rows_of_table
+from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.github import VARIABLE, place_of, summarise, workflow_commands
+from pytest_gpumem.reporting.terminal import baseline_line, columns, header, missing_lines
+from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
+from pytest_gpumem.units import format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.reporting.run import Place, Run
+
+
+class Results:
+    """Shows and writes the results.
+    Raises `pytest.UsageError`: a file cannot be written; raised before anything is measured.
+    """
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._notes: list[str] = []
+        self._places: dict[str, Place] = {}  # of each reported test, by node id
+        self._report: Path | None = None
+        if session.settings.report is not None:
+            report = Path(session.settings.report).expanduser()
+            self._report = self._writable(session.settings.origins["report"], report)
+        results = session.config.option.benchmark_json
+        if isinstance(results, (str, os.PathLike)):  # before pytest-benchmark 5.3 an open file
+            self._writable("--benchmark-json", Path(results))
+
+    def _writable(self, flag: str, written: Path) -> Path:
+        """A file relative to where pytest was called. Raises `pytest.UsageError`: unwritable."""
+        path = Path(self._session.config.invocation_params.dir, written)
+        why = unwritable(path)
+        if why is not None:
+            raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
+        return path
+
+    def reported(self, report: pytest.TestReport) -> None:
+        """Remember where a test is defined."""
+        file, line, _ = report.location
+        root = self._session.config.rootpath
+        self._places[report.nodeid] = place_of(root, file, (line or 0) + 1)
+
+    def note(self, line: str) -> None:
+        """Add a line to the summary, below the rows."""
+        self._notes.append(line)
+
+    # The header
+
+    def header(self) -> list[str]:
+        """What is measured, and compared with which baseline."""
+        session = self._session
+        lines = header(
+            session.facts,
+            session.settings.to_json(),
+            self._baseline(),
+            fallback_reason=session.chosen.fallback_reason,
+            conditions=session.chosen.conditions(),
+        )
+        shown = []
+        for line in lines:
+            shown += wrapped(line, columns(), indent="    ")
+        return shown
+
+    def _baseline(self) -> str:
+        baseline, folder = self._session.baseline, self._session.config.invocation_params.dir
+        place = self._session.store.storage
+        shown = str(place)
+        if not isinstance(place, RemoteStorage) and place.folder.is_relative_to(folder):
+            shown = str(place.folder.relative_to(folder))
+        if baseline.note is not None:
+            # Baselines of other devices, and processes that do not count, are a reason.
+            if place.devices():
+                return f"{baseline.note}; --gpumem-save makes one"
+            return baseline_line(0, shown)
+        line = baseline_line(baseline.processes, shown)
+        revision = _newest_revision(baseline)
+        if revision is not None:
+            line += f", the newest of {revision}"
+        if baseline.left_out is not None:
+            line += f"; {baseline.left_out}"
+        return line
+
+    # The end
+
+    def write(self, *, complete: bool) -> bool:
+        """Save what is to be saved, write the files, and note it for the summary; False if
+        something cannot be written. `complete`: the session ran all that it was asked for.
+        """
+        gpu = self._session
+        self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
+        written = True
+        if len(gpu.rows) or gpu.missing:
+            written = self.write_benchmark_json()
+        if gpu.settings.save:
+            from pytest_gpumem.plugin import saving
+
+            try:
+                for line in saving.save(gpu, complete=complete):
+                    self.note(f"--gpumem-save: {line}")
+            except BaselineError as error:
+                self.note(f"--gpumem-save: {error}")
+                written = False
+        if gpu.config.option.collectonly:
+            return written
+        if self._report is not None:
+            written = self._write_report(self._report) and written
+        if os.environ.get(VARIABLE) and (len(gpu.rows) or gpu.missing) and self._announces:
+            from pytest_gpumem.reporting import markdown
+
+            failed = summarise(markdown.page(self._run()), os.environ)
+            if failed is not None:
+                self.note(failed)
+        return written
+
+    def write_benchmark_json(self) -> bool:
+        """Write pytest-benchmark's file where it does not; False if that cannot be."""
+        try:
+            path = entries.write_json(self._session.config)
+        except OSError as error:
+            self.cannot_save(error)
+            return False
+        if path is not None:
+            self.note(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
+        return True
+
+    def cannot_save(self, error: OSError) -> None:
+        """Note that pytest-benchmark's results cannot be saved, as with a full disk."""
+        self.note(f"pytest-benchmark cannot save its results: {error.strerror or error}")
+
+    def _write_report(self, path: Path) -> bool:
+        if not len(self._session.rows):
+            self.note(f"--gpumem-report: nothing was measured, so {path} is not written")
+            return True
+        from pytest_gpumem.reporting import html
+
+        try:
+            write_whole(path, html.page(self._run()))
+        except OSError as error:
+            self.note(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+            return False
+        if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
+            self.note(f"--gpumem-report: wrote {path}")
+        return True
+
+    @property
+    def _announces(self) -> bool:
+        """True if verdicts are shown elsewhere: not under a profiler, which forbids them, and not
+        in a gate's screen, where they are not final.
+        """
+        return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
+
+    def _run(self) -> Run:
+        from pytest_gpumem.plugin.conclusion import conclusion_of
+        from pytest_gpumem.reporting.run import Run
+
+        gpu = self._session
+        return Run(
+            rows=list(gpu.rows),
+            facts=gpu.facts,
+            settings=gpu.settings.to_json(),
+            utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            revision=entries.revision(gpu.config),
+            past={row.key: gpu.baseline.past(row) for row in gpu.rows},
+            remarks=missing_lines(gpu.missing),
+            conclusion=conclusion_of(gpu),
+        )
+
+    # The summary
+
+    def summarise(self, writer: pytest.TerminalReporter) -> None:
+        """Print the results, the conclusion of a session that fails, and annotations."""
+        session = self._session
+        rows = rows_of_table(session)
+        lines: list[str] = []
+        if rows and session.ranges.tool_attached():
+            from pytest_gpumem.reporting.terminal import profiled_lines
+
+            lines += profiled_lines(rows)
+        elif rows:
+            lines += self._table(rows, writer)
+        ledger = session.ledger
+        if ledger is not None and ledger.spent:  # workers keep their own accounts
+            spent, total = format_time(ledger.spent), format_time(ledger.total)
+            lines.append(f"budget: {spent} of {total} spent on measuring")
+        lines += self._notes  # not wrapped: some end with a command to copy
+        if self._announces and (len(session.rows) or session.missing):
+            from pytest_gpumem.plugin.conclusion import conclusion_of
+            from pytest_gpumem.reporting.conclusion import conclusion_lines
+
+            conclusion = conclusion_of(session)
+            if conclusion is not None:
+                lines += conclusion_lines(conclusion, columns())
+        if lines:
+            simulated = " (simulated)" if session.facts.simulated else ""
+            writer.ensure_newline()  # so that the section's heading has no blank line below
+            writer.section(f"gpumem: {printable(session.facts.name)}{simulated}")
+        for line in lines:  # pytest escapes all of a text that the output cannot encode
+            writer.write_line(printable(line) if "\x1b" not in line else line)
+        if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
+            writer.ensure_newline()
+            for line in workflow_commands(session.rows, self._places):
+                writer.write_line(line)
+
+    def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> Iterator[str]:
+        """The table; with -v all rows and their notes. Below it, the tests whose own limits are
+        looser than this run's options.
+        """
+        from pytest_gpumem.reporting.table import table
+
+        session = self._session
+        drawn = table(
+            rows,
+            session.facts,
+            width=columns(),
+            colour=writer._tw.hasmarkup,
+            every=writer.verbosity > 0,
+            saved=session.settings.save or session.in_gate,
+            memory=session.settings.footprint in ("on", "trace"),
+        )
+        yield from drawn.splitlines()
+        looser: dict[str, list[str]] = {}
+        for row in rows:
+            if row.measurement is not None:
+                for sentence in loosened(row.limits, session.settings):
+                    looser.setdefault(sentence, []).append(row.key)
+        for sentence, keys in looser.items():
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            yield from wrapped(printable(f"LOOSENED: {sentence}: {keys[0]}{more}"), columns())
+
+
+def _newest_revision(baseline: Baseline) -> str | None:
+    """The revision of the newest run, shortened; None if it is not known."""
+    newest = max(
+        (runs[-1].process for runs in baseline.rows.values()),
+        key=lambda process: process.utc,
+        default=None,
+    )
+    if newest is None or newest.revision is None:
+        return None
+    commit, dash, dirty = newest.revision.partition("-")
+    return f"{commit[:10]}{dash}{dirty}"
