@@ -111,7 +111,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     },
     "compare": {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
-        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "
+        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, or a limit was judged by nothing; with "
         "--strict: a row has no limit, or is not a PASS of a real GPU",
     },
     "duet": {

@@ -1,28 +1,221 @@
-"""Two sides of result files: the second is judged against the first as in a session. Pure."""
+"""Two sides of result files: the second is judged against the first as in a session.
+
+A side is a file of --benchmark-json, a saved run, or several of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import glob
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
+from datetime import timezone
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Baseline, changes, memory_of, times_of
-from pytest_gpumem.baselines.result_sets import FAILED, SideResults
+from pytest_gpumem.baselines.history import Baseline, assemble
+from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun, memory_of, read, times_of
 from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted, worst
+from pytest_gpumem.judging.judge import comparable, conditions, failing_in_themselves
 from pytest_gpumem.judging.latencies import base_latency as compared_latency
 from pytest_gpumem.judging.latencies import mean_latency
-from pytest_gpumem.judging.verdict import with_verdict
+from pytest_gpumem.judging.verdict import UNLIMITED, with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
-from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, LimitResult, Omission, Row
+from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 OPTION = "--max-regression"
+SHOWN = 3  # most folders that an error names
+FAILED = "its test failed"
+"""In `ResultFile.left_out`: by an assertion or an error of its own."""
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """One file: the processes of one run."""
+
+    path: Path
+    run: SavedRun  # files with the same id are copies
+    rows: Mapping[str, Row]
+    """By key: all that it holds, with limits where the file has them."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By row key: why a row can be no baseline."""
+    missing: tuple[Omission, ...] = ()  # what the run itself did not judge
+
+
+@dataclass(frozen=True)
+class SideResults:
+    """All processes of one side."""
+
+    name: str  # as it was given
+    files: tuple[ResultFile, ...]  # oldest first
+    baseline: Baseline  # of all files
+    left_out: Mapping[str, str]  # by row key: why the row is left out of the baseline
+
+    @property
+    def devices(self) -> dict[str, DeviceFacts]:
+        """The measured devices by key; the last of each key."""
+        return {file.run.device.key: file.run.device for file in self.files}
+
+    @property
+    def newest(self) -> SavedRun:
+        """The newest run."""
+        return self.files[-1].run
+
+    @property
+    def missing(self) -> dict[tuple[str, str], Omission]:
+        """What the runs themselves did not judge, by key and by what it is."""
+        missing = {}
+        for file in self.files:
+            for omission in file.missing:
+                missing[omission.key, omission.what] = omission
+        return missing
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The rows to judge, by key.
+
+        Each is of the newest run that can be compared, with the processes of the other runs.
+        """
+        rows: dict[str, Row] = {}
+        for file in self.files:
+            for key, row in file.rows.items():
+                if key not in rows or key not in file.left_out:
+                    rows[key] = row
+        for key, row in rows.items():
+            if key in self.baseline.rows:
+                rows[key] = _merged(row, self.baseline.rows[key])
+        return rows
+
+
+def _merged(row: Row, runs: tuple[PastRow, ...]) -> Row:
+    """Return a row with the figures of its newest run, and those of the other runs as further."""
+    measurement = footprint = None
+    for run in reversed(runs):
+        times, memory = run.measurement, run.footprint
+        if measurement is None:
+            measurement = times
+        elif times is not None and comparable(measurement, times):
+            further = (*measurement.further, times.repeat, *times.further)
+            measurement = replace(measurement, further=further)
+        if footprint is None:
+            footprint = memory
+        elif memory is not None:
+            repeats = (*footprint.further, memory.repeat, *memory.further)
+            footprint = replace(footprint, further=repeats)
+    return replace(row, measurement=measurement, footprint=footprint)
+
+
+# Reading a side
+
+
+def side(given: str) -> SideResults:
+    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
+
+    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
+    """
+    files: dict[str, ResultFile] = {}
+    for path in _paths(given):
+        file = _file(path)
+        if file.run.id in files:
+            raise UserError(f"{path}: the same as {files[file.run.id].path}: a copy")
+        files[file.run.id] = file
+    in_order = sorted(files.values(), key=lambda file: (file.run.utc, file.run.id))
+    baseline = assemble(file.run for file in in_order)
+    left_out = {}
+    for file in in_order:
+        for key, why in file.left_out.items():
+            if key not in baseline.rows:
+                left_out[key] = why
+    if not (baseline.rows or left_out):
+        raise UserError(f"{given}: nothing was measured")
+    return SideResults(given, tuple(in_order), baseline, left_out)
+
+
+def _paths(given: str) -> list[Path]:
+    path = Path(os.path.expanduser(given))  # unchanged where there is no such user
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))
+        if files:
+            return files
+        # Such as `.benchmarks`, which has a folder for each GPU.
+        below = sorted({str(file.parent) for file in path.rglob("*.json")})
+        hint = f"; there are some in {', '.join(below[:SHOWN])}" if below else ""
+        raise UserError(f"{given}: a folder without a .json file{hint}")
+    if path.exists():
+        return [path]
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    if not files:
+        raise UserError(f"{given}: no such file, folder or pattern")
+    return files
+
+
+def _file(path: Path) -> ResultFile:
+    try:
+        text = content(path)
+        value = parsed(text)
+        if isinstance(value, dict) and "gpumem" in value:
+            return _results(path, hashlib.sha256(text).hexdigest(), value)
+        if isinstance(value, dict) and "schema" in value:
+            return _saved(path, read(text))
+    except (FileError, RecursionError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    raise UserError(
+        f"{path}: neither a --benchmark-json file of a session with --gpumem nor a saved run"
+    )
+
+
+def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
+    """Read a `--benchmark-json` file of a session with `--gpumem`. `digest`: of its bytes."""
+    document = document_in(value)
+    mode = document.settings.get("mode")
+    # A test that fails by a limit was timed correctly; an assertion may have ended anything.
+    failing = failing_in_themselves(document.rows, bool(document.settings.get("strict")))
+    saved, left_out = list[SavedRow](), dict[str, str]()
+    rows: dict[str, Row] = {}
+    for row in document.rows:
+        times = row.measurement
+        why = "" if times is None else ", ".join(conditions(times))
+        if row.nodeid in failing or (row.failed and not row.measured_something):
+            why = FAILED
+        if row.key in rows:
+            raise FileError(f"holds {row.key} twice")
+        rows[row.key] = row
+        if why:
+            left_out[row.key] = why
+        elif row.measured_something:
+            # Not reduced: the judge needs more of a run than a baseline keeps.
+            saved.append(SavedRow(row.nodeid, row.label, times, row.footprint, row.limits))
+    run = SavedRun(
+        id=digest,
+        utc=time_of(value.get("datetime"), path).astimezone(timezone.utc),
+        device=document.device,
+        revision=revision_of(value.get("commit_info")),
+        mode=mode if isinstance(mode, str) else None,
+        rows=tuple(saved),
+    )
+    return ResultFile(path, run, rows, left_out, document.missing)
+
+
+def _saved(path: Path, run: SavedRun) -> ResultFile:
+    """Read a saved run, whose rows have no verdicts."""
+    rows = {}
+    for saved in run.rows:
+        row = Row(saved.nodeid, saved.limits, UNLIMITED, saved.measurement, saved.label)
+        rows[saved.key] = replace(row, footprint=saved.footprint)
+    return ResultFile(path, run, rows)
+
+
+# Comparing two
 
 
 @dataclass(frozen=True)
@@ -42,9 +235,6 @@ class SetComparison:
     pairs: tuple[Pair, ...]
     missing: tuple[Omission, ...]
     """Rows of the first side that the second lacks, and limits that its run did not judge."""
-    forced: str | None  # why the sides are not comparable, if --force overrules it
-    notes: tuple[str, ...]
-    """Sentences on facts that the files lack, and on rows that are not compared."""
 
     @property
     def rows(self) -> list[Row]:
@@ -54,8 +244,6 @@ class SetComparison:
     @property
     def no_verdict(self) -> str | None:
         """Why the comparison decides nothing; None if it does."""
-        if self.forced is not None:
-            return "the sides are not comparable"
         if not any(pair.before is not None for pair in self.pairs):
             return "no row is on both sides"
         if not any(limited(row) for row in self.rows):
@@ -84,47 +272,41 @@ def limited(row: Row) -> bool:
 
 
 def compare_sides(
-    base: SideResults, head: SideResults, max_regression: str | None, *, force: bool
+    base: SideResults, head: SideResults, max_regression: str | None
 ) -> SetComparison:
     """Judge every row of `head` against `base`.
 
     `base`: the side that serves as the baseline.
     `max_regression`: allowed slow-down of rows whose test sets none, as written; None: as `head`.
-    `force`: compare results of different GPUs too.
     Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    paths = {file.run.id: file.path for file in base.files}
-    for file in head.files:
-        if file.run.id in paths:
-            other = paths[file.run.id]
-            raise UserError(f"{file.path}: the same file as {other} on the other side")
-    why = _incomparable(base, head)
-    if why is not None and not force:
-        raise UserError(f"{why}; --force compares them all the same, and then passes no gate")
-    facts, rows = head.newest.device, head.judged
+    _refuse_incomparable(base, head)
+    facts, rows = head.newest.device, head.rows
     siblings: dict[str, dict[str, Measurement]] = {}
     for row in rows.values():
         if row.measurement is not None:
             siblings.setdefault(row.nodeid, {})[row.label] = row.measurement
-    baseline = with_fields(base.baseline, note=f"{base.name} holds no such row")
     judged_rows = []
     for key, taken in rows.items():
         failed = head.left_out.get(key) == FAILED
         limits = _limits(taken, max_regression)
-        row = replace(taken, limits=limits, failed=failed, differences=(), changed=())
+        row = replace(taken, limits=limits, failed=failed, differences=())
         if failed:
             in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
+            note = f"not in {base.name}"
+            if key in base.left_out:
+                note += f": {base.left_out[key]}"
+            baseline = with_fields(base.baseline, note=note)
             of_test = siblings.get(row.nodeid, {})
             row = judged(row, baseline, facts, siblings=of_test, strict=False)
         judged_rows.append(row)
     pairs = []
-    for row in screened(judged_rows, baseline):
-        pairs.append(_pair(row, base, baseline, facts))
-    missing = tuple(_missing(base, head, rows))
-    return SetComparison(tuple(pairs), missing, why, tuple(_notes(head, pairs)))
+    for row in screened(judged_rows, base.baseline):
+        pairs.append(_pair(row, base.baseline))
+    return SetComparison(tuple(pairs), tuple(_missing(base, head)))
 
 
 def _limits(row: Row, max_regression: str | None) -> Limits:
@@ -138,20 +320,17 @@ def _limits(row: Row, max_regression: str | None) -> Limits:
     )
 
 
-def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -> Pair:
-    """Return a judged row with its newest run of the first side, and what changed between them."""
-    runs = baseline.reference_runs(row) if row.measurement is not None else ()
+def _pair(row: Row, baseline: Baseline) -> Pair:
+    """Return a judged row with its newest run of the first side."""
+    measurement = row.measurement
+    runs = baseline.reference_runs(row) if measurement is not None else ()
     times, memory = times_of(runs), memory_of(baseline.saved(row))
     before = base_latency = head_latency = None
     if times or memory:
         then = times[-1][1] if times else None
         footprint = memory[-1] if memory else None
         before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=footprint)
-    elif row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW:
-        row = _not_in_base(row, base)
-    measurement = row.measurement
     if measurement is not None:
-        row = replace(row, changed=changes(measurement, facts, row.test_source, runs))
         head_latency = mean_latency([measurement])
         if row.verdict.comparison is not None:
             # Both sides at the launch overhead of the second, so that the change is their ratio.
@@ -161,19 +340,7 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
     return Pair(row, before, base_latency, head_latency)
 
 
-def _not_in_base(row: Row, base: SideResults) -> Row:
-    reason = f"not in {base.name}"
-    absent = base.left_out.get(row.key)
-    if absent:
-        reason += f": {absent}"
-    results = []
-    for result in row.verdict.limits or (LimitResult("", Outcome.NEW),):
-        code = result.code or Code.NO_BASELINE
-        results.append(LimitResult(result.limit, Outcome.NEW, code, reason))
-    return with_verdict(row, results)
-
-
-def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
+def _missing(base: SideResults, head: SideResults) -> list[Omission]:
     """Return the rows of the first side that the second lacks, and limits that its run did not
     judge although that of the first side did."""
     expected = base.baseline.expected(head.newest.mode)
@@ -181,7 +348,7 @@ def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> l
         # A row with times too is expected in the mode of its times.
         if not times_of(runs):
             expected[key] = runs[-1]
-    missing = []
+    missing, rows = [], head.rows
     for key, saved in expected.items():
         if key not in rows:
             why = head.left_out.get(key) or f"not in {head.name}"
@@ -193,38 +360,18 @@ def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> l
     return missing
 
 
-def _notes(head: SideResults, pairs: Sequence[Pair]) -> list[str]:
-    apart = 0
-    for pair in pairs:
-        measurement = pair.row.measurement
-        if measurement is not None:
-            processes = 0
-            for _, times in times_of(head.baseline.saved(pair.row)):
-                processes += 1 + len(times.further)
-            apart += 1 + len(measurement.further) < processes
-    if not apart:
-        return []
-    return [
-        f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the "
-        "newest are left out"
-    ]
-
-
-def _incomparable(base: SideResults, head: SideResults) -> str | None:
-    """Return why the sides are of different GPUs; None if they are of the same kind.
-
-    Raises `UserError`: one is simulated and one is real.
-    """
+def _refuse_incomparable(base: SideResults, head: SideResults) -> None:
+    """Raise `UserError`: the sides share a file, or are not of one kind of GPU."""
+    paths = {file.run.id: file.path for file in base.files}
+    for file in head.files:
+        if file.run.id in paths:
+            other = paths[file.run.id]
+            raise UserError(f"{file.path}: the same file as {other} on the other side")
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
         raise UserError("simulated results are never compared with a GPU's")
-    for side in (base, head):
-        if len(side.devices) > 1:
-            keys = ", ".join(sorted(side.devices))
-            return f"{side.name} holds results of different GPUs ({keys})"
     if len(devices) > 1:
-        names = (
-            f"{base.name} is of {', '.join(base.devices)}, {head.name} of {', '.join(head.devices)}"
+        raise UserError(
+            f"{base.name} is of {', '.join(base.devices)}, {head.name} of "
+            f"{', '.join(head.devices)}: results of different GPUs are not comparable"
         )
-        return f"{names}: results of different GPUs are not comparable"
-    return None

@@ -2,8 +2,8 @@
 
 A run is one immutable file, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes a file, and
 its name is never used again, so writers need no lock, and a copy needs only the files that it
-lacks. Readers always read a folder: of a URL, the copy. Credentials, endpoints, retries and timeouts are
-those of fsspec's packages.
+lacks. Readers always read a folder: of a URL, the copy. Credentials, endpoints, retries and
+timeouts are those of fsspec's packages.
 """
 
 from __future__ import annotations
@@ -19,25 +19,19 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from pytest_gpumem.baselines import saved
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.options import masked, place
 from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.result_files import FileError
 
 SUBFOLDER = "gpumem"
 """Folder of the runs below the device's key, beside the files of pytest-benchmark."""
-UNSENT = "unsent"  # folder beside the copies: runs that the URL did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_DIGEST = re.compile(r"-([0-9a-f]{16})\.json\Z")  # in a file's name
 
 
 class BaselineError(UserError):
     """A baseline that cannot be used; the message is one line with the file's name."""
-
-
-def fits_name(name: str, text: bytes) -> bool | None:
-    """Return whether a file has the digest of its name; None if its name has none."""
-    named = _DIGEST.search(name)
-    return None if named is None else hashlib.sha256(text).hexdigest().startswith(named[1])
 
 
 class Storage:
@@ -58,6 +52,10 @@ class Storage:
     def at(self, key: str) -> Path:
         """Return the folder of the files of one kind of device."""
         return self.folder / key / SUBFOLDER
+
+    def shown(self, path: Path) -> str:
+        """Return the name of a file of `at` for messages."""
+        return f"{self}/{path.relative_to(self.folder).as_posix()}"
 
     def devices(self) -> list[str]:
         """Return the keys of the devices that have runs here.
@@ -80,19 +78,15 @@ class Storage:
                 f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU"
             )
 
-    def shown(self, path: Path) -> str:
-        """Return the name of a file of `at` for messages."""
-        return str(path)
-
     def unwritable(self, key: str) -> str | None:
         """Return why nothing can be stored here, to be checked before long work, or None."""
         folder = self.at(key)
         try:
-            there = folder.absolute()
-            while not there.exists():
-                there = there.parent
+            parent = folder.absolute()
+            while not parent.exists():
+                parent = parent.parent
             # A trial: permissions do not hold for root, nor on every file system.
-            with tempfile.TemporaryFile(dir=there):
+            with tempfile.TemporaryFile(dir=parent):
                 return None
         except OSError as error:
             return f"nothing can be stored in {folder}: {error.strerror or error}"
@@ -118,8 +112,9 @@ class RemoteStorage(Storage):
         self.offline = offline
         # Without credentials: a gate knows the place by its results, which have none.
         name = hashlib.sha256(str(self).encode()).hexdigest()[:16]
-        self._cache = user_cache_path("pytest-gpumem") / "baselines" / name
-        super().__init__(self._cache / "copy")
+        cache = user_cache_path("pytest-gpumem") / "baselines" / name
+        self._unsent = Storage(cache / "unsent")  # runs that the URL did not take
+        super().__init__(cache / "copy")
 
     def __str__(self) -> str:
         return masked(self.url)
@@ -131,8 +126,7 @@ class RemoteStorage(Storage):
     def devices(self) -> list[str]:
         if self.offline:
             return super().devices()
-        with self._explained():
-            files, root = self._opened()
+        with self._opened() as (files, root):
             paths = files.glob(f"{root}/*/{SUBFOLDER}")
             return sorted({path.split("/")[-2] for path in paths})
 
@@ -140,78 +134,65 @@ class RemoteStorage(Storage):
         if self.offline:
             return
         folder = self.at(key)
-        with self._explained():
-            files, root = self._opened()
-            names = self._names(key)
+        with self._opened() as (files, root):
+            names = _names(files, f"{root}/{key}/{SUBFOLDER}")
             folder.mkdir(parents=True, exist_ok=True)
             copied = {path.name for path in folder.glob("*.json")}
             for name in sorted(names - copied):
                 text = files.cat_file(f"{root}/{key}/{SUBFOLDER}/{name}")
-                if fits_name(name, text) is False:
-                    raise OSError(f"{name}: not the whole file, or changed")
+                try:
+                    saved.read(text)
+                except FileError as error:
+                    raise OSError(f"{name}: {error}") from None
                 write_whole(folder / name, text)
             for name in copied - names:
                 (folder / name).unlink(missing_ok=True)
 
-    def shown(self, path: Path) -> str:
-        return f"{self}/{path.relative_to(self.folder).as_posix()}"
-
     def write(self, key: str, name: str, text: str) -> None:
-        unsent = Storage(self._cache / UNSENT)
-        unsent.write(key, name, text)
+        self._unsent.write(key, name, text)
         try:
-            with self._explained():
-                files, root = self._opened()
+            with self._opened() as (files, root):
                 files.makedirs(f"{root}/{key}/{SUBFOLDER}", exist_ok=True)
                 files.pipe_file(f"{root}/{key}/{SUBFOLDER}/{name}", text.encode())
         except BaselineError as error:
             raise BaselineError(
-                f"{error}; it is kept on this machine: copy {unsent} into the store"
+                f"{error}; it is kept on this machine: copy {self._unsent} into the store"
             ) from None
         with suppress(OSError):
             self.at(key).mkdir(parents=True, exist_ok=True)
-            (unsent.at(key) / name).replace(self.at(key) / name)
-
-    def _opened(self) -> tuple[Any, str]:
-        """Return the file system of fsspec, and the root in it."""
-        import fsspec
-
-        files, root = fsspec.core.url_to_fs(self.url)
-        return files, root.rstrip("/")
-
-    def _names(self, key: str) -> set[str]:
-        """Return the names of the runs of one kind of device."""
-        files, root = self._opened()
-        files.invalidate_cache()
-        try:
-            listed = files.ls(f"{root}/{key}/{SUBFOLDER}", detail=False)
-        except FileNotFoundError as error:
-            if error.__cause__ is not None:  # the answer of a store, such as a missing bucket
-                raise
-            return set()  # nothing was written yet
-        names = {path.rstrip("/").rpartition("/")[2] for path in listed}
-        return {name for name in names if name.endswith(".json")}
+            (self._unsent.at(key) / name).replace(self.at(key) / name)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise `BaselineError` for whatever a package behind fsspec raises."""
+    def _opened(self) -> Iterator[tuple[Any, str]]:
+        """Yield the file system of fsspec and the root in it.
+
+        Raises `BaselineError` for whatever a package behind fsspec raises inside.
+        """
         try:
-            yield
+            import fsspec
+
+            files, root = fsspec.core.url_to_fs(self.url)
+            files.invalidate_cache()
+            yield files, root.rstrip("/")
         except Exception as error:
-            raise BaselineError(f"{self}: {_explain(error).replace(self.url, str(self))}") from None
+            text = " ".join(str(error).split()).replace(self.url, str(self))
+            if isinstance(error, ImportError):
+                text += "; pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
+            elif not text or not isinstance(error, (OSError, ValueError)):
+                text = f"{type(error).__name__}: {text}"
+            raise BaselineError(f"{self}: {text}") from None
 
 
-def _explain(error: Exception) -> str:
-    """Return an error of fsspec as one line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, ImportError):
-        remedy = "pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
-        return f"{text or 'a package is missing'}; {remedy}"
-    if isinstance(error, PermissionError):
-        return f"permission denied ({text})" if text else "permission denied"
-    if isinstance(error, (OSError, ValueError)) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _names(files: Any, folder: str) -> set[str]:
+    """Return the names of the runs in a folder of a file system of fsspec."""
+    try:
+        listed = files.ls(folder, detail=False)
+    except FileNotFoundError as error:
+        if error.__cause__ is not None:  # the answer of a store, such as a missing bucket
+            raise
+        return set()  # nothing was written yet
+    names = {path.rstrip("/").rpartition("/")[2] for path in listed}
+    return {name for name in names if name.endswith(".json")}
 
 
 def storage(written: str, base: Path | None = None, *, offline: bool = False) -> Storage:

@@ -1,14 +1,14 @@
 """Load and save the runs of one kind of device, in a folder or behind a URL (`storage`).
 
-A file, `<utc>-<revision>-<digest>.json`, is whole as soon as it is there, and never changes.
+A file, `<utc>-<revision>-<id>.json`, is whole as soon as it is there, and never changes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,21 +17,9 @@ from pathlib import Path
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
-from pytest_gpumem.baselines.history import (
-    Baseline,
-    SavedRow,
-    SavedRun,
-    assemble,
-)
-from pytest_gpumem.baselines.layout import (
-    LARGEST,
-    read,
-    read_unchanged,
-    reduced,
-    reduced_footprint,
-    written,
-)
-from pytest_gpumem.baselines.storage import BaselineError, Storage, fits_name
+from pytest_gpumem.baselines.history import Baseline, assemble
+from pytest_gpumem.baselines.saved import LARGEST, SavedRow, SavedRun, read, reduced, written
+from pytest_gpumem.baselines.storage import BaselineError, Storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.outcomes import Code, Outcome
@@ -76,14 +64,11 @@ class Store:
         revision the change is built on. None: all files count.
         `acceptances`: of the session's project.
         Raises `BaselineError`: the place cannot be reached; a file that cannot be read, has another
-        layout, was edited, belongs to another device, or mixes simulated and real; or a copy.
-        Nothing is skipped.
+        layout, was edited, or belongs to another device; or a copy. Nothing is skipped.
         """
         with uncollected():
-            runs = dict(files(self.storage, self._facts.key))
-            for path, run in runs.items():
-                self._check_device(path, run)
-            counting, left_out = _of_history(list(runs.values()), ancestry)
+            runs = [run for _, run in files(self.storage, self._facts.key)]
+            counting, left_out = _of_history(runs, ancestry)
             baseline = assemble(counting)
         return replace(
             baseline,
@@ -117,48 +102,30 @@ class Store:
             mode=mode if isinstance(mode, str) else None,
         )
         accepted, full, refused = list[Row](), list[Row](), list[tuple[Row, str]]()
-        saved = list[SavedRow]()
-        keys = set[str]()
+        saved: dict[str, SavedRow] = {}
         for row in rows:
             why = refusal(row, self._facts.simulated)
-            if why is None and row.key in keys:
+            if why is None and row.key in saved:
                 why = "another row of this run has the same key"
             if why is not None:
                 refused.append((row, why))
                 continue
-            keys.add(row.key)
             entering = _entering(row, baseline, run)
             if entering is None:
                 full.append(row)
             else:
                 accepted.append(row)
-                saved.append(entering)
+                saved[row.key] = entering
         path = None
         if saved:
-            path = self._write(structs.replace(run, rows=tuple(saved)))
+            path = self._write(structs.replace(run, rows=tuple(saved.values())))
         return SaveResult(path, tuple(accepted), tuple(full), tuple(refused))
 
     def _write(self, run: SavedRun) -> Path:
-        text = written(run)
         revision = re.sub(r"[^A-Za-z0-9.]+", "-", run.revision or "").strip("-.")[:12]
-        # The id in the content makes it unlike any other.
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        name = f"{run.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{digest}.json"
-        self.storage.write(self._facts.key, name, text)
+        name = f"{run.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{run.id}.json"
+        self.storage.write(self._facts.key, name, written(run))
         return self.folder / name
-
-    def _check_device(self, path: Path, run: SavedRun) -> None:
-        """Raise `BaselineError` if a run is of another device than this one."""
-        simulated = run.device.simulated
-        if simulated != self._facts.simulated:
-            then, now = ("simulated", "real") if simulated else ("real", "simulated")
-            raise BaselineError(
-                f"{self.storage.shown(path)}: of a {then} device, this one is {now}"
-            )
-        if run.device.key != self._facts.key:
-            raise BaselineError(
-                f"{self.storage.shown(path)}: of {run.device.key}, this device is {self._facts.key}"
-            )
 
     def _absence(self, left_out: str | None) -> str:
         key = self._facts.key
@@ -174,15 +141,12 @@ class Store:
 def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
     """Return what is saved of a row; None if its references are full and it gained nothing."""
     today = run.utc.date()
-    times = memory = None
-    if row.measurement is not None and baseline.enters(row, "time", today):
-        times = reduced(row.measurement, run)
-    if (
-        row.footprint is not None
-        and row.footprint.watched
-        and baseline.enters(row, "memory", today)
-    ):
-        memory = reduced_footprint(row.footprint)
+    times, memory = row.measurement, row.footprint
+    if times is not None:
+        times = reduced(times) if baseline.enters(row, "time", today) else None
+    if memory is not None:
+        enters = memory.watched and baseline.enters(row, "memory", today)
+        memory = structs.replace(memory, notes=()) if enters else None
     if times is None and memory is None:
         return None
     return SavedRow(
@@ -191,7 +155,6 @@ def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
         times,
         memory,
         row.limits,
-        row.test_source,
         baseline.acceptances.digest(row.key, "time"),
         baseline.acceptances.digest(row.key, "memory"),
     )
@@ -227,20 +190,26 @@ def files(at: Storage, key: str) -> Iterator[tuple[Path, SavedRun]]:
 
     Raises `BaselineError`: as `Store.load`.
     """
+    at.update(key)
     names: dict[str, str] = {}  # of files, by the id of their run
-    for path in _paths(at, key):
-        run = load_file(path, at)
-        first = names.setdefault(run.id, path.name)
-        if first != path.name:
-            raise BaselineError(
-                f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice"
-            )
+    for path in _paths(at.at(key)):
+        try:
+            # Reading a pipe would wait.
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
+            run = read(bytes_of(path, LARGEST))
+            if run.device.key != key:
+                raise FileError(f"of {run.device.key}, this device is {key}")
+            first = names.setdefault(run.id, path.name)
+            if first != path.name:
+                raise FileError(f"a copy of {first}, of the same process; it would count twice")
+        except FileError as error:
+            text = " ".join(str(error).split())
+            raise BaselineError(f"{at.shown(path)}: {text}") from None
         yield path, run
 
 
-def _paths(at: Storage, key: str) -> list[Path]:
-    at.update(key)
-    folder = at.at(key)
+def _paths(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".json")
     except FileNotFoundError:
@@ -253,42 +222,26 @@ def _paths(at: Storage, key: str) -> list[Path]:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
 
 
-def load_file(path: Path, at: Storage) -> SavedRun:
-    """Read one file of a place, and check it. Raises `BaselineError`: as `Store.load`."""
-    try:
-        # Reading a pipe would wait.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
-        text = bytes_of(path, LARGEST)
-        return read_unchanged(text) if fits_name(path.name, text) else read(text)
-    except FileError as error:
-        raise BaselineError(f"{at.shown(path)}: {' '.join(str(error).split())}") from None
-
-
 def _of_history(
     runs: Sequence[SavedRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
 ) -> tuple[list[SavedRun], str | None]:
     """Return the runs that count, and a sentence about the others."""
     if ancestry is None:
         return list(runs), None
-    revisions = {run.revision for run in runs}
-    known = ancestry(frozenset(revision for revision in revisions if revision is not None))
+    known = ancestry(frozenset(run.revision for run in runs if run.revision is not None))
     counting = []
-    reasons: dict[str, int] = {}
+    reasons = Counter[str]()
     for run in runs:
         revision = run.revision
         if revision in known.base:
             counting.append(run)
-            continue
-        if revision is not None and revision.endswith(DIRTY):
-            why = "of uncommitted changes"
+        elif revision is not None and revision.endswith(DIRTY):
+            reasons["of uncommitted changes"] += 1
         elif revision is None or revision in known.unknown:
-            why = "of a revision that this repository does not know"
+            reasons["of a revision that this repository does not know"] += 1
         else:
-            why = f"are not of the history of {known.merge_base[:12]}"
-        reasons[why] = reasons.get(why, 0) + 1
+            reasons[f"are not of the history of {known.merge_base[:12]}"] += 1
     if not reasons:
         return counting, None
     texts = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-    left_out = len(runs) - len(counting)
-    return counting, f"{left_out} of {len(runs)} files do not count: {texts}"
+    return counting, f"{reasons.total()} of {len(runs)} files do not count: {texts}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pytest_gpumem.baselines.history import Baseline, memory_of, times_of
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.saved import memory_of, times_of
 from pytest_gpumem.judging import regression
 from pytest_gpumem.judging.finding import check_of
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, judge_footprint
@@ -96,7 +97,7 @@ def memory_findings(
 ) -> list[LimitResult]:
     """Return the findings on a row's footprint. `names`: of the limits to judge."""
     assert row.footprint is not None
-    past = memory_of(baseline.reference_footprints(row))
+    past = memory_of(baseline.reference_runs(row, "memory"))
     why = None if past else baseline.why_new(row, "memory")
     fixtures_alone = simulated and not row.label
     return list(

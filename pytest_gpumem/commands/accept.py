@@ -155,8 +155,7 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
 
     Raises `UserError`: nothing.
     """
-    from pytest_gpumem.baselines.acceptances import AcceptedChange
-    from pytest_gpumem.baselines.accepting import changes_of
+    from pytest_gpumem.baselines.acceptances import AcceptedChange, changes_of
 
     rows, missing = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
@@ -199,7 +198,7 @@ def _of_test(
 
 def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results) -> str:
     """Return why nothing of these rows and missing rows can be accepted."""
-    from pytest_gpumem.baselines.accepting import absolute_limits
+    from pytest_gpumem.baselines.acceptances import absolute_limits
 
     failed = any(omission.reason == ITS_TEST_FAILED for omission in missing)
     limits = set[str]()

@@ -11,8 +11,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
-from pytest_gpumem.baselines.result_sets import SideResults
+from pytest_gpumem.baselines.compare import Pair, SetComparison, SideResults, compare_sides
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.expectations import lost
@@ -43,17 +42,11 @@ def text(
     simulated = mark(any(row.verdict.simulated for row in compared.rows))
 
     before = [f"base: {_what(base)}", f"head: {_what(head)}"]
-    if compared.forced is not None:
-        before.append(f"FORCED: {compared.forced}; no gate is passed by this")
-    before += compared.notes
 
     after = []
     for row in failed:
         after.append(f"FAIL{simulated} {row.key}: {row.verdict.reason}")
     after += remedies(compared.rows, store=False)
-    changed = Counter(what for row in compared.rows for what in row.changed)
-    for what, count in changed.items():
-        after.append(f"changed between the sides: {what} ({count} of {len(compared.rows)})")
     after += missing_lines(compared.missing)
     if any(omission.may_be_meant for omission in compared.missing):
         after.append("compare runs of the same tests")
@@ -198,7 +191,6 @@ def as_json(
         "schema": 1,
         "base": base.name,
         "head": head.name,
-        "forced": compared.forced,
         "exit": code,
         "rows": [fields(pair) for pair in sorted(compared.pairs, key=_rank)],
         "missing": missing,
@@ -232,14 +224,9 @@ def _what(side: SideResults) -> str:
     help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.",
 )
 @json_option("Write the comparison as JSON.")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Compare results of different GPUs too. Such a comparison never exits with 0.",
-)
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
 def compare(
-    sides: tuple[str, ...], max_regression: str | None, strict: bool, file: Path | None, force: bool
+    sides: tuple[str, ...], max_regression: str | None, strict: bool, file: Path | None
 ) -> int:
     """Judge HEAD against BASE as a session judges a run against its baseline, without a GPU.
 
@@ -248,7 +235,7 @@ def compare(
     quoted pattern such as "base-*.json": --benchmark-json files of sessions with --gpumem, or files
     of a baseline. Each file of BASE is a run; the files of HEAD are the processes of a run.
     """
-    from pytest_gpumem.baselines.result_sets import side
+    from pytest_gpumem.baselines.compare import side
 
     if len(sides) != 2:
         raise click.UsageError(
@@ -256,7 +243,7 @@ def compare(
             "quotes."
         )
     first, second = (side(given) for given in sides)
-    compared = compare_sides(first, second, max_regression, force=force)
+    compared = compare_sides(first, second, max_regression)
     code = compared.exit_code(strict=strict)
     width, colour = terminal()
     click.echo(text(compared, first, second, width=width, colour=colour))

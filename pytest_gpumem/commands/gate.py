@@ -289,7 +289,7 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
 
     `option`: name --accept-from-change, which was not given.
     """
-    from pytest_gpumem.baselines.accepting import absolute_limits, changes_of
+    from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of
     from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
 
     conclusion = result.conclusion

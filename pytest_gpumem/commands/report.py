@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 import click
 
-from pytest_gpumem.baselines.compare import compare_sides
-from pytest_gpumem.baselines.result_sets import side
+from pytest_gpumem.baselines.compare import compare_sides, side
 from pytest_gpumem.commands import examples, file_option, write_named
 from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
@@ -28,7 +27,7 @@ FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "
 def _against(base: str, results: Path, run: Run) -> Run:
     """A run whose rows are judged against other results, which are its earlier runs; rows that only the other results have come last."""
     other = side(base)
-    compared = compare_sides(other, side(str(results)), None, force=False)
+    compared = compare_sides(other, side(str(results)), None)
     judged = {row.key: row for row in compared.rows}
     rows = [
         _judged_as(row, judged[row.key]) if row.key in judged and not row.failed else row

@@ -95,7 +95,6 @@ def _judges_time(limits: Limits) -> bool:
 # Whether a measurement can be judged
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice
-CLOCKS_APART = 0.01  # least difference, as a share, of clocks that differ; choice
 
 
 def unreliable(measurement: Measurement) -> Iterator[str]:
@@ -152,11 +151,6 @@ def doubts(measurement: Measurement) -> Iterator[str]:
 def comparable(measurement: Measurement, past: Measurement) -> bool:
     """True if both were measured in the same way, and the past one without a profiler."""
     return _way(past) == _way(measurement) and not past.profiled
-
-
-def clocks_agree(clock: float, other: float) -> bool:
-    """True if two clocks, in hertz, differ by no more than a step."""
-    return abs(clock - other) < CLOCKS_APART * max(clock, other)
 
 
 # Whether a test fails

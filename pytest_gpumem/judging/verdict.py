@@ -64,7 +64,7 @@ def with_verdict(
         reason += " (strict: this fails)"
     verdict = Verdict(
         outcome,
-        reason + _since(row),
+        reason,
         comparison,
         row.verdict.simulated if simulated is None else simulated,
         code,
@@ -83,10 +83,9 @@ def known(row: Row) -> tuple[LimitResult, ...]:
         accepted.append(LimitResult(name, Outcome.ACCEPTED, None, f"{name} accepted"))
     if verdict.limits:
         return (*accepted, *verdict.limits)
-    reason = verdict.reason.removesuffix(_since(row))
     results = []
     for name in verdict.accepted or ("",):
-        results.append(LimitResult(name, verdict.outcome, verdict.code, reason))
+        results.append(LimitResult(name, verdict.outcome, verdict.code, verdict.reason))
     return tuple(results)
 
 
@@ -104,7 +103,3 @@ def _measured(comparison: Comparison | None, limits: Limits) -> LimitResult:
         limit = f"max_regression {limits.max_regression}"
         reason = f"{against(comparison)}: {limit} is judged at the session's end"
     return LimitResult("", Outcome.MEASURED, None, reason)
-
-
-def _since(row: Row) -> str:
-    return f"; changed since the baseline: {', '.join(row.changed)}" if row.changed else ""

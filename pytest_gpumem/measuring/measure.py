@@ -126,7 +126,6 @@ def measure(
         accesses_per_launch=target.accesses_per_launch,
         sectors_per_request=target.sectors_per_request,
         requested=target.requested,
-        kernel_source=target.kernel_source,
         managed=bool(target.managed),
         work_seen=UNSET if work_seen else False,
         launches_wait=launches_wait or UNSET,

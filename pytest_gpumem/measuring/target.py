@@ -70,7 +70,6 @@ class Target:
     """Mean sectors of a launch's warp-wide requests, if it makes any and their pattern is known."""
     requested: int | None = None
     """Bytes that the threads of a launch request, repeats counted, if `sectors_per_request` is."""
-    kernel_source: str | None = None  # SHA-256 of the source file of a catalogue kernel
     host_memory: tuple[tuple[str, str], ...] = ()
     """Name and kind of memory of each argument that is not plain device memory, if known."""
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample

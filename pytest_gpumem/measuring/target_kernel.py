@@ -13,7 +13,6 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Graph, Stream
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Call, Role
-from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import (
     NotChecked,
@@ -121,7 +120,7 @@ class KernelLaunches:
                 sectors_per_request=sectors_per_request(accesses),
                 requested=requested_bytes(accesses),
             )
-        return replace(target, kernel_source=fingerprint(kernel.source))
+        return target
 
     def _notes(self) -> tuple[str, ...]:
         window, buffers = self._window, self._buffers.values()

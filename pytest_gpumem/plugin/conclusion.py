@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.baselines.accepting import absolute_limits, changes_of, command
+from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure

@@ -250,7 +250,7 @@ class GpuBenchmark:
         measurement = structs.replace(
             measurement,
             notes=(*measurement.notes, *loosened(limits, settings)),
-            provenance=session.provenance,
+            card=session.facts.uuid,
         )
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()

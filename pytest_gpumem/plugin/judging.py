@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import os
-import textwrap
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -13,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import NONE
-from pytest_gpumem.baselines.history import changes, times_of
+from pytest_gpumem.baselines.saved import times_of
 from pytest_gpumem.judging.differences import row_differences
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure, merged
@@ -35,28 +32,6 @@ from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.terminal import columns
 from pytest_gpumem.settings import ANNOUNCE, switched_off
-
-
-def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
-    """The row with the test's source, and with the changes since the baseline, which its verdict names."""
-    measurement = row.measurement
-    if measurement is None:
-        return replace(row, test_source=source)
-    runs = session.baseline.reference_runs(row)
-    changed = changes(measurement, session.facts, source, runs)
-    return replace(row, test_source=source, changed=changed)
-
-
-def source_of(item: pytest.Item) -> str | None:
-    """SHA-256 of the text of a test's function with its decorators; None without one."""
-    function = getattr(item, "function", None)
-    if function is None:
-        return None
-    try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):  # made by a program
-        return None
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def with_differences(row: Row, session: GpuSession) -> Row:
@@ -104,12 +79,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     )
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not test.measurements and test.entries is not None:
-        rows = [
-            replace(
-                unmeasured(item.nodeid, test.range_name, session, error),
-                test_source=source_of(item),
-            )
-        ]
+        rows = [unmeasured(item.nodeid, test.range_name, session, error)]
     item.stash[ROWS] = rows
     if test.entries is not None:
         _add(rows, test.entries, session)
@@ -121,7 +91,6 @@ def _judged(
 ) -> list[Row]:
     """Return the rows of a test with their verdicts, in doubt if it skipped after it measured."""
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
-    source = source_of(item)
     rows = []
     for measured, limits in test.measurements:
         row = Row(
@@ -133,7 +102,7 @@ def _judged(
             range_name=test.range_name,
             extra=dict(test.extra.get(measured.label, {})),
         )
-        rows.append(in_context(row, source, session))
+        rows.append(row)
     if isinstance(error, pytest.skip.Exception):
         why = f"the test skipped after this measurement: {error}"
         skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)

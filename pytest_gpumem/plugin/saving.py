@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from pytest_gpumem.baselines.accepting import changes_of, command
+from pytest_gpumem.baselines.acceptances import changes_of, command
 from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from pytest_gpumem.plugin.workers import hands_out, is_part
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Provenance
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import DID_NOT_RUN, Omission, Row, key_of
 from pytest_gpumem.settings import (
     EVIDENCE,
@@ -80,7 +79,6 @@ class GpuSession:
         self.is_part = is_part(config)  # another process has the results
         self.measures = not hands_out(config)  # False where workers measure
         self._pid = os.getpid()
-        self.begun = datetime.now(timezone.utc)
         self.ranges = Ranges()
         self.forks = Forks(chosen.unfinished)
         self.deadline = Deadline(config)
@@ -126,11 +124,6 @@ class GpuSession:
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own."""
         return not self.ranges.tool_attached()
-
-    @property
-    def provenance(self) -> Provenance:
-        """When and on which device this process measures."""
-        return Provenance(self.begun.isoformat(timespec="seconds"), self.facts.uuid)
 
     # Limits
 

@@ -61,7 +61,7 @@ def with_lines(row: Row, session: GpuSession) -> Row:
     """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
     if row.footprint is None or not fails_by_memory(row):
         return row
-    past = session.baseline.reference_footprints(row)
+    past = session.baseline.reference_runs(row, "memory")
     lines = memory_differences(past[-1].footprint if past else None, row.footprint)
     return replace(
         row,

@@ -121,14 +121,6 @@ class Window(Record, frozen=True):
     offset: Bytes = 0  # Bytes of the buffer before the window
 
 
-class Provenance(Record, frozen=True):
-    """When and where a process measured: processes of one session agree better than those of
-    another hour or another card."""
-
-    utc: str  # Start of the process's session, ISO 8601
-    card: str | None = None  # UUID of the GPU; None where it has none
-
-
 class Repeat(Record, frozen=True):
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
 
@@ -192,8 +184,6 @@ class Measurement(Record, frozen=True, dict=True):
     property of the process. None where the sampler's readings contain it in another way."""
     during: Conditions | None = None
     """The least favourable conditions between the first and the last sample."""
-    kernel_source: str | None = None
-    """SHA-256 of the source file of a catalogue kernel; None for a copy and for user code."""
     overlap: Overlap | None = None
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
@@ -206,8 +196,8 @@ class Measurement(Record, frozen=True, dict=True):
     unknown, and for copy engines and pointer chases."""
     requested: Bytes | None = None
     """Bytes that the threads of one launch request, repeats counted."""
-    provenance: Provenance | None = field(name="taken", default=None)
-    """When and on which card."""
+    card: str | None = None
+    """UUID of the GPU that measured; None where it has none."""
     managed: bool = False
     """Pages of managed memory were put back before every sample."""
     further: tuple[Repeat, ...] = ()

@@ -73,15 +73,9 @@ class Row(Record, frozen=True):
     label: str = ""  # Label of the measurement inside its test
     failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
     range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
-    test_source: str | None = None
-    """SHA-256 of the text of the test's function, without functions that it calls and fixtures;
-    None where it has no text."""
     test_error: bool | UnsetType = UNSET
     """True if the test failed by an assertion or an error of its own, whatever its verdicts.
     Written only then."""
-    changed: tuple[
-        str, ...
-    ] = ()  # Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures of the test for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None

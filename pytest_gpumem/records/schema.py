@@ -72,6 +72,11 @@ def to_plain(record: object, path: str = "$") -> Any:
 def from_plain(value: object, kind: type[_T], path: str = "$") -> _T:
     """Return the record that `to_plain` wrote. Raises `SchemaError`: a value that does not fit."""
     _refuse_unplain(value, path)
+    return converted(value, kind, path)
+
+
+def converted(value: object, kind: type[_T], path: str = "$") -> _T:
+    """Return the record of JSON values whose numbers are finite. Raises `SchemaError`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -38,8 +38,6 @@ def details(row: Row, facts: DeviceFacts) -> Details:
         yield "change", f"{change(delta)}{was}"
     for line in why_lines(row):
         yield "why", line
-    for changed in row.changed:
-        yield "changed since", changed
     if row.measurement is not None:
         yield from _of_measurement(row.measurement, facts)
     for name, value in row.extra.items():
@@ -60,7 +58,7 @@ def failure_text(row: Row, facts: DeviceFacts, width: int) -> str:
     if row.verdict.reason not in broken_limits(row):
         terms.append(("reason", row.verdict.reason))
     for term, text in details(row, facts):
-        if term not in ("limit", "change", "why", "changed since"):
+        if term not in ("limit", "change", "why"):
             terms.append((term, text))
     terms.append(("device", f"{facts.name_and_driver}, {facts.key}"))
     room = max(len(term) for term, _ in terms) + 2

@@ -57,7 +57,6 @@ def table(
     if every:
         sentences += _notes(measured, facts)
     sentences += remedies(measured, store=not saved)
-    sentences += since_the_baseline(measured)
     sentences += wait_totals(measured)
     sentences.append(counts_text(rows))
     for sentence in sentences:
@@ -129,13 +128,6 @@ def remedies(rows: Iterable[Row], *, store: bool = True) -> list[str]:
         if outcome is Outcome.NEW and store and of_outcome:
             sentences[-1] += "; to store this state: pytest --gpumem --gpumem-save"
     return sentences
-
-
-def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:
-    """What changed since the baseline, and for how many rows."""
-    counts = Counter(changed for row in rows for changed in row.changed)
-    for changed, count in counts.items():
-        yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
 
 
 def wait_totals(rows: Sequence[Row]) -> Iterator[str]:

@@ -262,7 +262,7 @@ class Gate:
                 found.append((str(runs[0].process.revision), limits))
         written = row.limits.max_peak_regression
         if row.footprint is not None and written and accepted.of(row.key, "memory") is None:
-            saved = self._baseline.reference_footprints(row)
+            saved = self._baseline.reference_runs(row, "memory")
             if crept_in_memory(verdict, written, saved):
                 limits = Limits(max_peak_regression=written, origin=row.limits.origin)
                 found.append((str(saved[0].process.revision), limits))

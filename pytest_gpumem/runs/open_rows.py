@@ -9,7 +9,7 @@ from statistics import fmean
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import NONE, Acceptances, Figure
-from pytest_gpumem.baselines.history import SavedRow, memory_of, times_of
+from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import worst
 from pytest_gpumem.judging.footprint import peaks_of
@@ -181,7 +181,7 @@ def _up_to_accepted(
 # Against the oldest revision of the reference
 
 
-def crept_in_time(verdict: DuetVerdict, reference: Sequence[SavedRow]) -> bool:
+def crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
     """Return whether head is slower than its reference by more than a limit that it did not fail.
 
     Steps that each pass against BASE may add up to more than the limit.
@@ -198,7 +198,7 @@ def crept_in_time(verdict: DuetVerdict, reference: Sequence[SavedRow]) -> bool:
     return fmean(changes) > verdict.pairs.limit
 
 
-def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[SavedRow]) -> bool:
+def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRow]) -> bool:
     """Return whether head takes more memory than its reference allows, and passes against BASE.
 
     `limit`: the allowed growth, as written. `reference`: the saved runs of the row's reference.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from committing import git
 
-from pytest_gpumem.baselines.layout import digest
+from pytest_gpumem.baselines.saved import digest
 
 BRANCH = "main"
 SIMULATED = {"GPUMEM_DEVICE": "sim"}

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from committing import git
 from sessions import Run, row_in, slower, stored_in
 
-from pytest_gpumem.baselines.layout import digest
+from pytest_gpumem.baselines.saved import digest
 from pytest_gpumem.cli import main
-from pytest_gpumem.measuring import target_kernel
 from pytest_gpumem.settings import BASELINE_OF
 
 COPY = """
@@ -68,45 +67,6 @@ def test_a_file_in_place_of_the_folder_ends_the_run_before_anything_is_measured(
     (line,) = filter(None, result.stderr.lines)
     assert "taken" in line
     assert (pytester.path / "taken").read_text() == "mine"
-
-
-def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(COPY)
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    (path,) = pytester.path.glob("test_*.py")
-    path.write_text("# another line above changes no test\n" + COPY)
-    assert "changed since the baseline" not in gpumem().stdout.str()
-    path.write_text(COPY + "    assert True\n")
-    result = gpumem("--benchmark-json=out.json")
-    result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
-    row = row_in(pytester.path)
-    assert row["changed"] == ["the test's source"]
-    assert row["verdict"]["reason"].endswith("; changed since the baseline: the test's source")
-
-
-def test_a_changed_kernel_is_said(
-    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makepyfile(COPY)
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    monkeypatch.setattr(target_kernel, "fingerprint", lambda name: "0" * 64)
-    result = gpumem()
-    result.stdout.fnmatch_lines(["changed since the baseline: the kernel's source (1 of 1)"])
-
-
-def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(COPY)
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    (path,) = pytester.path.glob("test_*.py")
-    path.write_text(COPY + "    assert True\n")
-    result = gpumem("-n", "1", "--gpumem-save")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
-    sources = [
-        json.loads(path.read_text())["content"]["rows"][0]["test_source"]
-        for path in stored_in(pytester.path)
-    ]
-    assert len(set(sources)) == 2
 
 
 def test_accepting_a_change(

@@ -22,8 +22,6 @@ MEASURED = (
     "profiled",
     "conditions",
     "overhead",
-    "kernel_source",
-    "provenance",
     "notes",
     "moved_bytes",
     "window",

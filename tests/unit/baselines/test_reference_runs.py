@@ -14,17 +14,11 @@ from msgspec import structs
 from stored_rows import row
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange, Figure
-from pytest_gpumem.baselines.history import (
-    Baseline,
-    SavedProcess,
-    SavedRow,
-    SavedRun,
-    assemble,
-    changes,
-)
+from pytest_gpumem.baselines.history import Baseline, assemble
+from pytest_gpumem.baselines.saved import PastRow, SavedRow, SavedRun
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Window
+from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
 from pytest_gpumem.records.row import Row
 
 START = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
@@ -70,7 +64,7 @@ def baseline(
     return replace(assemble(runs), device=facts, acceptances=acceptances or Acceptances())
 
 
-def days(found: Sequence[SavedRow]) -> list[int]:
+def days(found: Sequence[PastRow]) -> list[int]:
     return [(saved.process.utc - START).days for saved in found]
 
 
@@ -189,7 +183,7 @@ def test_accepted_bytes_forgive_no_time() -> None:
     saved = baseline([run(0), memory(0, 64)], acceptances=more)
     head = row(footprint=of_peak(64))
     assert days(saved.reference_runs(head)) == [0]
-    assert saved.reference_footprints(head) == ()
+    assert saved.reference_runs(head, "memory") == ()
     assert saved.why_new(head, "memory").startswith("a change of its memory was accepted")
 
 
@@ -230,11 +224,11 @@ def test_a_full_reference_takes_all_runs_of_its_last_date() -> None:
 def test_saved_memory_is_bounded_in_the_same_way() -> None:
     peaks = baseline([memory(day, 100) for day in range(14)])
     head = row(footprint=of_peak(100), limits=ONE)
-    assert days(peaks.reference_footprints(head)) == list(range(12))
+    assert days(peaks.reference_runs(head, "memory")) == list(range(12))
     assert not peaks.enters(head, "memory", TODAY)
     assert peaks.enters(structs.replace(head, footprint=of_peak(98)), "memory", TODAY)
     fewer = baseline([memory(day, peak) for day, peak in enumerate([100, 98, 98, 98])])
-    assert days(fewer.reference_footprints(head)) == [1, 2, 3]
+    assert days(fewer.reference_runs(head, "memory")) == [1, 2, 3]
 
 
 def test_what_a_session_measures() -> None:
@@ -242,49 +236,3 @@ def test_what_a_session_measures() -> None:
     assert list(rows.expected("clean-cold")) == [KEY]
     assert list(rows.expected("hot")) == []
     assert list(rows.expected(None)) == [KEY]
-
-
-# What has changed since the reference
-
-
-def clocked(
-    memory_hz: float | None = 2.619e9, sm: float | None = 1.98e9, **changed: Any
-) -> Measurement:
-    # Before the samples the device was idle.
-    conditions = (
-        Conditions(sm_clock_hz=345e6, memory_clock_hz=1.593e9),
-        Conditions(sm_clock_hz=sm, memory_clock_hz=memory_hz),
-    )
-    made = row(conditions=conditions, **{"kernel_source": "k" * 64, **changed}).measurement
-    assert made is not None
-    return made
-
-
-def saved_with(
-    facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any
-) -> SavedRow:
-    process = SavedProcess(id="p", utc=START, device=facts)
-    measurement = clocked(**changed)
-    return SavedRow("a.py::test", measurement=measurement, test_source=test_source, process=process)
-
-
-def said(*runs: SavedRow, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
-    return changes(clocked(**changed), FACTS, test_source, runs)
-
-
-def test_changes_since_the_reference() -> None:
-    assert said() == said(saved_with()) == ()
-    older = structs.replace(FACTS, driver="570.1")
-    assert said(saved_with(), saved_with(older)) == ("driver 570.1 -> 580.95.05",)
-    assert said(saved_with(test_source="u" * 64)) == ("the test's source",)
-    assert said(saved_with(kernel_source="l" * 64)) == ("the kernel's source",)
-    assert said(saved_with(test_source=None, kernel_source=None)) == ()
-    assert said(saved_with(), test_source=None, kernel_source=None) == ()
-
-
-def test_clocks_under_load() -> None:
-    assert said(saved_with(), memory_hz=2.3e9) == ("memory clock 2619 -> 2300 MHz",)
-    assert said(saved_with(), memory_hz=2.61e9, sm=1.965e9) == ()  # one step of 15 MHz
-    assert said(saved_with(), sm=1.95e9) == ("SM clock 1980 -> 1950 MHz",)
-    assert said(saved_with(memory_hz=None, sm=None), memory_hz=1e9, sm=1e9) == ()
-    assert said(saved_with(), memory_hz=None, sm=None) == ()

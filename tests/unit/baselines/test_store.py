@@ -17,8 +17,7 @@ from known_devices import H100
 from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
 
-from pytest_gpumem.baselines.history import SavedProcess
-from pytest_gpumem.baselines.layout import digest, reduced
+from pytest_gpumem.baselines.saved import digest, reduced
 from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.outcomes import Outcome
@@ -37,7 +36,7 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     store = Store(tmp_path, H100)
     first, second = (
         row(latency=268e-6, overhead=2e-6),
-        row(latency=269e-6, test_source="f" * 64, limits=Limits(max_regression="1%")),
+        row(latency=269e-6, limits=Limits(max_regression="1%")),
     )
     one = store.save([first, row("test_copy")], "abc123")
     assert one.path is not None
@@ -47,12 +46,12 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     baseline = store.load()
     stored = baseline.rows[first.key]
     assert [one.measurement for one in stored] == [
-        kept(first, stored[0].process),
-        kept(second, stored[1].process),
+        kept(first),
+        kept(second),
     ]
-    assert [(one.nodeid, one.key, one.test_source, one.limits) for one in stored] == [
-        (first.nodeid, first.key, None, first.limits),
-        (first.nodeid, first.key, "f" * 64, Limits(max_regression="1%")),
+    assert [(one.nodeid, one.key, one.limits) for one in stored] == [
+        (first.nodeid, first.key, first.limits),
+        (first.nodeid, first.key, Limits(max_regression="1%")),
     ]
     assert [(one.process.revision, one.process.device) for one in stored] == [
         ("abc123", H100),
@@ -102,15 +101,15 @@ def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
     assert store.load().processes == 4
 
 
-def kept(stored: Row, process: SavedProcess) -> Measurement:
+def kept(stored: Row) -> Measurement:
     assert stored.measurement is not None
-    return reduced(stored.measurement, process)
+    return reduced(stored.measurement)
 
 
 def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
     """All that a comparison asks of it, and no samples."""
     store = Store(tmp_path, H100)
-    sampled = row(overhead=2e-6, kernel_source="e" * 64, notes=("a note",))
+    sampled = row(overhead=2e-6, notes=("a note",))
     store.save([sampled], None)
     (stored,) = store.load().rows[sampled.key]
     before, after = sampled.measurement, stored.measurement
@@ -128,15 +127,9 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
         "moved_bytes",
         "window",
         "conditions",
-        "kernel_source",
     ):
         assert getattr(after, name) == getattr(before, name)
     assert (after.notes, after.sampler_reason) == ((), "")
-    assert after.provenance is not None
-    assert (after.provenance.utc, after.provenance.card) == (
-        stored.process.utc.isoformat(timespec="seconds"),
-        H100.uuid,
-    )
 
 
 def test_a_file_of_300_rows_is_small(tmp_path: Path) -> None:
@@ -166,7 +159,7 @@ def test_the_file(tmp_path: Path) -> None:
     written = json.loads(saved.path.read_text())
     content = written["content"]
     assert content["revision"] == "feature/x y-0123456789abcdef"
-    assert content["utc"].endswith("+00:00")
+    assert content["utc"].endswith("Z")
     assert content["mode"] == "clean-cold"
     assert content["written_by"].startswith("pytest-gpumem ")
     assert (written["schema"], written["sha256"]) == (4, digest(content))
@@ -258,8 +251,8 @@ def moved(tmp_path: Path, facts: DeviceFacts, to: DeviceFacts) -> Path:
 
 def test_simulated_and_real_never_meet(tmp_path_factory: pytest.TempPathFactory) -> None:
     for of, to, words in [
-        (SIMULATED, H100, "of a simulated device, this one is real"),
-        (H100, SIMULATED, "of a real"),
+        (SIMULATED, H100, "of simulated-NVIDIA-H100"),
+        (H100, SIMULATED, "of NVIDIA-H100"),
     ]:
         tmp_path = tmp_path_factory.mktemp("case")
         with naming(of):
@@ -332,14 +325,6 @@ def test_a_formatter_does_no_harm(tmp_path_factory: pytest.TempPathFactory) -> N
 
 def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change, words in [
-        (
-            lambda c: measured(c).update(profiled=True),
-            "may not be in a baseline: it was measured under a profiler",
-        ),
-        (
-            lambda c: measured(c)["conditions"][0].update(throttle_reasons=["x"]),
-            "under throttling (x)",
-        ),
         (lambda c: c["rows"].append(c["rows"][0]), "holds tests/test_a.py::test_triad twice"),
         (
             lambda c: measured(c).update(placements=[[-1e-3]]),
@@ -365,7 +350,7 @@ def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFact
             "$.content.rows[0].limits.max_regression: 'much'",
         ),
         (lambda c: c.pop("id"), "missing required field `id`"),
-        (lambda c: c["device"].update(simulated=True), "of a simulated device, this one is real"),
+        (lambda c: c["device"].update(simulated=True), "of simulated-NVIDIA-H100"),
     ]:
         tmp_path = tmp_path_factory.mktemp("case")
         assert words in one_line(tmp_path, spoilt(tmp_path, change, signed=True)), change

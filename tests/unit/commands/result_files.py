@@ -38,7 +38,7 @@ class Folder:
     ) -> Row:
         measured = {
             key: changes.pop(key)
-            for key in ("mode", "sampler", "conditions", "profiled", "kernel_source")
+            for key in ("mode", "sampler", "conditions", "profiled")
             if key in changes
         }
         medians = latency * np.exp(self._rng.normal(0, spread) + self._rng.normal(0, spread, 8))

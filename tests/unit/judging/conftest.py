@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ from measurements import TRIAD, measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance, Repeat
-
-DAY = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
+from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 
 
 class Bench:
@@ -39,30 +36,21 @@ class Bench:
         self,
         latency: float = 268e-6,
         *factors: float,
-        day: int | None = None,
-        card: str = "GPU-a",
         **changes: Any,
     ) -> Measurement:
-        """A run of a process and of further ones, each slower than the first by a factor; of a session of its own where it has a day."""
+        """A run of a process and of further ones, each slower than the first by a factor."""
         one = self.measurement(latency, **changes)
         further = tuple(
             Repeat(tuple(median * factor for median in one.medians), one.overhead)
             for factor in factors
         )
-        provenance = (
-            Provenance((DAY + timedelta(days=day)).isoformat(), card)
-            if day is not None
-            else one.provenance
-        )
-        return replace(one, further=further, provenance=provenance)
+        return replace(one, further=further)
 
     def baseline(
         self, runs: int, processes: int = 1, latency: float = 268e-6, **changes: Any
     ) -> list[Measurement]:
         """Runs that agree, each of a session of its own."""
-        return [
-            self.run(latency, *[1.0] * (processes - 1), day=day, **changes) for day in range(runs)
-        ]
+        return [self.run(latency, *[1.0] * (processes - 1), **changes) for _ in range(runs)]
 
     @staticmethod
     def of(placements: tuple[tuple[float, ...], ...], **changes: object) -> Measurement:

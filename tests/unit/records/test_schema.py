@@ -22,7 +22,6 @@ from pytest_gpumem.records.measurement import (
     Limits,
     Measurement,
     MovedBytes,
-    Provenance,
     Repeat,
 )
 from pytest_gpumem.records.migrations import Migrations, PageCounts
@@ -62,8 +61,7 @@ MEASURED = Measurement(
         ),
         source="CUPTI",
     ),
-    kernel_source="a" * 64,
-    provenance=Provenance("2026-11-20T18:00:00+00:00", "GPU-a"),
+    card="GPU-a",
     further=(Repeat((2.68e-4, 2.69e-4), 2e-6),),
 )
 
@@ -80,8 +78,6 @@ ROW = Row(
     measurement=MEASURED,
     label="warm",
     range_name="test_triad_1",
-    test_source="b" * 64,
-    changed=("driver 580.95.05 -> 590.10",),
     footprint=Footprint(
         peak=3 * 2**20,
         uses=(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace as replace_pairs
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from flagged_rows import row
+from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
-from pytest_gpumem.baselines.history import SavedRow
+from pytest_gpumem.baselines.saved import PastRow, SavedRun
 from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
@@ -185,7 +187,8 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
     pairs = Pairs((0.001, 0.002), 0.01, outcome)
     heads = (replace(row(), measurement=measurement(placements=((head,),))),)
     verdict = replace_pairs(judged(Outcome.PASS), pairs=pairs, head=heads)
-    saved = SavedRow("t.py::a", measurement=measurement())
+    run = SavedRun(id="a", utc=datetime(2026, 11, 1, tzinfo=timezone.utc), device=H100)
+    saved = PastRow("t.py::a", measurement=measurement(), process=run)
     assert crept_in_time(verdict, [saved]) == expected
     assert not crept_in_time(verdict, [])
 

@@ -1,0 +1,221 @@
+"""A saved run: the records of one file, and its JSON.
+
+    {"schema": 4, "sha256": "...", "content": {
+        "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
+
+A row has its measurement with the median of each placement instead of its samples, its memory, its
+limits, and the digests of what was accepted of it. The sha256 covers the content as JSON with
+sorted keys: it survives a formatter, shows an edit, and does not protect against fraud. A field
+with its default is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from datetime import date, datetime, timezone
+from functools import cache
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import fields, replace
+
+from pytest_gpumem.baselines.acceptances import Figure
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.record import Record
+from pytest_gpumem.records.row import key_of
+from pytest_gpumem.records.schema import SchemaError, converted, other_schema
+from pytest_gpumem.result_files import FileError, parsed
+from pytest_gpumem.units import QuantityError
+
+LAYOUT = 4  # version of the layout
+LARGEST = 64 * 2**20
+"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
+_REMEDY = "restore the file from a copy, or delete it"
+_LFS = b"version https://git-lfs"
+
+
+class SavedRow(Record, frozen=True):
+    """A row of a run: its times, its memory, or both."""
+
+    nodeid: str  # pytest's id of the test
+    label: str = ""  # As `Row.label`
+    measurement: Measurement | None = None  # Reduced: each placement has its median only
+    footprint: Footprint | None = None  # Reduced: without remarks
+    limits: Limits = Limits()  # Those of the row in this run
+    accepted_time: str = ""  # `Acceptances.digest` of the accepted time; empty for nothing
+    accepted_memory: str = ""  # The same of the accepted memory
+
+    @property
+    def key(self) -> str:
+        """As `Row.key`."""
+        return key_of(self.nodeid, self.label)
+
+    def accepted(self, figure: Figure) -> str:
+        """Return the digest of what was accepted of a figure."""
+        return self.accepted_time if figure == "time" else self.accepted_memory
+
+    def has(self, figure: Figure) -> bool:
+        """Return whether the run saved this figure of the row."""
+        saved = self.measurement if figure == "time" else self.footprint
+        return saved is not None
+
+
+class SavedRun(Record, frozen=True, kw_only=True):
+    """One file: a run."""
+
+    id: str  # Unique: a copy of its file is not a second run
+    utc: Annotated[datetime, Meta(tz=True)]  # When it was saved, in UTC
+    device: DeviceFacts  # The device at that time, with its driver and CUDA versions
+    revision: str | None = None
+    """Revision of the measured code, with "-dirty" for uncommitted changes; None if unknown."""
+    mode: str | None = None  # The session's mode, which a test may override; None if unknown
+    written_by: str = ""  # The version of the plugin
+    rows: tuple[SavedRow, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """Number of processes of the run."""
+        numbers = [1]
+        for row in self.rows:
+            if row.measurement is not None:
+                numbers.append(1 + len(row.measurement.further))
+        return max(numbers)
+
+
+class PastRow(SavedRow, frozen=True, kw_only=True):
+    """A saved row with the run that it belongs to."""
+
+    process: SavedRun
+
+
+def times_of(runs: Iterable[PastRow]) -> list[tuple[date, Measurement]]:
+    """Return the times of saved rows with the UTC dates of their runs."""
+    times = []
+    for run in runs:
+        if run.measurement is not None:
+            times.append((run.process.utc.date(), run.measurement))
+    return times
+
+
+def memory_of(runs: Iterable[SavedRow]) -> list[Footprint]:
+    """Return the memory of saved rows."""
+    return [run.footprint for run in runs if run.footprint is not None]
+
+
+def reduced(measurement: Measurement) -> Measurement:
+    """Return what a comparison needs: the median of each placement, and no notes."""
+    placements = tuple((median,) for median in measurement.medians)
+    return replace(measurement, placements=placements, sampler_reason="", notes=())
+
+
+def written(run: SavedRun) -> str:
+    """Return the text of a file, with one row a line for diffs."""
+    run = replace(run, written_by=f"pytest-gpumem {version('pytest-gpumem')}")
+    content = _plain(run)
+    lines = []
+    for name, value in content.items():
+        text = json.dumps(value, allow_nan=False)
+        if name == "rows":
+            rows = [json.dumps(row, allow_nan=False) for row in value]
+            text = "[\n" + ",\n".join(rows) + "\n]"
+        lines.append(f'"{name}": {text}')
+    head = f'"schema": {LAYOUT},\n"sha256": "{digest(content)}",\n"content"'
+    return f"{{\n{head}: {{\n" + ",\n".join(lines) + "\n}\n}\n"
+
+
+def digest(content: object) -> str:
+    """Return the SHA-256 of JSON values; white space and the order of keys do not change it."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(text: bytes) -> SavedRun:
+    """Read what `written` wrote.
+
+    Raises `FileError`: not JSON, another version, a wrong digest, or impossible values.
+    """
+    if text.startswith(_LFS):
+        raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
+    try:
+        file = parsed(text)
+    except FileError as error:
+        raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
+    if not isinstance(file, dict):
+        raise FileError("$: not a JSON object")
+    if file.get("schema") != LAYOUT:
+        raise FileError(other_schema(file.get("schema"), LAYOUT))
+    content = file.get("content")
+    if file.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
+        raise FileError("$: not the keys schema, sha256 and content")
+    try:
+        fits = digest(content) == file["sha256"]
+    except ValueError:
+        raise FileError("$.content: a number in it is not finite") from None
+    except RecursionError:
+        raise FileError("$.content: nested too deeply") from None
+    if not fits:
+        raise FileError(
+            "its content does not fit its sha256: it was edited by hand, or is damaged; " + _REMEDY
+        )
+    # The text is as it was written: what does not fit now comes from another version.
+    try:
+        return _checked(converted(content, SavedRun, "$.content"))
+    except (SchemaError, RecursionError) as error:
+        raise FileError(f"{error} (written by {content.get('written_by', 'unknown')})") from None
+
+
+def _checked(run: SavedRun) -> SavedRun:
+    """Return a run in UTC. Raises `FileError`: a row is there twice, or a value is impossible."""
+    try:
+        run = replace(run, utc=run.utc.astimezone(timezone.utc))
+    except OverflowError:
+        raise FileError(f"$.content.utc: {run.utc} is too far from now") from None
+    keys = set[str]()
+    for index, row in enumerate(run.rows):
+        path = f"$.content.rows[{index}]"
+        if row.key in keys:
+            raise FileError(f"holds {row.key} twice")
+        keys.add(row.key)
+        if row.measurement is not None and row.measurement.label != row.label:
+            raise FileError(f"{path}.measurement.label: not that of the row, {row.label!r}")
+        for name, limit in LIMITS.items():
+            value = getattr(row.limits, name)
+            try:
+                if value is not None:
+                    limit.parse(value)
+            except QuantityError as error:
+                raise FileError(f"{path}.limits.{name}: {error}") from None
+    return run
+
+
+def _plain(value: Any) -> Any:
+    """Return a record as JSON values, without the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        plain = {}
+        for name, encoded, default in _fields(type(value)):
+            item = getattr(value, name)
+            if item != default:
+                plain[encoded] = _plain(item)
+        return plain
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return msgspec.to_builtins(value)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
+    """Return name, name in JSON and default of each field; `NODEFAULT` where it has none."""
+    known = []
+    for field in fields(kind):
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        known.append((field.name, field.encode_name, default))
+    return known
