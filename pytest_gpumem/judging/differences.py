@@ -109,7 +109,7 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
 
 
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
-    """Return what head ran differently from base: steps, then calls, then state.
+    """Return what head ran differently from base: steps, then state.
 
     Steps are matched in their order: kernels by name, copies by direction, the others by kind. What
     was not watched on a side may be missing: see `WhatRan.not_watched`.
@@ -121,7 +121,7 @@ def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
         steps.append(replace(difference, times=times))
     if not steps and _tokens(base.launch) != _tokens(head.launch):
         steps.append(Difference(ORDER))
-    return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
+    return (*steps, *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
@@ -182,13 +182,6 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
                 if word != other:
                     place = f"argument {number}, byte {arguments.WORD * index}"
                     yield place, arguments.in_words([word]), arguments.in_words([other])
-
-
-def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Difference]:
-    for name in dict.fromkeys([*base, *head]):
-        was, now = base.get(name), head.get(name)
-        if was != now:
-            yield Difference("call", was, now, name, "count" if was and now else "")
 
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:

@@ -111,7 +111,7 @@ def find_what_ran(
             merged = together([before, seen])
         if merged is not None:
             state = _state(device, target, managed)
-            return what_ran(merged.launch, merged.calls, state, not_watched=merged.not_watched)
+            return what_ran(merged.launch, state, not_watched=merged.not_watched)
         before = seen
     if before is None:
         return WhatRan(not_watched=why)

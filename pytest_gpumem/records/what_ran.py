@@ -24,10 +24,7 @@ class StepKind(str, Enum):
     KERNEL = "kernel"
     COPY = "copy"
     MEMSET = "memset"
-    ALLOCATION = "allocation"
-    FREE = "free"
     SYNCHRONISATION = "synchronisation"  # The host waits: for the device, a stream or an event
-    JOIN = "join"  # A stream waits for an event; the host does not
 
 
 Argument = Annotated[str, Meta(pattern=arguments.PATTERN, max_length=2**17)]
@@ -46,8 +43,6 @@ class Step(Record, frozen=True, omit_defaults=True):
     """SHA-256 of the image of a kernel's module, or on the simulated device of source and model."""
     grid: tuple[int, int, int] | None = None  # Blocks in x, y and z
     block: tuple[int, int, int] | None = None  # Threads of a block in x, y and z
-    cluster: tuple[int, int, int] | None = None
-    """Blocks of a cluster in x, y and z; None for a kernel without clusters."""
     shared: Bytes | None = None  # Static shared memory of a block
     dynamic_shared: Bytes | None = None  # Dynamic shared memory of a block
     arguments: tuple[Argument, ...] | None = None
@@ -56,9 +51,8 @@ class Step(Record, frozen=True, omit_defaults=True):
     local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
     source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
     memory: str | None = None
-    """Memory that a copy or memset writes, or that is allocated or freed, one of
-    `uses.MEMORY_KINDS`."""
-    nbytes: Bytes | None = None  # Bytes that are copied, set, allocated or freed
+    """Memory that a copy or memset writes, one of `uses.MEMORY_KINDS`."""
+    nbytes: Bytes | None = None  # Bytes that are copied or set
     window: str | None = None  # Access-policy window of the launch, without its address
     stream: Count | None = None
     """Stream, numbered by first use in the launch; None for what is in no stream."""
@@ -71,9 +65,6 @@ class WhatRan(Record, frozen=True):
     """Digest of everything below: if equal, the same ran. None if something was not watched."""
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
-    calls: dict[str, Count] = field(default_factory=dict)
-    """Calls of the CUDA runtime and driver by name, without queries: launches, copies, advice,
-    prefetches."""
     state: dict[str, str] = field(default_factory=dict)
     """State of memory around the launch: the set-aside, home and advice of managed buffers, and
     the kind of memory of each argument that is not plain device memory."""
@@ -140,14 +131,13 @@ class WhatRan(Record, frozen=True):
 
 def what_ran(
     launch: Iterable[Step],
-    calls: Mapping[str, int],
     state: Mapping[str, str] | None = None,
     *,
     not_watched: str | None = None,
 ) -> WhatRan:
     """Return the record of one launch.
     `launch`: its steps in order; streams have any numbers that tell them apart.
-    `calls`, `state`, `not_watched`: as in `WhatRan`.
+    `state`, `not_watched`: as in `WhatRan`.
     """
     numbers: dict[int, int] = {}
     distinct: dict[Step, int] = {}
@@ -158,12 +148,12 @@ def what_ran(
             step = replace(given, stream=numbers.setdefault(given.stream, len(numbers)))
         order.append(distinct.setdefault(step, len(distinct)))
     steps = tuple(distinct)
-    calls, state = dict(sorted(calls.items())), dict(sorted((state or {}).items()))
+    state = dict(sorted((state or {}).items()))
     digest = None
     if not_watched is None:
-        content = msgspec.json.encode((steps, order, calls, state))
+        content = msgspec.json.encode((steps, order, state))
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
-    return WhatRan(digest, steps, tuple(order), calls, state, not_watched)
+    return WhatRan(digest, steps, tuple(order), state, not_watched)
 
 
 def together(records: Sequence[WhatRan]) -> WhatRan | None:
@@ -200,4 +190,4 @@ def _with_arguments(record: WhatRan, other: WhatRan, change: Callable[[str, str]
             launch.append(replace(step, arguments=tuple(changed)))
         else:
             launch.append(step)
-    return what_ran(launch, record.calls, record.state)
+    return what_ran(launch, record.state)

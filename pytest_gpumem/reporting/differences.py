@@ -90,7 +90,7 @@ def _values(difference: Difference) -> tuple[str, ...]:
 
 
 def _value(value: Value, field: str, of_bytes: bool) -> str:
-    if value is None and field in ("window", "cluster"):
+    if value is None and field == "window":
         return "none"
     if value is None:
         return "unknown"

@@ -41,11 +41,10 @@ def test_the_steps_of_a_launch(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
         gpu_benchmark(launch, max_kernels=1, max_copies=1, max_copied_bytes=4 * N, max_spill=0)
     )
     (kernel,), (copy,) = (list(found.of(kind)) for kind in (StepKind.KERNEL, StepKind.COPY))
-    assert (kernel.name, kernel.grid, kernel.block, kernel.cluster, kernel.window) == (
+    assert (kernel.name, kernel.grid, kernel.block, kernel.window) == (
         "work",
         (N // 256, 1, 1),
         (256, 1, 1),
-        None,
         None,
     )
     assert kernel.code is not None

@@ -1,23 +1,30 @@
-"""The arguments of the kernels in CUDA graphs.
+"""The arguments of kernels in launches and in CUDA graphs.
 
 A launch of a graph has no arguments: its nodes have, and a library may destroy the graph once it is
 made executable. So calls that make, change and destroy graphs are followed, all of them rare, and
 the nodes are read when a graph is launched in a pass, or else before they change or go.
-Sources: CUDA Driver API, Graph Management: cuGraphKernelNodeGetParams, CUDA_KERNEL_NODE_PARAMS, and
+Sources: CUDA Driver API, cuLaunchKernel (`kernelParams`), cuFuncGetParamInfo,
+cuPointerGetAttributes; Graph Management: cuGraphKernelNodeGetParams, CUDA_KERNEL_NODE_PARAMS, and
 the parameters of the calls in `CALLS`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuda.bindings import driver as D  # noqa: N812
 
-from pytest_gpumem.devices.cuda.arguments import Kernel, read_kernel
 from pytest_gpumem.devices.cuda.cupti import words
+from pytest_gpumem.records.arguments import text
 
+_ATTRIBUTES = (
+    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+)
+_MEMORY_TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
 _MADE = (
     "cuGraphInstantiate",
     "cuGraphInstantiate_v2",
@@ -43,6 +50,59 @@ _TEMPLATE_CHANGES = (
 )
 """Calls that destroy a graph or change a kernel of it, and leave executable ones as they are."""
 CALLS = (*_MADE, *_UPDATED, *_LOST, *_TEMPLATE_CHANGES)
+
+
+class Kernel(NamedTuple):
+    """A kernel of a launch."""
+
+    name: str  # mangled
+    function: int  # CUfunction or CUkernel
+    arguments: tuple[str, ...] | None  # as `Step.arguments`; None where they are not known
+
+
+def read_kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> Kernel:
+    """Return a kernel with its arguments.
+
+    `pointers`: the address `kernelParams` of the launch; 0 where its arguments lie in `extra`,
+    which is not read.
+    `is_kernel`: `function` is a CUkernel.
+    """
+    layout = _parameters(function, is_kernel=is_kernel)
+    if layout is None or (layout and not pointers):
+        return Kernel(name, function, None)
+    addresses = words(pointers, len(layout)) if layout else ()
+    arguments = []
+    for address, (offset, size) in zip(addresses, layout, strict=True):
+        arguments.append(text(ctypes.string_at(address, size), offset, _memory_at))
+    return Kernel(name, function, tuple(arguments))
+
+
+def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
+    """Offset and bytes of each parameter of a kernel; None if the driver does not tell them."""
+    if is_kernel:
+        ask, handle = D.cuKernelGetParamInfo, D.CUkernel(function)
+    else:
+        ask, handle = D.cuFuncGetParamInfo, D.CUfunction(function)
+    parameters: list[tuple[int, int]] = []
+    while True:
+        try:
+            status, offset, size = ask(handle, len(parameters))
+        except RuntimeError:  # a driver before CUDA 12.4 lacks the function
+            return None
+        if status == D.CUresult.CUDA_ERROR_INVALID_VALUE:  # there are no more
+            return parameters
+        if status != D.CUresult.CUDA_SUCCESS:
+            return None
+        parameters.append((int(offset), int(size)))
+
+
+def _memory_at(address: int) -> str | None:
+    """The kind of CUDA's memory at an address or before it, as an end; None for no memory."""
+    for place in (address, address - 1):
+        status, values = D.cuPointerGetAttributes(len(_ATTRIBUTES), list(_ATTRIBUTES), place)
+        if status == D.CUresult.CUDA_SUCCESS and int(values[0]):
+            return "managed" if values[1] else _MEMORY_TYPES.get(int(values[0]), "unknown")
+    return None
 
 
 class GraphNodes:

@@ -21,9 +21,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import NamedTuple
 
 from pytest_gpumem.devices.cuda import graph_nodes
-from pytest_gpumem.devices.cuda.arguments import Kernel, read_kernel
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
-from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes
+from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, Kernel, read_kernel
 
 _LOADS = (
     "cuModuleLoad",
@@ -151,7 +150,10 @@ class Modules:
         may be the driver's own, may be found by its name.
         Raises `UnknownModule`: it was loaded where nobody followed, or several may be meant.
         """
-        images = self._images_of(kernel.function)
+        holder = self._holder(kernel.function)
+        images = self._loaded.get(holder)
+        if images is None:
+            images = [image for image in self._unplaced if self._fits(image, holder)]
         if not images and in_graph:
             images = self._images
         name = kernel.name.encode()
@@ -162,12 +164,6 @@ class Modules:
             raise UnknownModule(f"{len(digests)} modules hold a kernel {kernel.name}")
         why = self._missed or "its module was loaded before the test"
         raise UnknownModule(f"the code of {kernel.name} is not read: {why}")
-
-    def _images_of(self, function: int) -> list[Image]:
-        holder = self._holder(function)
-        if holder in self._loaded:
-            return self._loaded[holder]
-        return [image for image in self._unplaced if self._fits(image, holder)]
 
     def _holder(self, handle: int) -> int:
         """The module or library of a handle, as far as it is known."""

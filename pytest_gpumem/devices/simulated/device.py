@@ -89,7 +89,6 @@ class SimulatedManaged(Facet, protocol.Managed):
 
     def _checked(self, allocation: Allocation, done: str, call: str) -> Pages:
         check_managed(allocation, done, self._roofline.facts)
-        self._timeline.called[call] += 1
         return self._roofline.pages[id(allocation)]
 
 
@@ -122,12 +121,11 @@ class SimulatedCounters(Facet, protocol.Counters):
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         timeline, host = self._timeline, self._timeline.host
         steps = timeline.steps = []
-        timeline.called.clear()
         try:
             work()
         finally:
             timeline.steps, timeline.host = None, host
-        return what_ran(steps, timeline.called)
+        return what_ran(steps)
 
 
 class SimulatedDevice:

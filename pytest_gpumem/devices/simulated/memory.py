@@ -99,13 +99,8 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._used[allocation.kind] += allocation.nbytes
         if allocation.kind.managed:
             self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
-        self._count(StepKind.ALLOCATION, allocation)
-        return allocation
-
-    def _count(self, kind: StepKind, allocation: Allocation) -> None:
-        step = Step(kind, memory=memory_name(allocation), nbytes=allocation.nbytes)
-        self._timeline.watch(step)
         self._timeline.call(ALLOCATE)
+        return allocation
 
     def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
@@ -143,7 +138,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         if allocation.freed:
             return
         self._timeline.forbid_capture("it frees memory")
-        self._count(StepKind.FREE, allocation)
+        self._timeline.call(ALLOCATE)
         allocation.freed = True
         allocation.backing = None
         self._used[allocation.kind] -= allocation.nbytes

@@ -8,7 +8,6 @@ released or has timed out.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,7 +105,6 @@ class Timeline:
         self.capturing: SimulatedGraph | None = None
         self.cannot: CannotCapture | None = None  # why the present or last capture is impossible
         self.steps: list[Step] | None = None  # while a launch is watched
-        self.called: Counter[str] = Counter()  # calls meanwhile that have no step
         self.timed: list[tuple[Step, float, float]] | None = None  # with start and seconds
         self._free = {COMPUTE: 0.0, HOST_TO_DEVICE: 0.0, DEVICE_TO_HOST: 0.0}
         self._waiting: list[tuple[SimulatedStream, Item, float, float]] = []
@@ -139,9 +137,7 @@ class Timeline:
     def submit(self, stream: SimulatedStream, item: Item) -> None:
         """Do an item now on the host's clock. While a launch is watched, it is only recorded."""
         if self.steps is not None:
-            if isinstance(item, Wait):
-                self.watch(Step(StepKind.JOIN), stream)
-            elif isinstance(item, Work) and item.ran is not None:
+            if isinstance(item, Work) and item.ran is not None:
                 self.watch(item.ran, stream)
             return
         seconds = 0.0
