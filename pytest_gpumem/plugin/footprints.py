@@ -83,19 +83,9 @@ class FootprintFeature(Feature):
             raise
         failing = self._end(item, watched)
         if failing:
-            self._fail(item, failing)
+            from pytest_gpumem.plugin.judging import fail_by_limits
 
-    def _fail(self, item: pytest.Item, failing: list[Row]) -> None:
-        """Raise the failure of a test by what it keeps."""
-        from pytest_gpumem.plugin.reported import broken_limits, failure_texts
-        from pytest_gpumem.plugin.tracing import memory_texts, with_lines
-
-        rows = []
-        for row in item.stash[ROWS]:
-            rows.append(with_lines(row, self._session) if row in failing else row)
-        item.stash[ROWS] = rows
-        texts = failure_texts(failing, self._session.facts)
-        raise broken_limits(failing, [*texts, *memory_texts(failing, self._session)])
+            fail_by_limits(item, self._session, failing)
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:

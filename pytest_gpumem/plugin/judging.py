@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 import pytest
 from msgspec.structs import replace
@@ -219,16 +220,21 @@ def judge_or_fail(item: pytest.Item, session: GpuSession, error: BaseException |
     failing = judge_test(item, session, error)
     if not failing or session.is_further:
         return
-    failing = [with_differences(row, session) for row in failing]
+    fail_by_limits(item, session, [with_differences(row, session) for row in failing])
+
+
+def fail_by_limits(item: pytest.Item, session: GpuSession, failing: Iterable[Row]) -> NoReturn:
+    """Raise the failure of a test by the verdicts of these rows."""
     by_key = {row.key: with_lines(row, session) for row in failing}
     item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
+    failing = list(by_key.values())
     # A gate's screen is not final, and its duet is about to decide.
     if ANNOUNCE in switched_off(os.environ):
         texts = short_texts(failing)
     else:
         texts = failure_texts(failing, session.facts)
         texts += memory_texts(failing, session)
-    for row in by_key.values():
+    for row in failing:
         why = why_text(row)
         if why:
             texts.append(why)

@@ -163,9 +163,12 @@ class OutputFeature(Feature):
 
     @property
     def _leaves(self) -> bool:
-        """True if the context was lost, and the process ends with the session."""
+        """True if the context is lost or destroyed, and the process ends with the session.
+
+        Objects of CuPy may outlive it, whose destructors would crash."""
         gpu = self._session
-        if gpu.lost_in is None or gpu.facts.simulated:
+        gone = gpu.lost_in is not None or gpu.destroyed
+        if not gone or gpu.facts.simulated:
             return False
         program = Path(sys.argv[0])
         is_pytest = program.stem in ("pytest", "py.test") or (

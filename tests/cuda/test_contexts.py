@@ -178,6 +178,7 @@ def session(pytester: pytest.Pytester, text: str, *options: str) -> pytest.RunRe
         *options,
     )
     everything = result.stdout.str() + result.stderr.str()
+    assert result.ret in (0, 1), everything  # -11: a crash at Python's end, which says nothing
     for word in ("INTERNALERROR", "Segmentation fault", "Exception ignored", "Fatal Python error"):
         assert word not in everything
     return result
