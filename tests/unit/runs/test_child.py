@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem import runs
 from pytest_gpumem.runs import child
 from pytest_gpumem.runs.child import (
     ONLY_PLUGIN,
@@ -17,7 +16,6 @@ from pytest_gpumem.runs.child import (
     for_a_run,
     name_of,
     pytest_command,
-    run_here,
 )
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
@@ -73,7 +71,10 @@ def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "name"),
-    [("-n4", "-n"), ("-n", "-n"), ("--numprocesses=4", "--numprocesses"), ("-k", "-k")],
+    [
+        ("-n4", "-n"),
+        ("--numprocesses=4", "--numprocesses"),
+    ],
 )
 def test_the_option_of_a_word(argument: str, name: str) -> None:
     assert name_of(argument) == name
@@ -130,16 +131,6 @@ def test_lines_come_one_by_one_and_the_last_of_a_process_that_left_another_one_b
         child.close()
 
 
-def test_who_waits_for_a_line_may_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs.child, "WATCHED", 0.001)
-    child = Background()
-    try:
-        start(child, ECHO)
-        assert child.hear(60, lambda: child.tell("now")) == {"heard": "now"}
-    finally:
-        child.close()
-
-
 def test_a_process_that_does_not_answer_is_ended() -> None:
     child = Background()
     try:
@@ -150,11 +141,6 @@ def test_a_process_that_does_not_answer_is_ended() -> None:
         child.close()
 
 
-def test_in_this_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_here([sys.executable, "-c", "print('seen'); raise SystemExit(5)"], os.environ) == 5
-    assert capfd.readouterr().out == "seen\n"
-
-
 def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     program = "import os, sys; print(os.environ['WORD'], flush=True); print('aside', file=sys.stderr); sys.exit(3)"
     seen: list[str] = []
@@ -162,24 +148,6 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     assert finished.exit_code == 3
     assert seen == ["said", "aside"]
     assert finished.output == "said\naside\n"
-
-
-def test_how_a_command_ended_names_the_signal() -> None:
-    killed = child.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, print)
-    assert [killed.how, child.ending(7), child.ending(-63)] == [
-        "ended by SIGTERM",
-        "exit code 7",
-        "ended by signal 63",
-    ]
-
-
-def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(
-    tmp_path: Path,
-) -> None:
-    where = [sys.executable, "-c", "import os; print(os.getcwd())"]
-    assert Path(child.run(where, {}, print, folder=tmp_path).output.strip()) == tmp_path.resolve()
-    with pytest.raises(OSError, match="absent"):
-        child.run([str(tmp_path / "absent")], {}, print)
 
 
 def test_a_command_is_shown_as_a_shell_takes_it() -> None:

@@ -57,7 +57,13 @@ def after(one: Row, verdict: DuetVerdict, acceptances: Acceptances = NOTHING) ->
     return found
 
 
-@pytest.mark.parametrize("code", [Code.NOISY, Code.LOOKS_SLOWER, Code.SLOWER, Code.NO_BASELINE])
+@pytest.mark.parametrize(
+    "code",
+    [
+        Code.NOISY,
+        Code.SLOWER,
+    ],
+)
 def test_a_row_that_is_not_plainly_pass_is_for_the_duet(code: Code) -> None:
     assert wanted(row(code), row(name="b")) == {"t.py::a": {"max_regression": "1%"}}
 
