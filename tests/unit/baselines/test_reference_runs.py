@@ -143,12 +143,6 @@ def test_a_driver_begins_a_new_reference() -> None:
     assert days(baseline([run(0), run(1, facts=newer)], newer).reference_runs(row())) == [1]
 
 
-def test_files_that_are_compared_by_hand_are_of_the_newest_driver() -> None:
-    newer = structs.replace(FACTS, driver="590.10")
-    runs = [run(0), run(1, facts=newer), run(2, facts=newer)]
-    assert days(assemble(runs).reference_runs(row())) == [1, 2]
-
-
 def accepted(
     up_to: str, base: str, utc: str = "2026-11-02", figure: Figure = "time", reason: str = "why"
 ) -> Acceptance:
@@ -214,11 +208,6 @@ def test_a_full_reference_takes_a_run_whose_test_has_another_limit() -> None:
     for origin, other in (("call", True), ("marker", True), ("--gpumem-max-latency", False)):
         limits = structs.replace(ONE, max_latency="1 ms", origin={"max_latency": origin})
         assert saved.enters(row(limits=limits), "time", TODAY) is other
-
-
-def test_a_full_reference_takes_all_runs_of_its_last_date() -> None:
-    saved = baseline([run(day) for day in range(12)])
-    assert saved.enters(row(limits=ONE), "time", (START + timedelta(days=11)).date())
 
 
 def test_saved_memory_is_bounded_in_the_same_way() -> None:

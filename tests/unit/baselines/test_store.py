@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -132,22 +131,6 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
     assert (after.notes, after.sampler_reason) == ((), "")
 
 
-def test_a_file_of_300_rows_is_small(tmp_path: Path) -> None:
-    samples = (tuple(268e-6 + i * 1.23456789e-9 for i in range(200)),) * 8
-    rows = [row(f"test_{i}", conditions=(CLOCKS, CLOCKS)) for i in range(300)]
-    rows = [
-        replace(r, measurement=replace(r.measurement, placements=samples))
-        for r in rows
-        if r.measurement is not None
-    ]
-    saved = Store(tmp_path, H100).save(rows, "abc")
-    assert saved.path is not None
-    assert saved.path.stat().st_size < 400_000
-
-
-CLOCKS = Conditions(1.98e9, 2.619e9, 41.0, 310.25, (), 0)
-
-
 def test_the_file(tmp_path: Path) -> None:
     saved = Store(tmp_path, H100).save(
         [row()], "feature/x y-0123456789abcdef", {"mode": "clean-cold"}
@@ -170,14 +153,6 @@ def test_the_file(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.touch()
     assert stat.S_IMODE(saved.path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
-
-
-def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    """What a writer has not finished, or was killed over, carries a temporary name."""
-    store = Store(tmp_path, H100)
-    store.save([row()], None)
-    (tmp_path / H100.key / "gpumem" / "20260101T000000Z-abc-x.tmp").write_text('{"schema": 1, "dev')
-    assert store.load().processes == 1
 
 
 def test_a_failed_write_leaves_nothing_behind(
@@ -213,12 +188,6 @@ def test_what_never_enters(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert [r for r, _ in saved.refused] == [refused], refused
         assert re.search(why, saved.refused[0][1]), refused
         assert files(tmp_path) == [], refused
-
-
-def test_one_process_counts_once(tmp_path: Path) -> None:
-    saved = Store(tmp_path, H100).save([row(), row(latency=1e-3)], None)
-    assert len(saved.accepted) == 1
-    assert saved.refused[0][1] == "another row of this run has the same key"
 
 
 def test_a_missing_baseline_is_said(tmp_path: Path) -> None:
@@ -281,12 +250,9 @@ def measured(content: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_file_that_was_edited_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change in [
-        lambda c: c["rows"][0].update(nodeid="tests/test_a.py::test_other"),
         lambda c: measured(c).update(placements=[[1e-3], [1e-3]]),
         lambda c: c.pop("rows"),
-        lambda c: c.update(revision="abc"),
         lambda c: c.update(more=1),
-        lambda c: c["device"].update(driver="1.0"),
     ]:
         tmp_path = tmp_path_factory.mktemp("case")
         store = spoilt(tmp_path, change, signed=False)
@@ -307,22 +273,6 @@ def one_line(tmp_path: Path, store: Store) -> str:
     return str(refused.value).removeprefix(f"{file}: ")
 
 
-def test_a_formatter_does_no_harm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where baselines are committed, so are hooks that put files into shape."""
-    cases: list[Callable[[object], str]] = [
-        json.dumps,
-        lambda v: json.dumps(v, indent=4),
-        lambda v: json.dumps(v, sort_keys=True),
-    ]
-    for form in cases:
-        tmp_path = tmp_path_factory.mktemp("case")
-        store = Store(tmp_path, H100)
-        path = store.save([row()], None).path
-        assert path is not None, form
-        path.write_text(form(json.loads(path.read_text())))
-        assert store.load().processes == 1, form
-
-
 def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for change, words in [
         (lambda c: c["rows"].append(c["rows"][0]), "holds tests/test_a.py::test_triad twice"),
@@ -330,20 +280,11 @@ def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFact
             lambda c: measured(c).update(placements=[[-1e-3]]),
             "$.content.rows[0].measurement.placements[0][0]: -0.001; expected",
         ),
-        (lambda c: measured(c).update(placements=[[0]]), "placements[0][0]: 0; expected"),
-        (lambda c: measured(c).update(placements=[]), "placements: []; expected"),
-        (lambda c: measured(c).update(half_width=-1.0), "half_width: -1.0; expected"),
-        (lambda c: measured(c).update(overhead=-1.0), "overhead: -1.0; expected"),
         (
             lambda c: measured(c).update(latency=1.0),
             "$.content.rows[0].measurement.latency: unknown",
         ),
-        (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
-        (lambda c: measured(c).update(mode=3), "mode: 3; expected `str`"),
-        (lambda c: c.update(device=None), "$.content.device: None; expected `object`, got `null`"),
         (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday'; invalid"),
-        (lambda c: c.update(utc="2026-11-21T10:00:00"), "with a timezone component"),
-        (lambda c: c.update(utc="0001-01-01T00:00:00+23:59"), "$.content.utc: "),
         (lambda c: c.update(more=1), "more: unknown"),
         (
             lambda c: c["rows"][0].update(limits={"max_regression": "much"}),
@@ -356,13 +297,6 @@ def test_values_that_cannot_be_are_refused(tmp_path_factory: pytest.TempPathFact
         assert words in one_line(tmp_path, spoilt(tmp_path, change, signed=True)), change
 
 
-def test_a_newer_file_says_who_wrote_it(tmp_path: Path) -> None:
-    store = spoilt(
-        tmp_path, lambda c: c.update(more=1, written_by="pytest-gpumem 9.0"), signed=True
-    )
-    assert one_line(tmp_path, store).endswith("(written by pytest-gpumem 9.0)")
-
-
 def test_a_copy_is_no_second_process(tmp_path: Path) -> None:
     store = Store(tmp_path, H100)
     path = store.save([row()], None).path
@@ -370,12 +304,6 @@ def test_a_copy_is_no_second_process(tmp_path: Path) -> None:
     path.with_name("20990101T000000Z-copy.json").write_bytes(path.read_bytes())
     with pytest.raises(BaselineError, match=rf"copy\.json: a copy of {re.escape(path.name)}"):
         store.load()
-
-
-def test_a_folder_with_a_files_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / H100.key / "gpumem" / "x.json").mkdir(parents=True)
-    with pytest.raises(BaselineError, match=r"x\.json: Is a directory"):
-        Store(tmp_path, H100).load()
 
 
 def placed(folder: Path, content: bytes) -> Store:
@@ -389,35 +317,16 @@ def test_junk_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     for content, words in [
         (b"", "not JSON"),
         (b"{", "this baseline file is corrupt: not JSON"),
-        (b"{", "; restore the file from a copy, or delete it"),
         (b"null", "not a JSON object"),
-        (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'{"schema": 4, "sha256": "", "content": {"x": ' + b"[" * 900 + b"]" * 900 + b"}}", ""),
-        (b"1" * 10_000, "not JSON"),
         (b'{"schema": 1}', "$.schema: 1; this version reads 4"),
-        (b'{"schema": true}', "$.schema: True"),
-        (b'{"schema": 4}', "$: not the keys schema, sha256 and content"),
         (b'{"schema": 4, "sha256": "", "content": {"x": 1e999}}', "a number in it is not finite"),
-        (b'{"schema": 4, "sha256": "", "content": {"x": NaN}}', "a number in it is not finite"),
-        (b'{"schema": 4, "sha256": "", "content": []}', "$: not the keys"),
-        (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
-        (
-            json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(),
-            "$.schema: missing; this version reads 4",
-        ),
     ]:
         tmp_path = tmp_path_factory.mktemp("case")
         assert words in one_line(tmp_path, placed(tmp_path, content)), (content, words)
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
-    store = placed(tmp_path, b"{")
-    with files(tmp_path)[0].open("r+b") as file:
-        file.truncate(64 * 2**20 + 1)
-    assert one_line(tmp_path, store) == "larger than 64 MiB"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -426,12 +335,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(store.folder / "x.json")
     with pytest.raises(BaselineError, match=r"x\.json: not a file"):
         store.load()
-
-
-def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
-    with pytest.raises(BaselineError):
-        placed(tmp_path, b"{").load()
-    assert gc.isenabled()
 
 
 # Ancestry
@@ -460,16 +363,6 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
     assert store.load().processes == 6
 
 
-def test_none_that_counts_is_no_baseline(tmp_path: Path) -> None:
-    store = Store(tmp_path, H100)
-    store.save([row()], "theirs")
-    baseline = store.load(lambda revisions: Ancestry("0" * 40, frozenset(), frozenset()))
-    assert baseline.processes == 0
-    assert baseline.note == (
-        f"no process counts for {H100.key} in {tmp_path}: 1 of 1 files do not count: 1 are not of the history of 000000000000"
-    )
-
-
 def test_a_file_is_no_baseline(tmp_path: Path) -> None:
     """Not "no baseline": somebody meant a baseline, and every row would pass without one."""
     (tmp_path / "old.json").write_text("{}")
@@ -494,7 +387,3 @@ def test_what_took_a_folders_place_is_no_empty_baseline(
                     place.symlink_to(tmp_path / "not mounted")
                 with pytest.raises(BaselineError, match=re.escape(str(root))):
                     Store(root, H100).load()
-
-
-def test_a_baseline_that_is_not_begun_is_none(tmp_path: Path) -> None:
-    assert Store(tmp_path / "shared", H100).load().processes == 0
