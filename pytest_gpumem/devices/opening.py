@@ -146,7 +146,7 @@ def _follow_modules() -> AbstractContextManager[object]:
 
 
 def _cuda_unfinished() -> bool | None:
-    from pytest_gpumem.devices.cuda.unfinished import unfinished
+    from pytest_gpumem.devices.cuda.context import unfinished
 
     return unfinished()
 

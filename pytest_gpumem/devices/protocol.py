@@ -113,10 +113,7 @@ class Streams(Protocol):
         """A new non-blocking stream. It lives as long as it is referenced."""
 
     def defaults(self) -> tuple[Stream, ...]:
-        """The legacy and the per-thread default stream, in this order, if the device has them.
-
-        Source: CUDA C++ Programming Guide, Default Stream.
-        """
+        """The legacy and the per-thread default stream, if the device has them."""
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
@@ -142,10 +139,7 @@ class Streams(Protocol):
         """
 
     def end_captures(self) -> int:
-        """End captures that this thread has left open, also of libraries, and drop their graphs.
-
-        Returns the number of them.
-        """
+        """End captures that this thread has left open, also of libraries; return their number."""
         return 0
 
     def join(self, stream: Stream, other: Stream) -> None:
@@ -181,10 +175,7 @@ class DeviceKernels(Protocol):
     """Kernels and functions that are queued on a stream."""
 
     def compile(self, launch: Launch) -> None:
-        """Make a launch ready before its first time.
-
-        Raises `DeviceError` with the compiler's message.
-        """
+        """Make a launch ready. Raises `DeviceError` with the compiler's message."""
         return
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
@@ -199,9 +190,8 @@ class DeviceKernels(Protocol):
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        """Run a function with `stream` as the current stream of every library that is imported.
+        """Run a function inside `current_stream`; the simulated device runs its reference.
 
-        The simulated device runs the reference instead.
         Raises `Unsupported`: it has none.
         Raises `DeviceError`: the function made another GPU current.
         """
@@ -356,20 +346,13 @@ class L2(Protocol):
         """
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        """Set the stream's access-policy window, or turn it off, which leaves persisting lines.
-
-        Work under a window with the hit property normal turns the lines that it touches back.
-        """
+        """Set the stream's access-policy window, or turn it off, which leaves persisting lines."""
 
     def window(self, stream: Stream) -> WindowSpec | None:
         """The stream's window as the driver has it."""
 
     def reset_persisting(self) -> None:
-        """Turn all persisting lines to normal, those of other windows too.
-
-        This and a window with the hit property normal are the ways to rely on (CUDA C++ Programming
-        Guide, Reset L2 Access to Normal).
-        """
+        """Turn all persisting lines to normal, those of other windows too."""
 
 
 class Managed(Protocol):
@@ -441,6 +424,10 @@ class Counters(Protocol):
 
     def activity(self, work: Callable[[], None]) -> Activity:
         """Record the kernels of this process."""
+        kernels = [span for span in self.spans(work) if span.grid]
+        if not kernels:
+            raise NotCounted("no kernel was reported")
+        return Activity(kernels)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         """Record each kernel, copy and memset of this process, in any order and without holds."""
@@ -459,26 +446,19 @@ class Counters(Protocol):
 class Device(Protocol):
     """A GPU, real or simulated. Not thread-safe; one per process."""
 
+    streams: Streams
+    graphs: Graphs
+    kernels: DeviceKernels
+    memory: DeviceMemory
+    content: Content
+    l2: L2
+    managed: Managed
+    counters: Counters
+    footprints: Footprints
+
     @property
-    def facts(self) -> DeviceFacts: ...
-    @property
-    def streams(self) -> Streams: ...
-    @property
-    def graphs(self) -> Graphs: ...
-    @property
-    def kernels(self) -> DeviceKernels: ...
-    @property
-    def memory(self) -> DeviceMemory: ...
-    @property
-    def content(self) -> Content: ...
-    @property
-    def l2(self) -> L2: ...
-    @property
-    def managed(self) -> Managed: ...
-    @property
-    def counters(self) -> Counters: ...
-    @property
-    def footprints(self) -> Footprints: ...
+    def facts(self) -> DeviceFacts:
+        """Its facts."""
 
     def now(self) -> float:
         """Seconds on the host's clock, or on the simulated device's virtual one."""
@@ -494,15 +474,19 @@ class Device(Protocol):
 
     def current(self) -> AbstractContextManager[None]:
         """Make this GPU current in this thread inside the block, and restore what was before."""
+        return nullcontext()
 
     def elsewhere(self) -> str | None:
         """What is current in place of the GPU's primary context: "GPU 1", `OWN_CONTEXT` or None."""
+        return None
 
     def launches_wait(self) -> bool:
         """True if every launch waits for the device (`CUDA_LAUNCH_BLOCKING`): no hold works."""
+        return False
 
     def gone(self) -> str | None:
         """Why the context is gone with all its handles, such as by `cudaDeviceReset`; else None."""
+        return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         """Allow or forbid peer access to the GPU of `PEER` memory inside the block.

@@ -22,11 +22,14 @@ from sessions import Run
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import AccessProperty
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
-from pytest_gpumem.devices.simulated.device import SimulatedDevice, SimulatedL2, SimulatedManaged
-from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
+from pytest_gpumem.devices.simulated.device import (
+    SimulatedDevice,
+    SimulatedKernels,
+    SimulatedL2,
+    SimulatedManaged,
+)
 from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
-from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.roofline import L2State, Roofline
+from pytest_gpumem.devices.simulated.roofline import L2State, Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import COMPUTE, SimulatedStreams, Work
 from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE

@@ -14,14 +14,13 @@ import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
-from pytest_gpumem.devices.cuda import host, links
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
-from pytest_gpumem.devices.cuda.context import Context
+from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.handles import LEGACY_DEFAULT
-from pytest_gpumem.devices.cuda.links import on_gpu
-from pytest_gpumem.devices.cuda.managed import malloc_managed
+from pytest_gpumem.devices.cuda.hints import malloc_managed
+from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
@@ -107,7 +106,7 @@ class CudaMemory:
     def peer(self) -> int:
         """The GPU that peer memory lies on. Raises `Unsupported` where there is one GPU."""
         if self._peer is None:
-            self._peer = links.peer_of(self._index)
+            self._peer = places.peer_of(self._index)
         return self._peer
 
     def allocate(
@@ -296,11 +295,13 @@ class CudaMemory:
         return allocator(name, self._index)
 
     def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
-        return host.on_node(node, links.nearest_node(self._index))
+        return places.on_node(node, places.nearest_node(self._index))
 
     def host(self) -> HostMemory:
         return HostMemory(
-            host.total_bytes(), host.available_bytes(), sum(a.nbytes for a in self._locked.values())
+            places.total_bytes(),
+            places.available_bytes(),
+            sum(a.nbytes for a in self._locked.values()),
         )
 
     def kind_at(self, address: int) -> MemoryKind | None:
@@ -317,7 +318,7 @@ class CudaMemory:
         beyond = (
             None if start is None or address < self._ends[start] else (start, self._ends[start])
         )
-        return links.memory_kind(address, self._index, registered, beyond)
+        return places.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
         if not self._facts.can_map_host:
@@ -381,7 +382,7 @@ class CudaMemory:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free:
         oversubscription can hang a GPU."""
         if kind.on_host:
-            return host.available_bytes()
+            return places.available_bytes()
         if kind.on_peer:
             with on_gpu(self.peer):
                 return max(0, self._free_now() - RESERVE)
@@ -403,7 +404,7 @@ class CudaMemory:
         if size * np.dtype(dtype).itemsize > allocation.nbytes:
             raise DeviceError(f"{size} elements of {dtype} do not fit in {allocation.nbytes} bytes")
         if not allocation.address:
-            return host.array(allocation, dtype, size)
+            return places.array(allocation, dtype, size)
         index = self.peer if allocation.kind.on_peer else self._index
         import cupy  # an array for the user's code
 

@@ -1,22 +1,128 @@
-"""Kernels through NVRTC: source and entry in, a function that can be launched out."""
+"""Kernels through NVRTC: source and entry in, a function that can be launched out.
+
+NVRTC needs neither a context nor CuPy, and compiles without the interpreter's lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
+from pytest_gpumem.devices.cuda.context import CudaStream
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile, KernelCompiler
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
+OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
+"""As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
+_NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 _DEFAULT_SHARED_BYTES = 48 * 1024
 """Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
+
+
+class DoesNotCompile(Exception):
+    """The source does not compile, or the compiler cannot be loaded. The message is one line."""
+
+
+class KernelCode(NamedTuple):
+    """A compiled kernel."""
+
+    code: bytes  # machine code; PTX for a virtual architecture, which the driver translates
+    symbol: str  # name of the kernel in `code`
+
+
+class KernelCompiler:
+    """Compiles kernels for GPUs of one compute capability, each once in a process."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+        self._compiled: dict[tuple[str, str], KernelCode] = {}
+
+    def get(self, source: str, entry: str) -> KernelCode:
+        """The code of a kernel by its C++ name expression. Raises `DoesNotCompile`."""
+        key = source, entry
+        if key not in self._compiled:
+            self._compiled[key] = _compiled(source, entry, _architecture_of(self._capability))
+        return self._compiled[key]
+
+
+def _compiled(source: str, entry: str, architecture: str) -> KernelCode:
+    nvrtc = _loaded()
+    program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), entry.encode(), 0, [], []))
+    try:
+        _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
+        options = [f"--gpu-architecture={architecture}".encode()]
+        options += [option.encode() for option in OPTIONS]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(status) != 0:
+            log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
+            reason = first_error(log) if log.strip() else status.name
+            raise DoesNotCompile(f"{entry} does not compile for {architecture}: {reason}")
+        code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
+        return KernelCode(code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _architecture_of(capability: tuple[int, int]) -> str:
+    """The architecture for GPUs of a compute capability: a virtual one, which the driver
+    translates, where NVRTC is older than the GPU."""
+    wanted = 10 * capability[0] + capability[1]
+    known = [int(number) for number in _value(_library(_loaded().nvrtcGetSupportedArchs))]
+    if wanted in known:
+        return f"sm_{wanted}"
+    older = [architecture for architecture in known if architecture < wanted]
+    if not older:
+        raise DoesNotCompile(
+            f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, "
+            f"this GPU has {wanted / 10:.1f}: "
+            "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
+        )
+    return f"compute_{max(older)}"
+
+
+def first_error(log: str) -> str:
+    """The first line of an NVRTC log that names an error, or the first line at all."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for line in lines:
+        if "error" in line.lower():
+            return line
+    return lines[0] if lines else "the compiler gave no message"
+
+
+def _loaded() -> Any:
+    try:
+        from cuda.bindings import nvrtc  # here: few processes compile
+    except ImportError as missing:
+        raise DoesNotCompile(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
+    return nvrtc
+
+
+def _library(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of NVRTC, which loads the library."""
+    try:
+        return function(*arguments)
+    except RuntimeError as missing:
+        reason = str(missing).splitlines()[0]
+        raise DoesNotCompile(f"NVRTC cannot be loaded ({reason}): {_NEEDS}") from None
+
+
+def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:
+    # Never a bytes object: NVRTC writes into it, and Python shares those of length 1.
+    content = bytearray(_value(getattr(nvrtc, f"nvrtcGet{what}Size")(program)))
+    _value(getattr(nvrtc, f"nvrtcGet{what}")(program, content))
+    return bytes(content)
+
+
+def _value(result: Any) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise DoesNotCompile(f"NVRTC: {status.name}")
+    return values[0] if values else None
 
 
 class KernelCall:
@@ -32,20 +138,16 @@ class KernelCall:
         `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
-            value.view(np.uint8)[: argument.nbytes] = np.frombuffer(
-                argument.tobytes(), dtype=np.uint8
-            )
+            content = np.frombuffer(argument.tobytes(), dtype=np.uint8)
+            value.view(np.uint8)[: argument.nbytes] = content
         # The driver reads each argument through a pointer, and is done with both before a call
         # returns.
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
         self._kept = (values, pointers)
         self._address = int(pointers.ctypes.data)
         self._function = function
-        self._blocks, self._threads, self._shared_bytes = (
-            shape.blocks,
-            shape.threads,
-            shape.shared_bytes,
-        )
+        self._blocks, self._threads = shape.blocks, shape.threads
+        self._shared_bytes = shape.shared_bytes
         self._doing = doing
 
     def queue(self, stream: CudaStream) -> None:
@@ -74,14 +176,12 @@ class KernelCall:
         config.hStream = D.CUstream(stream.handle)
         config.attrs = [attribute]
         config.numAttrs = 1
-        check(
-            D.cuLaunchKernelEx(config, self._function, self._address, 0),
-            f"{self._doing} with a window",
-        )
+        result = D.cuLaunchKernelEx(config, self._function, self._address, 0)
+        check(result, f"{self._doing} with a window")
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry."""
+    """Loaded functions of one device, by source and instantiated entry."""
 
     def __init__(self, nvrtc: KernelCompiler) -> None:
         self._nvrtc = nvrtc
@@ -94,30 +194,21 @@ class Compiler:
         Raises `DeviceError`: no such element type, or the compiler's first error line.
         """
         assert kernel.source is not None, "a copy has nothing to compile"
-        entry = entry_for(kernel, dtype, shape)
-        loaded = self._functions.get((kernel.source, entry))
-        if loaded is None:
+        key = kernel.source, entry_for(kernel, dtype, shape)
+        if key not in self._functions:
             what = f"kernel {kernel.name!r} ({kernel.source})"
-            loaded = self._functions[kernel.source, entry] = self._load(
-                sources.read(kernel.source), entry, what
-            )
-        self._allow_shared(loaded, (kernel.source, entry), shape.shared_bytes)
-        return loaded
-
-    def private(self, source: str, entry: str) -> Any:
-        """A function of the device's own, from a source string."""
-        return self._load(source, entry, entry)
-
-    def _allow_shared(self, function: Any, key: tuple[str, str], nbytes: int) -> None:
+            self._functions[key] = self.private(sources.read(kernel.source), key[1], what)
+        function, nbytes = self._functions[key], shape.shared_bytes
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(
-                D.cuFuncSetAttribute(function, attribute, nbytes),
-                f"asking for {nbytes} bytes of shared memory",
-            )
+            result = D.cuFuncSetAttribute(function, attribute, nbytes)
+            check(result, f"asking for {nbytes} bytes of shared memory")
             self._largest_shared[key] = nbytes
+        return function
 
-    def _load(self, source: str, entry: str, what: str) -> Any:
+    def private(self, source: str, entry: str, what: str | None = None) -> Any:
+        """A function from a source string; `what` names it in an error."""
+        what = what or entry
         try:
             kernel = self._nvrtc.get(source, entry)
         except DoesNotCompile as error:

@@ -13,13 +13,13 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy, nodes_of
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
+from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, CudaStream
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.handles import LEGACY_DEFAULT, CudaStream
-from pytest_gpumem.devices.cuda.links import on_gpu
 from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, fill, mismatch
+from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
 from pytest_gpumem.kernels.kernel import LaunchShape
@@ -83,7 +83,7 @@ class CudaContent:
             return
         if not allocation.address:
             _wait(stream)
-            values.fill(host.array(allocation, element, size), seed)
+            values.fill(places.array(allocation, element, size), seed)
             return
         arguments = (
             np.uint64(allocation.address),
@@ -123,7 +123,7 @@ class CudaContent:
         words = node_bytes // 4
         if not allocation.address:
             _wait(stream)
-            host.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
+            places.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
             return
         following = np.ascontiguousarray(following, dtype=np.int32)
         with self._reached(allocation, stream) as here:
@@ -158,7 +158,7 @@ class CudaContent:
             )
         else:
             _wait(stream)
-            host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
+            places.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
 
     copy = staticmethod(copy)
 
@@ -177,7 +177,7 @@ class CudaContent:
                 "reading memory",
             )
         else:
-            result[:] = host.array(allocation, dtype, size)
+            result[:] = places.array(allocation, dtype, size)
         return result
 
     def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
@@ -215,7 +215,7 @@ class CudaContent:
             # synchronization behaviour), and our streams do not wait for the default stream.
             check(R.cudaDeviceSynchronize(), "writing memory")
         else:
-            host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+            places.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
     def mismatch(
         self, actual: Any, expected: Any, relative_tolerance: float

@@ -1,15 +1,18 @@
-"""The context of an open device. Whoever uses or frees a handle of ours asks here, once a phase.
+"""The context of an open device, and its handles. Whoever uses or frees one asks there, once a
+phase.
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
 outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
 frees its own handle when Python deletes it: it hands the handle over with `frees`, and `collect`
 frees it while the context lives.
 
-Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.
+Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; cuStreamQuery,
+cuStreamIsCapturing; CUDA Runtime API, cudaDeviceReset.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,12 +20,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.protocol import OWN_CONTEXT
 
 RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
+LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
+"""Handles of the default streams: `cudaStreamLegacy`, `cudaStreamPerThread`."""
+_NOT_READY = int(D.CUresult.CUDA_ERROR_NOT_READY)
+_KEPT: list[object] = []  # handles of contexts that are gone
 
 
 def context_number(index: int) -> int | None:
@@ -67,8 +75,7 @@ class Context:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the current context of this thread inside the block, and what was current before
-        it afterwards."""
+        """Make it the current context of this thread inside the block."""
         check(D.cuCtxPushCurrent(self._handle), f"making GPU {self.index} current")
         try:
             yield
@@ -109,14 +116,76 @@ class Context:
             D.cuDevicePrimaryCtxRelease(self._device)
 
 
-_KEPT: list[object] = []
+class CudaStream:
+    """A stream by its handle: ours, or of somebody else who frees it."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which CuPy and others take a stream: version and handle."""
+        return 0, self.handle
+
+    @property
+    def is_legacy_default(self) -> bool:
+        return self.handle in (0, LEGACY_DEFAULT)
+
+
+class CudaEvent:
+    """An event by its handle."""
+
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+
+def new_stream(context: Context) -> CudaStream:
+    """A non-blocking stream: it and the legacy default stream do not wait for each other."""
+    handle = check(R.cudaStreamCreateWithFlags(R.cudaStreamNonBlocking), "creating a stream")
+    stream = CudaStream(int(handle))
+    context.frees(stream, R.cudaStreamDestroy, handle)
+    return stream
+
+
+def new_event(context: Context, *, timing: bool = True) -> CudaEvent:
+    """An event, which can be timed unless `timing` is False."""
+    flags = R.cudaEventDefault if timing else R.cudaEventDisableTiming
+    event = CudaEvent(check(R.cudaEventCreateWithFlags(flags), "creating an event"))
+    context.frees(event, R.cudaEventDestroy, event.handle)
+    return event
+
+
+def unfinished() -> bool | None:
+    """True if work waits on the legacy default stream, this thread's default stream, or the current
+    stream of a library; None without a context. It waits for nothing. A stream that is captured is
+    not asked: that would end the capture."""
+    error, context = D.cuCtxGetCurrent()
+    if int(error) or not int(context):
+        return None
+    streams = {int(D.CU_STREAM_LEGACY), int(D.CU_STREAM_PER_THREAD)}
+    torch, cupy = (getattr(sys.modules.get(name), "cuda", None) for name in ("torch", "cupy"))
+    if torch is not None and torch.is_initialized():
+        streams.add(int(torch.current_stream().cuda_stream))
+    if cupy is not None:
+        streams.add(int(cupy.get_current_stream().ptr))
+    return any(_pending(stream) for stream in streams)
+
+
+def _pending(stream: int) -> bool:
+    error, status = D.cuStreamIsCapturing(stream)
+    if int(error) or int(status):
+        return False
+    (error,) = D.cuStreamQuery(stream)
+    return int(error) == _NOT_READY
 
 
 @contextmanager
 def made_meanwhile(index: int) -> Iterator[None]:
     """Make the primary context of a GPU beside the block, in a third of a second without the
-    interpreter. The block opens the device: it meets an error of the driver again, and reports
-    it."""
+    interpreter. The block opens the device: it meets an error of the driver again."""
     made: list[Any] = []
     thread = threading.Thread(target=_make, args=(index, made), name="gpumem-context", daemon=True)
     thread.start()

@@ -93,7 +93,7 @@ class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
     gpus: tuple[str, ...] = ()
     """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
-    others. The second one is its peer (`links.peer_of`)."""
+    others. The second one is its peer (`places.peer_of`)."""
     # those of them whose results are of the same device: equal `DeviceFacts.key`
     alike: tuple[str, ...] = ()
     linked: int = 0  # as `_linked_version`; 0 where it was not read

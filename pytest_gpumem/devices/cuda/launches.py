@@ -12,10 +12,10 @@ import numpy as np
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import copy
+from pytest_gpumem.devices.cuda.context import CudaStream
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cuda.l2 import launch_attribute
-from pytest_gpumem.devices.cuda.links import current_gpu
+from pytest_gpumem.devices.cuda.hints import launch_attribute
+from pytest_gpumem.devices.cuda.places import current_gpu
 from pytest_gpumem.devices.protocol import DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts

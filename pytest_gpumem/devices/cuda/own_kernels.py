@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pytest_gpumem.devices.cuda.nvrtc import KernelCompiler
+from pytest_gpumem.devices.cuda.compiler import KernelCompiler
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call

@@ -1,15 +1,17 @@
-"""Streams and events of one device, and streams that wait for the host.
+"""Streams, events and graphs of one device, and streams that wait for the host.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
 own timer. Work queued behind it starts back to back once it is released, so that launch latency is
-not measured (nvbench's blocking kernel).
+not measured (nvbench's blocking kernel). A graph keeps the memory that was allocated during its
+capture (CUDA Programming Guide, stream capture).
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakSet
@@ -17,36 +19,167 @@ from weakref import WeakSet
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.checks import check_window, why_not_captured
+from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
-from pytest_gpumem.devices.cuda.context import Context
-from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.graphs import CudaGraphs
-from pytest_gpumem.devices.cuda.handles import (
+from pytest_gpumem.devices.cuda.context import (
     LEGACY_DEFAULT,
     PER_THREAD_DEFAULT,
+    Context,
     CudaEvent,
     CudaStream,
     new_event,
     new_stream,
 )
+from pytest_gpumem.devices.cuda.errors import check, library_errors
+from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
+    CannotCapture,
     DeviceError,
     Event,
+    Graph,
     Hold,
     HoldExpired,
     Stream,
     Unsupported,
+    WindowSpec,
 )
 from pytest_gpumem.kernels.kernel import LaunchShape
+from pytest_gpumem.records.device import DeviceFacts
+
+_WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
+_THREAD_LOCAL = R.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+_RELAXED = R.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+_KERNEL = R.cudaGraphNodeType.cudaGraphNodeTypeKernel
+_IDLE = (
+    R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord,
+    R.cudaGraphNodeType.cudaGraphNodeTypeEmpty,
+)
 
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
 _CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns
+
+
+# Graphs
+
+
+class CudaGraph:
+    """An executable graph, and the graph that it was made from, whose nodes can be read."""
+
+    __slots__ = ("__weakref__", "executable", "template")
+
+    def __init__(self, executable: Any, template: Any) -> None:
+        self.executable = executable
+        self.template = template
+
+
+class CudaGraphs:
+    """Captures on one device; knows which stream is being captured."""
+
+    def __init__(self, context: Context, facts: DeviceFacts) -> None:
+        self._context = context
+        self._facts = facts
+        self.capturing: CudaStream | None = None
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        if self.capturing is not None:  # a graph within a graph would have to be made a node
+            raise CannotCapture("it replays a graph")
+        executable = cast(CudaGraph, graph).executable
+        check(R.cudaGraphLaunch(executable, stream.handle), "replaying a graph")
+
+    def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
+        windows = []
+        for node in _kernels(cast(CudaGraph, graph).template):
+            result = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
+            value = check(result, "reading the access-policy window of a graph's kernel")
+            windows.append(hints.unpacked(value))
+        return tuple(windows)
+
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> CudaGraph:
+        if window is not None:
+            check_window(window, self._facts)
+        if self.capturing is not None:
+            raise CannotCapture("another capture is under way")
+        template = executable = None
+        try:
+            with ExitStack() as pools:
+                kept = pools.enter_context(arrays.private_pools(_relaxed))
+                check(R.cudaStreamBeginCapture(stream.handle, _THREAD_LOCAL), "beginning a capture")
+                self.capturing = cast(CudaStream, stream)
+                body()
+                # Before the allocators are restored: their clean-up must not run inside the
+                # capture.
+                self.capturing = None
+                template = check(R.cudaStreamEndCapture(stream.handle), "ending a capture")
+            if all(kind in _IDLE for _, kind in _nodes(template)):  # it went to another stream
+                raise CannotCapture("it queued nothing on the stream that is captured")
+            if window is not None:
+                for node in _kernels(template):
+                    # Before the graph is made executable: that one keeps what its nodes have now.
+                    value = hints.packed(window, R.cudaKernelNodeAttrValue)
+                    doing = "setting the access-policy window of a graph's kernel"
+                    check(R.cudaGraphKernelNodeSetAttribute(node, _WINDOW, value), doing)
+            executable = check(R.cudaGraphInstantiate(template, 0), "making a graph executable")
+        except CannotCapture:
+            raise
+        except Exception as error:
+            reason = why_not_captured(error, (DeviceError, *library_errors()))
+            raise CannotCapture(reason) from error
+        finally:
+            if self.capturing is not None:
+                self.capturing = None
+                _end_capture(stream.handle)
+            if executable is None and template is not None:
+                R.cudaGraphDestroy(template)
+        graph = CudaGraph(executable, template)
+        self._context.frees(graph, _destroy, executable, template, kept)
+        return graph
+
+
+@contextmanager
+def _relaxed() -> Iterator[None]:
+    """Allow `cudaMalloc` in the middle of a capture: it is harmless, but refused outside the
+    relaxed mode (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode)."""
+    before = check(R.cudaThreadExchangeStreamCaptureMode(_RELAXED), "relaxing the capture mode")
+    try:
+        yield
+    finally:
+        check(R.cudaThreadExchangeStreamCaptureMode(before), "restoring the capture mode")
+
+
+def _nodes(graph: Any) -> list[tuple[Any, Any]]:
+    """The nodes of a graph, each with its type."""
+    _, count = check(R.cudaGraphGetNodes(graph, 0), "reading a graph")
+    nodes, _ = check(R.cudaGraphGetNodes(graph, count), "reading a graph")
+    return [(node, check(R.cudaGraphNodeGetType(node), "reading a graph")) for node in nodes]
+
+
+def _kernels(graph: Any) -> list[Any]:
+    return [node for node, kind in _nodes(graph) if kind == _KERNEL]
+
+
+def _destroy(executable: Any, template: Any, pools: object) -> None:
+    """Free a graph. Its work allocated from `pools`, which live in the arguments until then."""
+    R.cudaGraphExecDestroy(executable)
+    R.cudaGraphDestroy(template)
+
+
+def _end_capture(handle: int) -> None:
+    """End a capture that went wrong or was left open. Ending an invalidated one reports that."""
+    error, graph = R.cudaStreamEndCapture(handle)
+    if int(error) == 0 and int(graph):
+        R.cudaGraphDestroy(graph)
+    R.cudaGetLastError()
+
+
+# Holds
 
 
 @dataclass(eq=False)
@@ -61,7 +194,6 @@ class CudaHold:
     timeout: float
 
     def release(self) -> None:
-        """Let the stream go on. If it had timed out before, `synchronize` raises `HoldExpired`."""
         self.words[0] = 1
 
     def clock(self) -> float | None:
@@ -80,7 +212,7 @@ class Holds:
         if not self._memory.address:
             memory.free(self._memory)
             raise Unsupported("the device cannot map host memory: a stream cannot be held")
-        words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS)
+        words: Any = places.array(self._memory, "u4", _SLOTS * _SLOT_WORDS)
         self._words = words.reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
@@ -93,12 +225,12 @@ class Holds:
         slot = self._free.pop()
         words = self._words[slot]
         words[:6] = 0
-        hold = CudaHold(words, slot, stream, timeout)
         try:
             self._call(slot, timeout).queue(stream)
         except BaseException:
             self._free.append(slot)
             raise
+        hold = CudaHold(words, slot, stream, timeout)
         self._pending.append(hold)
         return hold
 
@@ -112,10 +244,10 @@ class Holds:
         return call
 
     def settle(self, stream: CudaStream | None) -> None:
-        """After `stream` (or, with None, the device) was synchronized: give flags back. Raises
-        `HoldExpired` if one timed out."""
-        if not self._pending:
-            return
+        """Give flags back after `stream` (or the device) was synchronized.
+
+        Raises `HoldExpired` if one timed out.
+        """
         expired = None
         pending, self._pending = self._pending, []
         for hold in pending:
@@ -132,34 +264,11 @@ class Holds:
             )
 
     def release_all(self) -> None:
-        """Let every stream go on."""
         for hold in self._pending:
             hold.release()
 
 
-def _handles_of_libraries() -> Iterator[int]:
-    """The handles of all stream objects of CuPy and PyTorch."""
-    kinds: list[tuple[Any, str]] = []
-    for library, name in (("cupy", "ptr"), ("torch", "cuda_stream")):
-        kind = getattr(getattr(sys.modules.get(library), "cuda", None), "Stream", None)
-        if kind is not None:
-            kinds.append((kind, name))
-    for candidate in gc.get_objects():
-        for kind, name in kinds:
-            if issubclass(type(candidate), kind):
-                yield int(getattr(candidate, name))
-
-
-def _end_capture(handle: int) -> bool:
-    """End the capture of a stream; False if there is none."""
-    status, captured = R.cudaStreamIsCapturing(handle)
-    if int(status) != 0 or int(captured) == 0:  # cudaStreamCaptureStatusNone
-        return False
-    status, graph = R.cudaStreamEndCapture(handle)
-    if int(status) == 0 and int(graph):
-        R.cudaGraphDestroy(graph)
-    R.cudaGetLastError()  # that an invalidated capture has ended is an error too
-    return True
+# Streams
 
 
 class CudaStreams:
@@ -198,13 +307,18 @@ class CudaStreams:
         return new_event(self._context)
 
     def record(self, event: Event, stream: Stream) -> None:
-        self._graphs.record(cast(CudaEvent, event), cast(CudaStream, stream))
+        handle = cast(CudaEvent, event).handle
+        if self._graphs.capturing is stream:
+            # as an external node, whose time can be read after every replay
+            result = R.cudaEventRecordWithFlags(handle, stream.handle, R.cudaEventRecordExternal)
+            check(result, "recording an event in a graph")
+        else:
+            check(R.cudaEventRecord(handle, stream.handle), "recording an event")
 
     def elapsed(self, start: Event, end: Event) -> float:
         first, last = cast(CudaEvent, start).handle, cast(CudaEvent, end).handle
-        milliseconds = check(
-            R.cudaEventElapsedTime(first, last), "reading the time between two events"
-        )
+        result = R.cudaEventElapsedTime(first, last)
+        milliseconds = check(result, "reading the time between two events")
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond
         # there is nothing but longer files.
         return round(float(milliseconds) * 1e-3, 12)
@@ -223,10 +337,12 @@ class CudaStreams:
         # is an error.
         handles = {stream.handle for stream in self._streams}
         handles.update(_handles_of_libraries())
-        handles -= {0, LEGACY_DEFAULT, PER_THREAD_DEFAULT}
         ended = 0
-        for handle in sorted(handles):
-            ended += _end_capture(handle)
+        for handle in sorted(handles - {0, LEGACY_DEFAULT, PER_THREAD_DEFAULT}):
+            status, captured = R.cudaStreamIsCapturing(handle)
+            if int(status) == 0 and int(captured) != 0:  # not cudaStreamCaptureStatusNone
+                _end_capture(handle)
+                ended += 1
         return ended
 
     def join(self, stream: Stream, other: Stream) -> None:
@@ -247,3 +363,16 @@ class CudaStreams:
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.release_all()
+
+
+def _handles_of_libraries() -> Iterator[int]:
+    """The handles of all stream objects of CuPy and PyTorch."""
+    kinds: list[tuple[Any, str]] = []
+    for library, name in (("cupy", "ptr"), ("torch", "cuda_stream")):
+        kind = getattr(getattr(sys.modules.get(library), "cuda", None), "Stream", None)
+        if kind is not None:
+            kinds.append((kind, name))
+    for candidate in gc.get_objects():
+        for kind, name in kinds:
+            if issubclass(type(candidate), kind):
+                yield int(getattr(candidate, name))

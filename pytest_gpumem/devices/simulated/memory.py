@@ -19,9 +19,8 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated import streams
-from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.roofline import Roofline
-from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline, Work
+from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
+from pytest_gpumem.devices.simulated.streams import Facet, Timeline, Work
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -29,6 +28,7 @@ from pytest_gpumem.units import GiB, KiB, MiB
 
 BACKED_BYTES = 256 * KiB  # the largest allocation that is real as a whole
 PREFIX_BYTES = 32 * KiB  # what is real of larger ones: each launch computes its result
+NO_PEER = "one GPU is simulated: there is no peer to copy to"
 
 _PINNABLE = 0.9  # share of the host's memory that the system lets a process lock
 _ALLOCATED = {"cudaHostAlloc": MemoryKind.PINNED, "cudaHostRegister": MemoryKind.REGISTERED}
@@ -81,7 +81,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._timeline.forbid_capture("it allocates memory")
         checks.check_size(nbytes)
         if kind.on_peer:
-            raise Unsupported("one GPU is simulated: there is no peer to copy to")
+            raise Unsupported(NO_PEER)
         self._check_free(nbytes, kind)
         address = host_address = 0
         if kind.on_host:
@@ -99,7 +99,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         self._used[allocation.kind] += allocation.nbytes
         if allocation.kind.managed:
             self._roofline.pages[id(allocation)] = Pages(self._roofline.page_log)
-        self._timeline.call(ALLOCATE)
+        self._timeline.call(streams.ALLOCATE)
         return allocation
 
     def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
@@ -138,7 +138,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         if allocation.freed:
             return
         self._timeline.forbid_capture("it frees memory")
-        self._timeline.call(ALLOCATE)
+        self._timeline.call(streams.ALLOCATE)
         allocation.freed = True
         allocation.backing = None
         self._used[allocation.kind] -= allocation.nbytes
@@ -198,8 +198,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             problem = "NumPy cannot see device memory; choose managed or pinned memory"
             raise Unsupported(f"{problem}, or another library")
         if allocation.kind.managed:
-            self._timeline.wait(None)
-            self._timeline.call(self._roofline.host_access(allocation))
+            self._touched_by_host(allocation)
         size, row = math.prod(shape), math.prod(shape[1:])
         array = prefix(allocation, dtype, size)
         if array.size == size:
@@ -212,8 +211,7 @@ class SimulatedAllocator:
     """One way of allocating; all take the same time here."""
 
     def __init__(self, memory: SimulatedMemory, kind: MemoryKind) -> None:
-        self._memory = memory
-        self._kind = kind
+        self._memory, self._kind = memory, kind
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         self._memory.free(self._memory.allocate(nbytes, self._kind))
@@ -270,13 +268,10 @@ class SimulatedContent(Facet, protocol.Content):
             memory=memory_name(destination),
             nbytes=nbytes,
         )
-        work = Work(
-            _ENGINES.get(direction, streams.HOST_TO_DEVICE),
-            partial(self._roofline.copy, destination, source, nbytes),
-            partial(np.copyto, target[:real], origin[:real]),
-            ran,
-        )
-        self._timeline.queue(stream, work, streams.LAUNCH)
+        seconds = partial(self._roofline.copy, destination, source, nbytes)
+        effect = partial(np.copyto, target[:real], origin[:real])
+        engine = _ENGINES.get(direction, streams.HOST_TO_DEVICE)
+        self._timeline.queue(stream, Work(engine, seconds, effect, ran), streams.LAUNCH)
         if waits:
             self._timeline.wait(stream)
 
@@ -295,11 +290,6 @@ class SimulatedContent(Facet, protocol.Content):
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         self._touched_by_host(allocation)
         memory[: array.nbytes] = array[: len(memory)]
-
-    def _touched_by_host(self, allocation: Allocation) -> None:
-        """Wait, also for managed pages to come to the host."""
-        self._timeline.wait(None)
-        self._timeline.call(self._roofline.host_access(allocation))
 
     def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         left = np.ascontiguousarray(actual).reshape(-1)

@@ -4,21 +4,31 @@ A kernel takes a launch's time plus that of its slowest part: bytes over the ban
 serves them (DRAM; L2 for arrays that an earlier launch left there; the host link), cycles of the
 SMs, or a chain of dependent accesses. The bytes are those that threads ask for, times the sectors
 of a request over the four of a coalesced request. Page faults and migrations come on top.
+
+The pages of a managed allocation lie together. Advice matters where it keeps pages on the host
+(CUDA C++ Programming Guide, Data Usage Hints); other advice changes nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from pytest_gpumem.devices.protocol import AccessProperty, Allocation, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Advice, Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.calls import SECTORS_COALESCED
 from pytest_gpumem.kernels.kernel import Access
-from pytest_gpumem.units import MiB
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.units import KiB, MiB
+
+PAGE_BYTES = 64 * KiB  # of a page fault of the GPU
+HOST_PAGE_BYTES = 16 * MiB // 48  # that a page fault of the host brings
+GROUP_PAGES = 6  # page faults that the driver handles together
+SHARED_FAULTS = 16  # of the warps that touch a page at once
 
 
 class Noise:
@@ -46,12 +56,96 @@ class Noise:
         return factor
 
 
+class PageLog:
+    """Counts faults and migrations."""
+
+    def __init__(self, sheet: Datasheet) -> None:
+        self.fault = sheet.fault
+        self._bandwidth = sheet.link_bandwidth * sheet.migration_share
+        self.counts: dict[str, Any] = {}  # by the field of `PageCounts`
+        self._causes: Counter[str] = Counter()
+
+    def take(self) -> PageCounts:
+        """Return the counts since the last call."""
+        counts = PageCounts(**{"mapped": 0, **self.counts}, causes=dict(self._causes))
+        self.counts, self._causes = {}, Counter()
+        return counts
+
+    def add(self, field: str, amount: float) -> None:
+        self.counts[field] = self.counts.get(field, 0) + amount
+
+    def moved(self, direction: str, nbytes: float, cause: str) -> float:
+        """Count a migration, "to_device" or "to_host". Return the seconds that the link needs."""
+        seconds = nbytes / self._bandwidth
+        if nbytes:
+            self.add(direction, round(nbytes))
+            self.add(f"{direction}_seconds", seconds)
+            self._causes[cause] += round(nbytes)
+        return seconds
+
+
+class Pages:
+    """The pages of one managed allocation."""
+
+    def __init__(self, log: PageLog) -> None:
+        self._log = log
+        self.place: str | None = None  # "host" or "device"; None: untouched
+        self.mapped = False  # the device has those on the host mapped
+        self._prefers_host = False
+        self._accessed_by_device = False
+
+    def advise(self, advice: Advice, to_host: bool, *, on: bool) -> None:
+        """Set or unset an advice; nothing moves."""
+        if advice is Advice.PREFERRED_LOCATION:
+            self._prefers_host = on and to_host
+            self.mapped = False
+        elif advice is Advice.ACCESSED_BY and not to_host:
+            self._accessed_by_device = self.mapped = on
+
+    def prefetch(self, nbytes: float, *, to_host: bool) -> float:
+        """Move to a place. Return the seconds of the link."""
+        place = "host" if to_host else "device"
+        before, self.place = self.place, place
+        if before in (None, place):
+            return 0.0
+        self.mapped = self.mapped and to_host
+        return self._log.moved(f"to_{place}", nbytes, "prefetch")
+
+    def touched_by_host(self, nbytes: float) -> float:
+        """Return the seconds that the host loses, which touches `nbytes`."""
+        before, self.place = self.place, "host"
+        if before != "device":
+            return 0.0
+        self._log.add("cpu_faults", math.ceil(nbytes / HOST_PAGE_BYTES))
+        return self._log.moved("to_host", nbytes, "fault")
+
+    def touched_by_device(self, nbytes: float, *, page_by_page: bool) -> tuple[float, float]:
+        """Return the seconds that a launch loses which touches `nbytes`, and bytes of the link."""
+        if self.place is None:
+            self.place = "host" if self._prefers_host else "device"
+        if self.place == "device":
+            return 0.0, 0.0
+        if self.mapped:
+            return 0.0, nbytes
+        pages = math.ceil(nbytes / PAGE_BYTES)
+        self._log.add("gpu_pages", pages)
+        self._log.add("gpu_faults", pages if page_by_page else pages * SHARED_FAULTS)
+        self._log.add("gpu_groups", math.ceil(pages / GROUP_PAGES))
+        seconds = pages * self._log.fault
+        if self._prefers_host or self._accessed_by_device:
+            self.mapped = True
+            self._log.add("mapped", round(nbytes))
+            return seconds, nbytes
+        self.place = "device"
+        return seconds + self._log.moved("to_device", nbytes, "fault"), 0.0
+
+
 class L2State:
     """What is hot in L2, and the set-aside, on which no time depends."""
 
     def __init__(self, sheet: Datasheet) -> None:
         self.nbytes = sheet.l2_bytes
-        self.most = sheet.persisting_l2_max_bytes
+        self._most = sheet.persisting_l2_max_bytes
         self.set_aside = sheet.default_set_aside
         self.persisting = False  # lines persist
         self.hot: dict[int, float] = {}  # bytes by allocation, least recently used first
@@ -59,13 +153,13 @@ class L2State:
     def request_set_aside(self, nbytes: int) -> int:
         """Round up to steps of L2/16, up to the maximum. A change ends what persists."""
         step = self.nbytes // 16
-        granted = min(-(-nbytes // step) * step, self.most)
+        granted = min(-(-nbytes // step) * step, self._most)
         self.persisting = self.persisting and granted == self.set_aside
         self.set_aside = granted
         return granted
 
     def touch(self, allocation: Allocation, nbytes: float) -> None:
-        """A launch leaves so many bytes here; the oldest make room."""
+        """Keep what a launch leaves; the oldest make room."""
         self.forget(allocation)
         self.hot[id(allocation)] = nbytes
         total = sum(self.hot.values())
@@ -73,7 +167,7 @@ class L2State:
             total -= self.hot.pop(next(iter(self.hot)))
 
     def forget(self, allocation: Allocation) -> None:
-        """Memory was freed, moved, or written by another than a kernel."""
+        """Drop memory that was freed, moved, or written by another than a kernel."""
         self.hot.pop(id(allocation), None)
 
 
@@ -134,13 +228,12 @@ class Roofline:
         uses: dict[int, Use] = {}
         for access, allocation in accesses:
             uses.setdefault(id(allocation), Use(allocation)).add(access)
-        on_device = [use for use in uses.values() if not use.allocation.kind.on_host]
         return Traffic(
             uses=tuple(uses.values()),
             chain=chain,
             computing=cycles / self.sheet.sm_clock,
             addresses=tuple(use.allocation.address for use in uses.values()),
-            nbytes=sum(use.lines for use in on_device),
+            nbytes=sum(use.lines for use in uses.values() if not use.allocation.kind.on_host),
         )
 
     def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
@@ -167,13 +260,14 @@ class Roofline:
             traffic.chain * latency,
             traffic.computing,
         )
-        seconds = self.sheet.launch + faults + slowest
-        self._leave(traffic, window)
+        self._leave_in_l2(traffic, window)
         placement = self.noise.placement(traffic.addresses, traffic.nbytes)
-        return seconds * placement * self.noise.sample(seconds)
+        return self._noisy(self.sheet.launch + faults + slowest) * placement
 
-    def _leave(self, traffic: Traffic, window: WindowSpec | None) -> None:
-        """Leave in L2 what a launch brought there."""
+    def _noisy(self, seconds: float) -> float:
+        return seconds * self.noise.sample(seconds)
+
+    def _leave_in_l2(self, traffic: Traffic, window: WindowSpec | None) -> None:
         if traffic.nbytes > self.l2.nbytes:
             self.l2.hot.clear()
         else:
@@ -213,22 +307,21 @@ class Roofline:
             if id(memory) in self.pages:
                 self.pages[id(memory)].place = "device"
         self.l2.forget(destination)
-        sheet, pageable = self.sheet, destination.kind.pageable or source.kind.pageable
         if not (source.kind.on_host or destination.kind.on_host):
             rate = self._dram / 2  # read and written
-        elif not pageable:
+        elif not (source.kind.pageable or destination.kind.pageable):
             rate = self._link
+        elif source.kind.on_host:
+            rate = self.sheet.pageable_to_device
         else:
-            rate = sheet.pageable_to_device if source.kind.on_host else sheet.pageable_to_host
-        seconds = sheet.copy_start + nbytes / rate
-        return seconds * self.noise.sample(seconds)
+            rate = self.sheet.pageable_to_host
+        return self._noisy(self.sheet.copy_start + nbytes / rate)
 
     def prefetch(self, allocation: Allocation, to_host: bool) -> float:
         """Return the seconds of a prefetch of managed memory."""
         self.l2.forget(allocation)
-        seconds = self.pages[id(allocation)].prefetch(allocation.nbytes, to_host=to_host)
-        seconds += self.sheet.launch
-        return seconds * self.noise.sample(seconds)
+        moving = self.pages[id(allocation)].prefetch(allocation.nbytes, to_host=to_host)
+        return self._noisy(moving + self.sheet.launch)
 
     def host_access(self, allocation: Allocation) -> float:
         """Return the seconds that managed pages need to come to the host, which touches them."""

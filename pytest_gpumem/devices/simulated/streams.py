@@ -16,7 +16,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_window, why_not_captured
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    CannotCapture,
+    DeviceError,
+    Stream,
+    WindowSpec,
+)
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.roofline import Roofline
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -56,9 +62,7 @@ class Work:
 
 @dataclass(eq=False)
 class Wait:
-    """A wait for an event of another stream."""
-
-    event: SimulatedEvent
+    event: SimulatedEvent  # of another stream
 
 
 @dataclass(eq=False)
@@ -118,14 +122,11 @@ class Timeline:
 
     def watch(self, step: Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
-        if self.steps is None:
-            return
-        if stream is not None:
-            step = replace(step, stream=stream.handle)
-        self.steps.append(step)
+        if self.steps is not None:
+            self.steps.append(replace(step, stream=stream and stream.handle))
 
     def queue(self, stream: Any, item: Item, cost: float) -> None:
-        """Queue an item: now, or at every replay of the graph that is being captured."""
+        """Queue an item now, or at every replay of the graph that is being captured."""
         if self.capturing is None:
             self.host += cost
             self.submit(stream, item)
@@ -226,8 +227,12 @@ class Facet:
     """A part of the device: it queues work on the timeline and asks the roofline for its time."""
 
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
-        self._timeline = timeline
-        self._roofline = roofline
+        self._timeline, self._roofline = timeline, roofline
+
+    def _touched_by_host(self, allocation: Allocation) -> None:
+        """Wait, also for managed pages to come to the host."""
+        self._timeline.wait(None)
+        self._timeline.call(self._roofline.host_access(allocation))
 
 
 class SimulatedStreams(Facet, protocol.Streams):

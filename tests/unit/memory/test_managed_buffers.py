@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory
-from pytest_gpumem.devices.simulated.pages import Pages
+from pytest_gpumem.devices.simulated.roofline import Pages
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.managed import ManagedBuffer, no_migration, notes
 from pytest_gpumem.memory.shapes import BadBuffer

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from pytest_gpumem.devices.cuda import host
-from pytest_gpumem.devices.cuda.handles import PER_THREAD_DEFAULT, CudaStream
+from pytest_gpumem.devices.cuda import places
+from pytest_gpumem.devices.cuda.context import PER_THREAD_DEFAULT, CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 
@@ -18,7 +18,7 @@ def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import torch
 
     if allocation.kind.on_host:  # a CPU tensor; torch finds out by itself that it is pinned
-        return torch.from_numpy(host.array(allocation, dtype, size))
+        return torch.from_numpy(places.array(allocation, dtype, size))
     return torch.as_tensor(view, device=f"cuda:{view.device.id}")
 
 
@@ -65,7 +65,7 @@ _GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
     **dict.fromkeys(("jax", "jax.numpy"), ("JAX", _jax)),
     "warp": ("Warp", _warp),
     "cudf": ("cuDF", _cudf),
-    "numpy": ("", lambda view, allocation, dtype, size: host.array(allocation, dtype, size)),
+    "numpy": ("", lambda view, allocation, dtype, size: places.array(allocation, dtype, size)),
 }
 """By the name of the module (the package numba-cuda puts itself in numba.cuda's place): the
 library's name where it sees no memory but the device's, and what makes an array of a CuPy array of

@@ -12,7 +12,7 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
@@ -29,12 +29,12 @@ def test_numpy_sees_and_writes_the_memory_itself() -> None:
     there = Allocation(
         MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner
     )
-    seen = host.array(there, "f4", 10)
+    seen = places.array(there, "f4", 10)
     seen[3] = -1
     assert owner[3] == -1
     assert seen.size == 10
     with pytest.raises(Unsupported, match="NumPy cannot see device memory"):
-        host.array(Allocation(MemoryKind.DEVICE, 64, 256, 0), "f4", 1)
+        places.array(Allocation(MemoryKind.DEVICE, 64, 256, 0), "f4", 1)
 
 
 GIB = 1 << 30
@@ -56,17 +56,17 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_without_a_limit_the_machine_decides(machine: tuple[Path, Path], tmp_path: Path) -> None:
-    assert host.available_bytes(*machine) == 100 * GIB
-    assert host.available_bytes(machine[0], tmp_path / "none") == 100 * GIB
+    assert places.available_bytes(*machine) == 100 * GIB
+    assert places.available_bytes(machine[0], tmp_path / "none") == 100 * GIB
 
 
 def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(
     machine: tuple[Path, Path],
 ) -> None:
     (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
-    assert host.available_bytes(*machine) == 54 * GIB
+    assert places.available_bytes(*machine) == 54 * GIB
     (machine[1] / "memory.max").write_text(f"{1 * GIB}\n")
-    assert host.available_bytes(*machine) == 0
+    assert places.available_bytes(*machine) == 0
 
 
 def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Path]) -> None:
@@ -82,9 +82,9 @@ def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Pat
             ("memory.stat", f"inactive_file {1 * GIB}"),
         ):
             (group / file).write_text(f"{content}\n")
-    assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (40 * GIB, 31 * GIB)
+    assert (places.total_bytes(*machine), places.available_bytes(*machine)) == (40 * GIB, 31 * GIB)
     (root / "memory.max").write_text(f"{35 * GIB}\n")
-    assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (35 * GIB, 25 * GIB)
+    assert (places.total_bytes(*machine), places.available_bytes(*machine)) == (35 * GIB, 25 * GIB)
 
 
 def test_a_cuda_bindings_error_is_one_line() -> None:

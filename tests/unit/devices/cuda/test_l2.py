@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import l2
+from pytest_gpumem.devices.cuda import hints
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -18,11 +17,14 @@ def test_properties_come_back_as_they_went() -> None:
     for miss in [AccessProperty.STREAMING, AccessProperty.NORMAL]:
         for hit in AccessProperty:
             window = WindowSpec(0x7F0000000000, 8 << 20, 0.5, hit, miss)
-            assert l2.unpacked(l2.packed(window, R.cudaStreamAttrValue)) == window, (miss, hit)
+            assert hints.unpacked(hints.packed(window, R.cudaStreamAttrValue)) == window, (
+                miss,
+                hit,
+            )
             # The driver's structure has the runtime's layout.
-            assert l2.unpacked(l2.launch_attribute(window).value) == window, (miss, hit)
+            assert hints.unpacked(hints.launch_attribute(window).value) == window, (miss, hit)
 
 
 def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts) -> None:
     with pytest.raises(DeviceError, match="a window of 0 bytes: 1 to 134217728 are possible"):
-        l2.CudaL2(h100).set_window(None, WindowSpec(4096, 0, 1.0))  # type: ignore[arg-type]
+        hints.CudaL2(h100).set_window(None, WindowSpec(4096, 0, 1.0))  # type: ignore[arg-type]

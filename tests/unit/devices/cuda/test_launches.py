@@ -11,9 +11,8 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
 
-from pytest_gpumem.devices.cuda.compiler import entry_for
+from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
 from pytest_gpumem.devices.cuda.launches import packed_arguments
-from pytest_gpumem.devices.cuda.nvrtc import first_error
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import managed
+from pytest_gpumem.devices.cuda import hints
 from pytest_gpumem.devices.protocol import Advice
 
 
 def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the calls give error codes; a wrong signature raises TypeError."""
-    where = managed.location(R, managed.BINDINGS_MAJOR, 0, to_host=False)
-    (error,) = R.cudaMemAdvise(0, 0, managed.advice_number(Advice.READ_MOSTLY, on=True), where)
+    where = hints.location(R, hints.BINDINGS_MAJOR, 0, to_host=False)
+    (error,) = R.cudaMemAdvise(0, 0, hints.advice_number(Advice.READ_MOSTLY, on=True), where)
     assert isinstance(error, R.cudaError_t)
     (error,) = R.cudaMemPrefetchAsync(
-        0, 0, *managed.place(R, managed.BINDINGS_MAJOR, 0, to_host=False), 0
+        0, 0, *hints.place(R, hints.BINDINGS_MAJOR, 0, to_host=False), 0
     )
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cupy")
+pytest.importorskip("cuda.bindings.runtime")
 
-from pytest_gpumem.devices.cuda import host
+from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.protocol import Unsupported
 
 
@@ -25,7 +25,7 @@ def system(tmp_path: Path) -> Path:
 
 
 def test_cpus_are_read_from_lists(system: Path) -> None:
-    found = host.nodes(system)
+    found = places.nodes(system)
     assert found == {
         0: frozenset(os.sched_getaffinity(0)),
         1: frozenset([100000, 100001, 100002, 100003, 100008]),
@@ -35,7 +35,7 @@ def test_cpus_are_read_from_lists(system: Path) -> None:
 def test_nobody_asked_for_a_node_that_cannot_be_had(system: Path) -> None:
     for nearest in [None, 1, 7]:
         before = os.sched_getaffinity(0)
-        with host.on_node(None, nearest, system) as node:
+        with places.on_node(None, nearest, system) as node:
             assert node is None, nearest
             assert os.sched_getaffinity(0) == before, nearest
 
@@ -43,11 +43,11 @@ def test_nobody_asked_for_a_node_that_cannot_be_had(system: Path) -> None:
 def test_a_node_that_was_asked_for_must_be_there(system: Path) -> None:
     with (
         pytest.raises(Unsupported, match=r"numa=5: the host has no such NUMA node; it has: 0, 1$"),
-        host.on_node(5, 0, system),
+        places.on_node(5, 0, system),
     ):
         pass
     with (
         pytest.raises(Unsupported, match="numa=1: none of the CPUs of that NUMA node"),
-        host.on_node(1, 0, system),
+        places.on_node(1, 0, system),
     ):
         pass

@@ -11,7 +11,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
-from pytest_gpumem.devices.simulated.pages import PAGE_BYTES, SHARED_FAULTS
+from pytest_gpumem.devices.simulated.roofline import PAGE_BYTES, SHARED_FAULTS
 from pytest_gpumem.units import GiB, MiB
 
 N = 16 * MiB

@@ -1,0 +1,210 @@
+"""Persisting L2, and prefetches and advice of managed memory.
+
+CUDA 12 and 13 name a place in different ways. Sources: CUDA Best Practices Guide, 9.2.2; CUDA
+Runtime API, cudaStreamSetAttribute, cudaMemPrefetchAsync, cudaMemAdvise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings
+from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.checks import (
+    check_managed,
+    check_oversubscription,
+    check_window,
+    unsupported,
+)
+from pytest_gpumem.devices.cuda import places
+from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import (
+    AccessProperty,
+    Advice,
+    Allocation,
+    DeviceError,
+    Stream,
+    Unsupported,
+    WindowSpec,
+)
+from pytest_gpumem.records.device import DeviceFacts
+
+_NUMBERS = {
+    AccessProperty.NORMAL: int(R.cudaAccessProperty.cudaAccessPropertyNormal),
+    AccessProperty.STREAMING: int(R.cudaAccessProperty.cudaAccessPropertyStreaming),
+    AccessProperty.PERSISTING: int(R.cudaAccessProperty.cudaAccessPropertyPersisting),
+}
+"""The driver and the runtime number the properties alike."""
+_PROPERTIES = {number: which for which, number in _NUMBERS.items()}
+_SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
+_WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
+_OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
+
+BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
+_CPU = -1  # cudaCpuDeviceId
+_WORDS = {
+    Advice.READ_MOSTLY: "ReadMostly",
+    Advice.PREFERRED_LOCATION: "PreferredLocation",
+    Advice.ACCESSED_BY: "AccessedBy",
+}
+_TOO_OLD = (
+    "cudaErrorNotSupported",
+    "cudaErrorCallRequiresNewerDriver",
+    "cudaErrorInsufficientDriver",
+)
+"""Errors of a driver without a call: one of CUDA 12, or for a GPU that cannot do it."""
+
+
+class CudaL2:
+    """The set-aside of one device and the windows of its streams."""
+
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._facts = facts
+
+    def set_aside(self) -> int:
+        return int(check(R.cudaDeviceGetLimit(_SET_ASIDE), "reading the L2 set-aside"))
+
+    def request_set_aside(self, nbytes: int) -> int:
+        reason = unsupported(self._facts, self.set_aside)
+        if reason is not None:
+            raise Unsupported(reason)
+        wanted = min(nbytes, self._facts.persisting_l2_max_bytes)
+        check(R.cudaDeviceSetLimit(_SET_ASIDE, wanted), f"setting aside {wanted} bytes of L2")
+        return self.set_aside()
+
+    def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
+        if window is not None:
+            check_window(window, self._facts)
+        value = packed(window, R.cudaStreamAttrValue)
+        result = R.cudaStreamSetAttribute(stream.handle, _WINDOW, value)
+        check(result, "setting the access-policy window")
+
+    def window(self, stream: Stream) -> WindowSpec | None:
+        result = R.cudaStreamGetAttribute(stream.handle, _WINDOW)
+        return unpacked(check(result, "reading the access-policy window"))
+
+    def reset_persisting(self) -> None:
+        check(R.cudaCtxResetPersistingL2Cache(), "resetting persisting L2 lines")
+
+
+def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
+    """The attribute of a window, for a stream or for a graph's kernel as `kind` says; a window of
+    no bytes is off."""
+    value = kind()
+    # writes through to `value`
+    _fill(value.accessPolicyWindow, window or _OFF, R.cudaAccessProperty)
+    return value
+
+
+def launch_attribute(window: WindowSpec) -> Any:
+    """The window as the driver's attribute of one launch, for `cuLaunchKernelEx`."""
+    attribute = D.CUlaunchAttribute()
+    attribute.id = D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+    _fill(attribute.value.accessPolicyWindow, window, D.CUaccessProperty)
+    return attribute
+
+
+def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> None:
+    policy.base_ptr = window.address
+    policy.num_bytes = window.nbytes
+    policy.hitRatio = window.hit_ratio
+    policy.hitProp = properties(_NUMBERS[window.hit])
+    policy.missProp = properties(_NUMBERS[window.miss])
+
+
+def unpacked(value: Any) -> WindowSpec | None:
+    """The window in an attribute. Raises `DeviceError`: a property that is none of CUDA's three."""
+    policy = value.accessPolicyWindow
+    if not int(policy.num_bytes):
+        return None
+    ratio = float(policy.hitRatio)
+    if math.isfinite(ratio):
+        ratio = round(ratio, 7)  # it went through 32 bits
+    numbers = int(policy.hitProp), int(policy.missProp)
+    if any(number not in _PROPERTIES for number in numbers):
+        raise DeviceError(
+            f"an access-policy window with the properties {numbers}; CUDA has "
+            f"{', '.join(map(str, _PROPERTIES))}"
+        )
+    hit, miss = (_PROPERTIES[number] for number in numbers)
+    return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)
+
+
+class CudaManaged:
+    """The pages of managed memory of device `index`."""
+
+    def __init__(self, index: int, facts: DeviceFacts) -> None:
+        self._index, self._facts = index, facts
+
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
+        check_managed(allocation, "prefetched", self._facts)
+        where = place(R, BINDINGS_MAJOR, self._index, to_host)
+        nbytes = allocation.nbytes
+        result = R.cudaMemPrefetchAsync(allocation.address, nbytes, *where, stream.handle)
+        check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
+
+    def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        check_managed(allocation, "advised about", self._facts)
+        # the driver ignores the place of ReadMostly
+        where = location(R, BINDINGS_MAJOR, self._index, to_host)
+        nbytes, number = allocation.nbytes, advice_number(advice, on=on)
+        doing = "setting" if on else "unsetting"
+        check(
+            R.cudaMemAdvise(allocation.address, nbytes, number, where),
+            f"{doing} the advice {_WORDS[advice]} on {nbytes} bytes",
+        )
+
+    def discard(self, allocation: Allocation, stream: Stream) -> None:
+        check_managed(allocation, "discarded", self._facts)
+        call = getattr(R, "cudaMemDiscardBatchAsync", None)
+        if call is None:
+            problem = "has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"
+            raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} {problem}")
+        result = call([allocation.address], [allocation.nbytes], 1, 0, stream.handle)
+        if getattr(result[0], "name", "") in _TOO_OLD:
+            R.cudaGetLastError()
+            driver = self._facts.driver or "of unknown version"
+            raise Unsupported(
+                f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
+            )
+        check(result, f"discarding {allocation.nbytes} bytes")
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        check_oversubscription(nbytes, places.available_bytes())
+        address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
+        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
+
+
+def malloc_managed(nbytes: int, doing: str) -> int:
+    """The address of new managed memory that every GPU may use."""
+    return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
+
+
+def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:
+    """The middle arguments of `cudaMemPrefetchAsync`: a device number (CUDA 12), or a location and
+    flags (CUDA 13)."""
+    where = location(bindings, major, index, to_host)
+    return (where,) if major < 13 else (where, 0)
+
+
+def location(bindings: Any, major: int, index: int, to_host: bool) -> Any:
+    """The last argument of `cudaMemAdvise`: a device number (CUDA 12) or a location (CUDA 13)."""
+    if major < 13:
+        return _CPU if to_host else index
+    made = bindings.cudaMemLocation()
+    kinds = bindings.cudaMemLocationType
+    if to_host:
+        made.type, made.id = kinds.cudaMemLocationTypeHost, 0
+    else:
+        made.type, made.id = kinds.cudaMemLocationTypeDevice, index
+    return made
+
+
+def advice_number(advice: Advice, *, on: bool) -> Any:
+    """The `cudaMemoryAdvise` that sets or unsets an advice."""
+    return getattr(R.cudaMemoryAdvise, f"cudaMemAdvise{'Set' if on else 'Unset'}{_WORDS[advice]}")

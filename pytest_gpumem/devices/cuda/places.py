@@ -1,0 +1,275 @@
+"""Where memory lies: in the host's RAM and on its NUMA nodes, on this GPU, or on another one.
+
+Sources: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming
+Guide, Peer-to-Peer Memory Access; Linux, numa(7), "local allocation".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
+
+_HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA does not know
+_PAGE = mmap.PAGESIZE  # bytes of a page of the host, the least that page-locked memory takes
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
+
+
+# The host
+
+
+def array(allocation: Allocation, dtype: str, size: int) -> Any:
+    """A one-dimensional NumPy array over memory that the host sees; valid until the memory is
+    freed. Raises `Unsupported`: device memory."""
+    if not allocation.host_address:
+        raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
+    memory: Any = (ctypes.c_ubyte * allocation.nbytes).from_address(allocation.host_address)
+    return np.frombuffer(memory, dtype=dtype, count=size)
+
+
+def total_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that
+    it is in if that is less."""
+    return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroup))])
+
+
+def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Bytes that new allocations of the host can take without swapping: of the machine, and of the
+    control groups if these are tighter."""
+    left = [left for _, left in _limits(proc, cgroup)]
+    return max(0, min([_meminfo(proc, "MemAvailable"), *left]))
+
+
+def _meminfo(proc: Path, name: str) -> int:
+    fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+    return int(fields[name].split()[0]) * 1024
+
+
+def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and rest in bytes of each control group (version 2) around this process, such as
+    that of a job of Slurm."""
+    job = cgroup
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                job = cgroup / line.removeprefix("0::/")
+    for group in (job, *job.parents):
+        with suppress(OSError):  # no memory controller, or another mount than this process's
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            lines = (group / "memory.stat").read_text().splitlines()
+            counters = dict(line.split() for line in lines)
+            if limit != "max":
+                # File pages that were not used lately are given back on demand.
+                yield int(limit), int(limit) - used + int(counters.get("inactive_file", 0))
+        if group == cgroup:
+            return
+
+
+def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
+    """The CPUs of each NUMA node of the host, by its number; empty where the host does not say."""
+    cpus = {}
+    for folder in sorted(system.glob("node[0-9]*")):
+        with suppress(OSError, ValueError):
+            cpus[int(folder.name.removeprefix("node"))] = _cpus((folder / "cpulist").read_text())
+    return cpus
+
+
+def _cpus(listed: str) -> frozenset[int]:
+    """CPUs of a list such as "0-3,8,10-11"."""
+    cpus: set[int] = set()
+    for piece in listed.strip().split(","):
+        if piece:
+            first, _, last = piece.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+@contextmanager
+def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Iterator[int | None]:
+    """Run this thread on the CPUs of a NUMA node inside the block.
+
+    The kernel gives a page from the node of the CPU that touches it first, and page-locking
+    touches.
+    `node`: None: `nearest`, if this thread may run there at all.
+    `nearest`: the node that the device is attached to; None where it is not known.
+    Yields the node, or None where the thread runs as before.
+    Raises `Unsupported`: the node is not there, or none of its CPUs is this process's to use.
+    """
+    there = nodes(system)
+    wanted = nearest if node is None else node
+    if node is not None and node not in there:
+        known = ", ".join(map(str, there)) or "none that it names"
+        raise Unsupported(f"numa={node}: the host has no such NUMA node; it has: {known}")
+    if wanted is None or wanted not in there or not hasattr(os, "sched_setaffinity"):
+        yield None
+        return
+    before = os.sched_getaffinity(0)
+    cpus = before & there[wanted]
+    if not cpus:
+        if node is not None:
+            problem = "none of the CPUs of that NUMA node is this process's to run on"
+            raise Unsupported(f"numa={node}: {problem}")
+        yield None
+        return
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield wanted
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def nearest_node(index: int) -> int | None:
+    """The NUMA node that a device is attached to; None if the system does not report it."""
+    attribute = getattr(R.cudaDeviceAttr, "cudaDevAttrHostNumaId", None)
+    if attribute is None:
+        return None
+    error, node = R.cudaDeviceGetAttribute(attribute, index)
+    if int(error) != 0 or int(node) < 0:
+        return None
+    return int(node)
+
+
+# Kinds of memory
+
+
+def memory_kind(
+    address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None
+) -> MemoryKind | None:
+    """The kind of memory at an address, according to the driver.
+    `index`: the device whose memory is "device", not "peer".
+    `registered`: the address lies in memory that this process registered through
+    `cudaHostRegister`: the driver calls it host memory as it does what `cudaHostAlloc` gave.
+    `beyond`: start and requested end of the last allocation that starts before the address, if it
+    ends at or before the address.
+    """
+    seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
+    kind, device = int(seen.type), int(seen.device)
+    if kind == 0:
+        if beyond is not None and address < _end_of_page(beyond[1]):
+            return None  # the rest of the allocation's last page, which is mapped
+        return None if is_mapped(address) is False else MemoryKind.PAGEABLE
+    if _past_the_end(address, beyond):
+        return None
+    if kind == _MANAGED:
+        return MemoryKind.MANAGED
+    if kind == _DEVICE:
+        return MemoryKind.DEVICE if device == index else MemoryKind.PEER
+    if kind != _HOST:
+        problem = f"the driver says memory type {kind} of address {address:#x}"
+        raise DeviceError(f"{problem}, which is none that CUDA documents")
+    # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped
+    # from a device file, on an H200 from /dev/zero. Registered memory is whatever the process had
+    # before.
+    if registered or is_of_a_driver(address) is False:
+        return MemoryKind.REGISTERED
+    return MemoryKind.PINNED
+
+
+def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
+    """True if an address lies in the padding of an allocation: the driver rounds sizes up.
+
+    The driver's own allocation may end before the address, contain it though less was requested,
+    or, on the host, be of unknown size: then the rest of the last page is its own.
+    """
+    error, base, size = D.cuMemGetAddressRange(address)
+    known = int(error) == 0
+    if known and not int(base) <= address < int(base) + int(size):
+        return True
+    if beyond is None:
+        return False
+    start, end = beyond
+    return int(base) == start if known else address < _end_of_page(end)
+
+
+def _end_of_page(end: int) -> int:
+    return -(-end // _PAGE) * _PAGE
+
+
+# Other GPUs
+
+
+def peer_of(index: int) -> int:
+    """The GPU that peer memory is allocated on: the first that this one can copy with directly,
+    else the first other one. Raises `Unsupported`: there is one GPU."""
+    count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
+    others = [other for other in range(count) if other != index]
+    if not others:
+        raise Unsupported("this process sees one GPU: there is no peer to copy to")
+    for other in others:
+        if _reaches(index, other):
+            return other
+    return others[0]
+
+
+def _reaches(index: int, other: int) -> bool:
+    doing = "asking whether two GPUs reach each other"
+    there = check(R.cudaDeviceCanAccessPeer(index, other), doing)
+    back = check(R.cudaDeviceCanAccessPeer(other, index), doing)
+    return bool(there) and bool(back)
+
+
+def current_gpu() -> int:
+    """The number of the GPU whose context is current, whichever library has made it so."""
+    return int(check(D.cuCtxGetDevice(), "asking for the current GPU"))
+
+
+@contextmanager
+def on_gpu(index: int) -> Iterator[None]:
+    """Make another GPU current inside the block."""
+    doing = f"making GPU {index} current"
+    before = current_gpu()
+    check(R.cudaSetDevice(index), doing)
+    try:
+        yield
+    finally:
+        check(R.cudaSetDevice(before), doing)
+
+
+@contextmanager
+def peer_access(index: int, allowed: bool) -> Iterator[None]:
+    """Peer access between device `index` and its peer, both ways, on or off inside the block.
+    Raises `Unsupported`: there is one GPU, or the two cannot reach each other."""
+    peer = peer_of(index)
+    if allowed and not _reaches(index, peer):
+        problem = "cannot reach each other's memory (cudaDeviceCanAccessPeer is 0)"
+        raise Unsupported(f"devices {index} and {peer} {problem}")
+    changed = []
+    try:
+        for device, other in ((index, peer), (peer, index)):
+            if _set_access(device, other, allowed):
+                changed.append((device, other))
+        yield
+    finally:
+        for device, other in changed:
+            _set_access(device, other, not allowed)
+
+
+def _set_access(device: int, other: int, allowed: bool) -> bool:
+    """Allow or forbid one device to reach another's memory; False if that changed nothing."""
+    with on_gpu(device):
+        if allowed:
+            doing, unchanged = "allowing", R.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
+            result = R.cudaDeviceEnablePeerAccess(other, 0)
+        else:
+            doing, unchanged = "forbidding", R.cudaError_t.cudaErrorPeerAccessNotEnabled
+            result = R.cudaDeviceDisablePeerAccess(other)
+        if int(result[0]) == int(unchanged):
+            R.cudaGetLastError()
+            return False
+        check(result, f"{doing} device {device} to reach the memory of device {other}")
+    return True
