@@ -25,5 +25,5 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for one request of a warp
 
 
-class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """Plain data: frozen, and without unknown fields when it is read from JSON."""
+class Record(Struct, frozen=True):
+    """Plain data: frozen. Unknown fields of JSON, such as derived figures, are ignored."""

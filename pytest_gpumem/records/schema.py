@@ -1,9 +1,8 @@
 """Records as JSON.
 
-Conversion is strict in both directions: JSON that is written is read back to an equal record. A
-wrong type, an unknown key and a number that is not finite or beyond the limits of its field are
-refused. Derived figures such as a latency are written for readers of the file, and ignored when it
-is read.
+JSON that is written is read back to an equal record. A wrong type and a number that is not finite
+or beyond the limits of its field are refused. Derived figures such as a latency are written for
+readers of the file, and ignored when it is read.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
 """Properties that are written after the fields of a record."""
-_INSIDE_ROW: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
-"""Fields of a row that have properties of their own."""
-
 _T = TypeVar("_T")
 
 
@@ -89,16 +85,16 @@ def row_to_json(row: Row) -> dict[str, Any]:
     """Return a row as plain values, with its derived figures. Raises `SchemaError`."""
     plain = _with_derived(row, "$")
     _refuse_other_label(row, "$")
-    for name in _INSIDE_ROW:
-        record = getattr(row, name)
-        if record is not None:
-            plain[name] = _with_derived(record, f"$.{name}")
+    if row.measurement is not None:
+        plain["measurement"] = _with_derived(row.measurement, "$.measurement")
+    if row.footprint is not None:
+        plain["footprint"] = _with_derived(row.footprint, "$.footprint")
     return plain
 
 
 def row_from_json(value: object) -> Row:
     """Return the row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit."""
-    row = from_plain(_without_derived(value, Row), Row)
+    row = from_plain(value, Row)
     _refuse_other_label(row, "$")
     return row
 
@@ -129,19 +125,15 @@ def document(
 
 
 def document_from_json(value: object) -> Document:
-    """Return the run that `document` wrote. Further keys at the top level belong to the caller.
+    """Return the run that `document` wrote.
+
     Raises `SchemaError`: another schema, simulated and real mixed, or a value that does not fit.
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
     if value.get("schema") != SCHEMA:
         raise SchemaError(other_schema(value.get("schema"), SCHEMA))
-    plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
-    plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
-    for name, kind in (("rows", Row), ("missing", Omission)):
-        if isinstance(plain.get(name), list):
-            plain[name] = [_without_derived(record, kind) for record in plain[name]]
-    run = from_plain(plain, Document)
+    run = from_plain(value, Document)
     if value.get("simulated") is not run.device.simulated:
         raise SchemaError("$.simulated: contradicts $.device.simulated")
     for index, row in enumerate(run.rows):
@@ -162,17 +154,6 @@ def _with_derived(record: Record, path: str) -> dict[str, Any]:
     figures = {name: getattr(record, name) for name in DERIVED[type(record)]}
     _refuse_unplain(figures, path)
     return plain | figures
-
-
-def _without_derived(value: object, kind: type[Record]) -> object:
-    if not isinstance(value, dict):
-        return value
-    plain = {name: field for name, field in value.items() if name not in DERIVED[kind]}
-    if kind is Row:
-        for name, inside in _INSIDE_ROW.items():
-            if name in plain:
-                plain[name] = _without_derived(plain[name], inside)
-    return plain
 
 
 def _refuse_other_label(row: Row, path: str) -> None:
