@@ -34,12 +34,11 @@ from pytest_gpumem.devices.memory_events import (
     pool_growth,
 )
 from pytest_gpumem.devices.sources import Source
-from pytest_gpumem.devices.watches import Footprints, MemoryWatch
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 
-class SourceFootprints:
-    """Has sources report into one log, and begins, pauses and ends watches over it.
+class Footprints:
+    """The memory that all libraries of this process, and the driver, take on a device.
 
     `driver`: source of the driver's allocations; None on a simulated device, where only fixtures
     allocate.
@@ -59,7 +58,7 @@ class SourceFootprints:
         self.log = MemoryLog()
         self.running: dict[str, Source] = {}
         self.reasons: dict[str, str] = {}  # by source, why it reports no single allocations
-        self.watches: list[OpenWatch] = []
+        self.watches: list[MemoryWatch] = []
         self._context: int | None = None  # number of the context with all handles of the sources
         self._sources: tuple[Source, ...] | None = None
         """Sources that are watched once their libraries are in use; None: nothing is watched."""
@@ -93,6 +92,11 @@ class SourceFootprints:
         return self.driver.name in self.running and self.driver.name not in self.reasons
 
     def start(self, *, driver: bool, lines: bool = False) -> None:
+        """Have the sources report from now on. A second call changes what is watched.
+
+        `driver`: watch the driver's allocations too, which takes some 3 us each.
+        `lines`: keep the line of the user's code behind each allocation.
+        """
         self.stop()
         number = self._number()
         if self._context not in (None, number):  # what it held went with it
@@ -122,6 +126,7 @@ class SourceFootprints:
             self._sources = None
 
     def look(self) -> None:
+        """Watch libraries that have come into use too; else a read of a footprint does so."""
         self._gone()  # notes the context that a test has made meanwhile
         if self._paused:
             return
@@ -164,18 +169,23 @@ class SourceFootprints:
         self.log.settle(ours=ours or self._before is not None)
 
     def watch(self) -> MemoryWatch:
+        """Begin to watch. Raises `DeviceError` before `start`."""
         if self._sources is None:
             raise DeviceError("memory is not watched: start() comes first")
         driver = self.running.get("" if self.driver is None else self.driver.name)
         if driver is not None and not self.driver_is_watched and not self._paused:
             self._begin(driver)  # whoever had CUPTI may have given it back
         self.settle()
-        watch = OpenWatch(self)
+        watch = MemoryWatch(self)
         self.watches.append(watch)
         return watch
 
     @contextmanager
     def ours(self) -> Iterator[Growth]:
+        """A block whose allocations are no test's. Frees count wherever they happen.
+
+        Yields the bytes by which libraries use more after the block; empty until it ends.
+        """
         growth: Growth = {}
         if self._sources is None or self._before is not None or self._gone():
             yield growth
@@ -188,6 +198,7 @@ class SourceFootprints:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
+        """As `ours`, and no source reports inside, so that none takes time: for timed samples."""
         with self.ours():
             if self._sources is None or self._paused:
                 yield
@@ -200,6 +211,7 @@ class SourceFootprints:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
+        """Inside `paused`, a block that is watched."""
         if not self._paused:
             yield
             return
@@ -212,6 +224,7 @@ class SourceFootprints:
             self._pause()
 
     def released(self, growth: Growth) -> None:
+        """What was no test's, as `ours` gave it, is about to be freed: no open watch counts it."""
         for series, nbytes in growth.items():
             for watch in self.watches:
                 watch.leave_out(series, Figures(-nbytes))
@@ -263,6 +276,10 @@ class SourceFootprints:
         return growth
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
+        """A fixture gave the test memory; return a number for `gave_back`.
+
+        The number stays the same if the harness moves the memory.
+        """
         place = _place(kind)
         if self._sources is None or self._paused or place is None:
             return 0
@@ -274,15 +291,16 @@ class SourceFootprints:
         return number
 
     def gave_back(self, number: int) -> None:
+        """A fixture's memory is the test's no longer; a second call does nothing."""
         if self._sources is not None and number:
             now = time.perf_counter()
             self.log.emit(AllocationEvent(now, (FIXTURES, "device"), "fixture", number, 0))
 
 
-class OpenWatch:
-    """The memory from now on."""
+class MemoryWatch:
+    """The memory that is taken from its begin on. Watches may lie inside each other."""
 
-    def __init__(self, footprints: SourceFootprints) -> None:
+    def __init__(self, footprints: Footprints) -> None:
         self._footprints, self._log, self._driver = footprints, footprints.log, footprints.driver
         self._mark = len(footprints.log.changes)
         self._before = footprints.figures()
@@ -295,18 +313,15 @@ class OpenWatch:
 
     def leave_out(self, series: Series, growth: Figures) -> None:
         """Leave out what is no test's."""
-        before = self._before.get(series, NOTHING)
-        self._before[series] = before._replace(
-            used=before.used + growth.used,
-            unused=before.unused + growth.unused,
-            segments=before.segments + growth.segments,
-            high=max(before.high, growth.high),
-            allocations=before.allocations + growth.allocations,
-        )
+        self._before[series] = self._before.get(series, NOTHING).plus(growth)
         if self._free is not None and series[1] == "device":
             self._free -= growth.used + growth.unused
 
     def read(self) -> Footprint:
+        """Return the footprint so far. Waits for no work.
+
+        What pools keep for reuse is `reserved`, not `kept`.
+        """
         footprints = self._footprints
         footprints.settle()
         if self._driver is not None and self._driver.name in self.gaps:
@@ -410,9 +425,14 @@ class OpenWatch:
         return max(0, self._free - now - known)
 
     def accounts(self) -> Accounts:
+        """The single allocations behind the last `read`: those of the peak, and those kept."""
         return self._accounts
 
     def settle(self) -> bool:
+        """Have libraries give back what they keep for reuse and cannot tell from what is used.
+
+        Such as page-locked memory. False if nothing changed: a `read` gives what the last gave.
+        """
         self._footprints.settle()
         kept = []
         for event in live_of(self._log.changes[self._mark :]):
@@ -438,6 +458,3 @@ def _place(kind: MemoryKind) -> MemoryPlace | None:
     if kind.managed:
         return "managed"
     return "pinned" if kind.locked else None
-
-
-_: type[Footprints] = SourceFootprints

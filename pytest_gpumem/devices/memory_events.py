@@ -43,14 +43,19 @@ class Figures(NamedTuple):
     single: bool = True  # its allocations are reported one by one
     allocations: int = 0  # up to now; they count where not all are reported one by one
 
+    def plus(self, other: Figures, sign: int = 1) -> Figures:
+        """Return the sums with other figures, and the larger high-water mark."""
+        return self._replace(
+            used=self.used + sign * other.used,
+            unused=self.unused + sign * other.unused,
+            segments=self.segments + sign * other.segments,
+            allocations=self.allocations + sign * other.allocations,
+            high=max(self.high, other.high),
+        )
+
     def minus(self, other: Figures) -> Figures:
         """Return by how much these figures are larger."""
-        return self._replace(
-            used=self.used - other.used,
-            unused=self.unused - other.unused,
-            segments=self.segments - other.segments,
-            allocations=self.allocations - other.allocations,
-        )
+        return self.plus(other, -1)
 
 
 NOTHING = Figures()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pytest_gpumem.devices.errors import (
@@ -21,6 +22,7 @@ from pytest_gpumem.devices.errors import (
     Undelivered,
     Unsupported,
 )
+from pytest_gpumem.devices.footprints import Footprints, MemoryWatch
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.launch import (
     ALLOCATORS,
@@ -32,10 +34,10 @@ from pytest_gpumem.devices.launch import (
     Launch,
     WindowSpec,
 )
-from pytest_gpumem.devices.watches import Footprints, MemoryWatch, WaitCounter
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.waits import Waits
 from pytest_gpumem.records.what_ran import WhatRan
 
 __all__ = [
@@ -497,3 +499,21 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Free the device's resources. It does not free allocations of callers."""
+
+
+class WaitCounter(Protocol):
+    """Counts the waits of this process, by the innermost line of the user's code, without a
+    context."""
+
+    def start(self) -> None:
+        """Count from now on. Raises `NotCounted`: with the reason."""
+
+    def stop(self) -> None:
+        """Count no longer; a second call does nothing."""
+
+    def read(self, root: Path, allowed: Sequence[str]) -> Waits:
+        """Return what was counted.
+
+        `root`: files are shown relative to it.
+        `allowed`: lines that do not count, such as "conftest.py:*".
+        """

@@ -10,12 +10,12 @@ from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
-from pytest_gpumem.devices.footprints import SourceFootprints
+from pytest_gpumem.devices.footprints import Footprints
 
-_FOOTPRINTS: dict[int, SourceFootprints] = {}
+_FOOTPRINTS: dict[int, Footprints] = {}
 
 
-def footprints(index: int) -> SourceFootprints:
+def footprints(index: int) -> Footprints:
     """Return those of a GPU. The open device has the same."""
     if index not in _FOOTPRINTS:
         libraries = (
@@ -25,7 +25,7 @@ def footprints(index: int) -> SourceFootprints:
             RmmMemory(index),
             JaxMemory(index),
         )
-        _FOOTPRINTS[index] = SourceFootprints(
+        _FOOTPRINTS[index] = Footprints(
             DriverMemory(index), libraries, partial(context_number, index)
         )
     return _FOOTPRINTS[index]

@@ -22,7 +22,7 @@ from pytest_gpumem.devices.checks import (
     copied_by,
     unsupported,
 )
-from pytest_gpumem.devices.footprints import SourceFootprints
+from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import (
     Advice,
     Allocation,
@@ -321,7 +321,7 @@ class SimulatedDevice(protocol.Device):
         self.l2 = SimulatedL2(timeline, roofline)
         self.managed = SimulatedManaged(timeline, roofline, self.memory)
         self.counters = SimulatedCounters(timeline, roofline)
-        self.footprints = SourceFootprints(None, ())
+        self.footprints = Footprints(None, ())
 
     @property
     def facts(self) -> DeviceFacts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.footprints import SourceFootprints
+from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
@@ -183,14 +183,14 @@ def library() -> Library:
 
 
 @pytest.fixture
-def footprints(library: Library) -> SourceFootprints:
-    made = SourceFootprints(None, (library,))
+def footprints(library: Library) -> Footprints:
+    made = Footprints(None, (library,))
     made.start(driver=False)
     return made
 
 
 def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(
-    library: Library, footprints: SourceFootprints
+    library: Library, footprints: Footprints
 ) -> None:
     library.take(1, MIB)
     watch = footprints.watch()
@@ -209,7 +209,7 @@ def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(
 
 
 def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(
-    library: Library, footprints: SourceFootprints
+    library: Library, footprints: Footprints
 ) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
@@ -229,7 +229,7 @@ def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
 
 
 def test_buffers_of_fixtures_count_by_kind_whatever_their_address(
-    footprints: SourceFootprints,
+    footprints: Footprints,
 ) -> None:
     watch = footprints.watch()
     numbers = [
@@ -253,7 +253,7 @@ def test_buffers_of_fixtures_count_by_kind_whatever_their_address(
     assert watch.read().kept == 0
 
 
-def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootprints) -> None:
+def test_watches_lie_inside_each_other(library: Library, footprints: Footprints) -> None:
     outer = footprints.watch()
     library.take(1, MIB)
     inner = footprints.watch()
@@ -267,7 +267,7 @@ def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootp
 
 
 def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
-    footprints = SourceFootprints(None, [Library()])
+    footprints = Footprints(None, [Library()])
     footprints.start(driver=True, lines=True)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, MIB)
