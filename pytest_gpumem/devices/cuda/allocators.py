@@ -16,35 +16,17 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_allocator
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.protocol import Allocator, DeviceError, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocator, OutOfMemory, Stream, Unsupported
 
-_KEEP_ALL = 2**64 - 1
 _PAGE = mmap.PAGESIZE
 _HOST_FLAGS = R.cudaHostAllocPortable | R.cudaHostAllocMapped
 _REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
-class _ByDriver:
-    """A call of the driver that allocates, and one that frees. Nothing is kept."""
-
-    def __init__(
-        self, name: str, allocate: Callable[[int], Any], free: Callable[[Any], Any]
-    ) -> None:
-        self._name, self._allocate, self._free = name, allocate, free
-
-    def cycle(self, nbytes: int, stream: Stream) -> None:
-        doing = f"allocating {nbytes} bytes by {self._name}"
-        check(self._free(check(self._allocate(nbytes), doing)), doing)
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
-
 def has_pools(index: int) -> bool:
     """True if a device has stream-ordered memory pools."""
-    error, supported = R.cudaDeviceGetAttribute(
-        R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index
-    )
+    attribute = R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported
+    error, supported = R.cudaDeviceGetAttribute(attribute, index)
     return int(error) == 0 and bool(supported)
 
 
@@ -56,8 +38,22 @@ def check_pools(index: int) -> None:
         )
 
 
+class _Calls:
+    """A call of the runtime that allocates, and one that frees. Nothing is kept."""
+
+    def __init__(self, allocate: Callable[[int], Any], free: Callable[[Any], Any]) -> None:
+        self._allocate, self._free = allocate, free
+
+    def cycle(self, nbytes: int, stream: Stream) -> None:
+        doing = f"allocating {nbytes} bytes"
+        check(self._free(check(self._allocate(nbytes), doing)), doing)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
 class _Pool:
-    """A stream-ordered pool of its own; `threshold` bytes stay in it across synchronisations."""
+    """A new stream-ordered pool, in which `threshold` bytes stay across synchronisations."""
 
     def __init__(self, index: int, threshold: int) -> None:
         check_pools(index)
@@ -67,22 +63,13 @@ class _Pool:
         properties.location.id = index
         self._pool: Any = check(R.cudaMemPoolCreate(properties), "creating a memory pool")
         attribute = R.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
-        try:
-            check(
-                R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)),
-                "setting a pool's release threshold",
-            )
-        except DeviceError:
-            self.close()
-            raise
+        kept = R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold))
+        check(kept, "setting a pool's release threshold")
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        handle = stream.handle
-        address = check(
-            R.cudaMallocFromPoolAsync(nbytes, self._pool, handle),
-            f"allocating {nbytes} bytes from a pool",
-        )
-        check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
+        doing = f"allocating {nbytes} bytes from a pool"
+        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, stream.handle), doing)
+        check(R.cudaFreeAsync(address, stream.handle), doing)
 
     def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -91,23 +78,22 @@ class _Pool:
 
 
 class _CupyPool:
-    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises
-    `Unsupported`: CuPy is not installed."""
+    """A new pool of CuPy: the default pool's blocks are left alone."""
 
     def __init__(self) -> None:
         try:
             import cupy
         except ImportError:
             raise Unsupported("CuPy is not installed") from None
-        self._cupy: Any = cupy
+        self._cuda: Any = cupy.cuda
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         try:
-            with self._cupy.cuda.Stream.from_external(stream):
+            with self._cuda.Stream.from_external(stream):
                 memory = self._pool.malloc(nbytes)
                 del memory
-        except self._cupy.cuda.memory.OutOfMemoryError as error:
+        except self._cuda.memory.OutOfMemoryError as error:
             raise OutOfMemory(f"allocating {nbytes} bytes from CuPy's pool: {error}") from error
 
     def close(self) -> None:
@@ -124,7 +110,7 @@ class _HostRegister:
         if self._array.nbytes < nbytes + _PAGE:
             # written, so that its pages exist
             self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)
-        at = int(self._array.__array_interface__["data"][0])
+        at = int(self._array.ctypes.data)
         at += -at % _PAGE
         doing = f"registering {nbytes} bytes of host memory"
         check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
@@ -139,17 +125,19 @@ def _host_alloc(nbytes: int) -> Any:
 
 
 def allocator(name: str, index: int) -> Allocator:
-    """The allocator of that name in `ALLOCATORS`, on device `index`.
-    Raises `DeviceError`: there is no such name.
-    Raises `Unsupported`: the device has no such allocator.
+    """Return the allocator of that name in `ALLOCATORS`, on device `index`.
+
+    Raises `DeviceError`: there is no such name; `Unsupported`: the device has no such allocator.
     """
     check_allocator(name)
-    made: dict[str, Callable[[], Allocator]] = {
-        "cudaMalloc": lambda: _ByDriver(name, R.cudaMalloc, R.cudaFree),
-        "cudaMallocAsync": lambda: _Pool(index, 0),
-        "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
-        "CuPy pool": _CupyPool,
-        "cudaHostAlloc": lambda: _ByDriver(name, _host_alloc, R.cudaFreeHost),
-        "cudaHostRegister": _HostRegister,
-    }
-    return made[name]()
+    if name == "cudaMalloc":
+        return _Calls(R.cudaMalloc, R.cudaFree)
+    if name == "cudaMallocAsync":
+        return _Pool(index, 0)
+    if name == "cudaMallocAsync, kept":
+        return _Pool(index, 2**64 - 1)
+    if name == "CuPy pool":
+        return _CupyPool()
+    if name == "cudaHostAlloc":
+        return _Calls(_host_alloc, R.cudaFreeHost)
+    return _HostRegister()
