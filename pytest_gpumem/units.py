@@ -1,7 +1,7 @@
 """Quantities as text: sizes, times, rates, shares, margins and budgets.
 
 GB is 1e9 bytes, GiB is 2^30 bytes. A text needs a known unit. A plain number is in bytes, seconds
-or bytes per second. A negative number and NaN are refused.
+or bytes per second. What is refused, as are negative numbers and NaN, raises `QuantityError`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
 _BINARY = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _DECIMAL = {"KB": KB, "MB": MB, "GB": GB, "TB": TB}
-_SIZES = {"B": 1, "kB": KB, **_BINARY, **_DECIMAL}
+_SIZES = {"B": 1, **_BINARY, **_DECIMAL, "kB": KB}
 _RATES = {f"{unit}/s": factor for unit, factor in _SIZES.items()}
 # In nanoseconds: whole factors make parsing exact. Micro has two code points.
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
@@ -37,17 +37,17 @@ _SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 _MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
 _GROWTHS_ACCEPTED = 'a growth such as "0 B", "64 MiB", "5%" or "5% + 64 MiB"'
 _CLAIMS_ACCEPTED = (
-    'the label of another measurement of the test such as "faulting", '
-    'or with a factor of 1 or more "20 x faulting"'
+    'the label of another measurement such as "faulting", or with a factor of 1 or more '
+    '"20 x faulting"'
 )
 _BUDGETS_ACCEPTED = (
-    'a time for each measurement such as "1 s", or for the whole run such as "10 min" '
-    'or "90 s total"'
+    'a time for each measurement such as "1 s", or for the whole run such as "10 min" or '
+    '"90 s total"'
 )
 
 # Bounded, so that no text makes a number of a million digits.
 _NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
-_PLUS = r"(?<![0-9.][eE])\+"  # of a sum, not of an exponent
+_PLUS = r"(?<![eE])\+"  # of a sum, not of an exponent
 
 
 class QuantityError(ValueError):
@@ -98,7 +98,7 @@ class Budget(NamedTuple):
 
 
 def parse_bytes(value: str | int) -> int:
-    """Return the bytes of a size such as "64 MiB", or of an integer. Raises `QuantityError`."""
+    """Return the bytes of a size such as "64 MiB", or of an integer."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
         if operator.index(value) < 0:
             raise refused(value, SIZES_ACCEPTED, "is negative")
@@ -110,16 +110,14 @@ def parse_bytes(value: str | int) -> int:
 
 
 def parse_time(value: str | float) -> float:
-    """Return the seconds of a time such as "12 us", or of a number. Raises `QuantityError`."""
+    """Return the seconds of a time such as "12 us", or of a number."""
     if is_number(value):
         return _finite(value, TIMES_ACCEPTED, value)
     return _finite(value, TIMES_ACCEPTED, _quantity(value, _TIMES, TIMES_ACCEPTED) / 10**9)
 
 
 def parse_rate(value: str | float) -> float | Share:
-    """Return the bytes per second of a rate such as "2.4 TB/s", or the `Share` of "85% of peak".
-    Raises `QuantityError`.
-    """
+    """Return the bytes per second of a rate such as "2.4 TB/s", or the `Share` of "85% of peak"."""
     if is_number(value):
         return _finite(value, RATES_ACCEPTED, value)
     match = _match(rf"({_NUMBER})\s*%\s+of\s+peak", value)
@@ -132,15 +130,14 @@ def parse_rate(value: str | float) -> float | Share:
 
 
 def parse_share(value: str) -> float:
-    """Return the share of a text such as "0.1%": 0.001. Raises `QuantityError`, for a plain number
-    too: 0.1 could mean 10 % or 0.1 %.
-    """
+    """Return the share of a text such as "0.1%": 0.001. A plain number is refused: 0.1 could
+    mean 10 % or 0.1 %."""
     return _finite(value, _SHARES_ACCEPTED, _quantity(value, {"%": 1}, _SHARES_ACCEPTED) / 100)
 
 
 def parse_part(value: str, why: str, *, whole: bool = True) -> float:
-    """Return a share above 0 and up to 100 %, or below 100 % if not `whole`. Raises `QuantityError`
-    with `why`, such as "is no half-width".
+    """Return a share above 0 and up to 100 %, or below 100 % if not `whole`.
+    `why`: of the error, such as "is no half-width".
     """
     share = parse_share(value)
     if not 0 < share <= 1 or (share == 1 and not whole):
@@ -150,9 +147,7 @@ def parse_part(value: str, why: str, *, whole: bool = True) -> float:
 
 
 def parse_margin(value: str) -> Margin:
-    """Return the allowed slow-down of "1%", "1% + 0.2 us" or "0.2 us", in seconds.
-    Raises `QuantityError`, for zero too.
-    """
+    """Return the allowed slow-down of "1%", "1% + 0.2 us" or "0.2 us", in seconds. Zero is refused."""
     margin = _sum(value, parse_time, _MARGINS_ACCEPTED)
     if margin == (0, 0):
         why = "allows nothing, and no measurement can show that nothing changed"
@@ -161,15 +156,13 @@ def parse_margin(value: str) -> Margin:
 
 
 def parse_growth(value: str) -> Margin:
-    """Return the allowed growth of "0 B", "5%" or "5% + 64 MiB", in bytes. Raises
-    `QuantityError`.
-    """
+    """Return the allowed growth of "0 B", "5%" or "5% + 64 MiB", in bytes."""
     return _sum(value, parse_bytes, _GROWTHS_ACCEPTED)
 
 
 def parse_claim(value: str) -> tuple[float, str]:
     """Return factor and label of "20 x faulting"; the factor of "faulting" is 1.
-    Raises `QuantityError`, for a factor below 1 too.
+    A factor below 1 is refused.
     """
     match = _match(rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))", value)
     if match is None:
@@ -181,23 +174,19 @@ def parse_claim(value: str) -> tuple[float, str]:
 
 
 def parse_budget(value: str | float) -> Budget:
-    """Return the budget of a text or of seconds for each measurement. Times in min and h are for
-    the whole run, others for each measurement; "total" or "each" behind the time decides too.
-    Raises `QuantityError`, for zero too.
+    """Return the budget of a text, or of seconds for each measurement. Times in min and h are for
+    the whole run; "total" or "each" behind the time decides too. Zero is refused.
     """
-    if is_number(value):
-        time, scope, seconds = "", "each", _finite(value, _BUDGETS_ACCEPTED, value)
-    else:
-        match = _match(r"(?s:(.*?))(?:\s+(total|each))?", value)
-        if match is None:
-            raise refused(value, _BUDGETS_ACCEPTED)
-        time, scope = match[1], match[2]
-        try:
-            seconds = parse_time(time)
-        except QuantityError:
-            raise refused(value, _BUDGETS_ACCEPTED) from None
+    text = f"{value} s" if is_number(value) else value
+    match = _match(r"(?s:(.*?))(?:\s+(total|each))?", text)
+    try:
+        time = "" if match is None else match[1]
+        seconds = parse_time(time)
+    except QuantityError:
+        raise refused(value, _BUDGETS_ACCEPTED) from None
     if seconds == 0:
         raise refused(value, _BUDGETS_ACCEPTED, "leaves no time")
+    scope = match[2] if match is not None else None
     if scope == "total" or (scope is None and time.endswith(("min", "h"))):
         return Budget(total=seconds)
     return Budget(each=seconds)
@@ -208,15 +197,14 @@ def format_bytes(nbytes: int) -> str:
     reads."""
     if nbytes < 0:
         return "-" + format_bytes(-nbytes)
-    texts = [f"{nbytes} B"]
-    for unit, factor in (*_BINARY.items(), *_DECIMAL.items()):
-        thousandths, rest = divmod(nbytes * 1000, factor)
-        if rest == 0 and thousandths >= 1000:
-            number = f"{thousandths // 1000}.{thousandths % 1000:03d}".rstrip("0").rstrip(".")
-            texts.append(f"{number} {unit}")
-            if unit in _BINARY and thousandths < 1_024_000:
-                return texts[-1]
-    return min(texts, key=len)
+    return _exact(nbytes, _BINARY) or _exact(nbytes, _DECIMAL) or f"{nbytes} B"
+
+
+def _exact(nbytes: int, units: Mapping[str, int]) -> str:
+    """Return bytes with three decimals at most in one of the units, or an empty text."""
+    unit, factor = _largest(units, nbytes)
+    exact = nbytes >= factor and nbytes * 1000 % factor == 0
+    return f"{nbytes / factor:.12g} {unit}" if exact else ""
 
 
 def short_bytes(nbytes: float) -> str:
@@ -224,21 +212,19 @@ def short_bytes(nbytes: float) -> str:
     nbytes = round(nbytes)
     if nbytes < 0:
         return "-" + short_bytes(-nbytes)
-    unit, factor = _largest(_BINARY, nbytes / 0.99995)  # 1023.99 KiB are 1 MiB
+    unit, factor = _largest({"B": 1, **_BINARY}, nbytes / 0.99995)  # 1023.99 KiB are 1 MiB
     text = _digits(nbytes / factor, 4)
     if "." in text:
         text = text.rstrip("0").rstrip(".")
-    return f"{text} {unit or 'B'}"
+    return f"{text} {unit}"
 
 
 def sizes(*values: int) -> tuple[str, ...]:
     """Return texts of sizes side by side: short, or exact where two that differ look the same."""
-    texts = [short_bytes(value) for value in values]
-    if len(set(texts)) < len(set(values)):
-        for index, value in enumerate(values):
-            exact = format_bytes(value)
-            texts[index] = exact if "i" in exact else f"{value} B"
-    return tuple(texts)
+    texts = tuple(short_bytes(value) for value in values)
+    if len(set(texts)) == len(set(values)):
+        return texts
+    return tuple(_exact(value, _BINARY) or f"{value} B" for value in values)
 
 
 def format_time(seconds: float) -> str:
@@ -248,23 +234,14 @@ def format_time(seconds: float) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """Return four significant digits, in GB/s up to four digits as datasheets do: "3002 GB/s"."""
-    if abs(bytes_per_second) >= 9999.5e9 and math.isfinite(bytes_per_second):
-        return f"{_digits(bytes_per_second / TB, 4)} TB/s"
+    if abs(bytes_per_second) >= 9999.5e9:
+        return _scaled(bytes_per_second, {"TB/s": 1e12})
     return _scaled(bytes_per_second, {"B/s": 1.0, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9})
 
 
 def format_share(share: float, *, sign: bool = False) -> str:
     """Return three significant digits: "85.3 %", "0.100 %"; with `sign` also "+1.20 %"."""
     return f"{_digits(share * 100, 3, sign)} %"
-
-
-def format_shares(low: float, high: float) -> tuple[str, str]:
-    """Return two signed shares, with as many digits (three to six) as show a difference."""
-    for digits in (3, 4, 5, 6):
-        texts = f"{_digits(low * 100, digits, True)} %", f"{_digits(high * 100, digits, True)} %"
-        if texts[0] != texts[1]:
-            return texts
-    return format_share(low, sign=True), format_share(high, sign=True)
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -300,30 +277,34 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
 
 def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
     """Return the margin of at most one share and one amount, which `parse` reads."""
-    if not isinstance(value, str):
+    parts = re.split(_PLUS, value) if isinstance(value, str) else []
+    shares = [part for part in parts if "%" in part]
+    amounts = [part for part in parts if "%" not in part]
+    if not parts or len(shares) > 1 or len(amounts) > 1:
         raise refused(value, accepted)
-    relative: float | None = None
-    absolute: float | None = None
-    for part in re.split(_PLUS, value):
-        try:
-            if "%" in part and relative is None:
-                relative = parse_share(part)
-            elif "%" not in part and absolute is None:
-                absolute = parse(part)
-            else:
-                raise refused(value, accepted)
-        except QuantityError:
-            raise refused(value, accepted) from None
-    return Margin(relative or 0, absolute or 0)
+    try:
+        relative = parse_share(shares[0]) if shares else 0.0
+        absolute = parse(amounts[0]) if amounts else 0.0
+    except QuantityError:
+        raise refused(value, accepted) from None
+    return Margin(relative, absolute)
 
 
-def _largest(units: Mapping[str, int], value: float) -> tuple[str, int]:
-    """Return the largest unit that is not above a value, or no unit and 1."""
-    largest = ("", 1)
-    for unit, factor in units.items():
-        if value >= factor:
-            largest = (unit, factor)
+def _largest(units: Mapping[str, float], value: float) -> tuple[str, float]:
+    """Return the largest unit that is not above a value, or the first."""
+    largest, *others = units.items()
+    for unit in others:
+        if value >= unit[1]:
+            largest = unit
     return largest
+
+
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """Return four significant digits in the largest unit that is not above the value."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f} {list(units)[-1]}"
+    unit, factor = _largest(units, abs(value) / 0.99995)  # 999.96 us are 1.000 ms
+    return f"{_digits(value / factor, 4)} {unit}"
 
 
 def _digits(value: float, significant: int, sign: bool = False) -> str:
@@ -334,15 +315,3 @@ def _digits(value: float, significant: int, sign: bool = False) -> str:
     # Rounding may carry into a new digit (9.996 -> 10.00): the exponent is read after it.
     exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
     return f"{value:{plus}.{max(0, significant - 1 - exponent)}f}"
-
-
-def _scaled(value: float, units: Mapping[str, float]) -> str:
-    """Return four significant digits in the largest unit that is not above the value."""
-    *_, (largest, _) = units.items()
-    if value == 0 or not math.isfinite(value):
-        return f"{value:.0f} {largest}"
-    unit, factor = next(iter(units.items()))
-    for name, size in units.items():
-        if abs(float(f"{value:.3e}")) >= size:
-            unit, factor = name, size
-    return f"{_digits(value / factor, 4)} {unit}"

@@ -25,7 +25,7 @@ from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.runs.processes import BASE
 from pytest_gpumem.runs.rows import changes, measured_differently
-from pytest_gpumem.units import format_share, format_shares, parse_growth, parse_margin, sizes
+from pytest_gpumem.units import format_share, parse_growth, parse_margin, sizes
 
 TIME, PEAK = "max_regression", "max_peak_regression"
 
@@ -197,7 +197,7 @@ def _of_time(pairs: Pairs) -> LimitResult:
     text = f"{change(pairs.change)} over {counted(len(pairs.log_ratios), 'pair')} of processes"
     low, high = pairs.bounds
     if math.isfinite(low) and low != high:
-        text += ", between {} and {}".format(*format_shares(low, high))
+        text += f", between {change(low)} and {change(high)}"
     limit = f"{TIME} {format_share(math.expm1(pairs.limit))}"
     if pairs.outcome is Outcome.PASS:
         return LimitResult(TIME, Outcome.PASS, None, f"{text}: within {limit}")
