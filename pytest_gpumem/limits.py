@@ -57,18 +57,23 @@ class Limit(NamedTuple):
     ini_only: bool = False  # no option of the command line and no variable
 
 
-def _text(value: object, accepted: str) -> str:
-    """Return a limit as written. A number without a unit could never fail a test."""
-    if not isinstance(value, str):
-        raise refused(value, accepted, "has no unit")
-    return value.strip()
+def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
+    """Return a function that checks a value by `parse` and keeps its text."""
+
+    def checked(value: Any) -> str:
+        parse(value)
+        return str(value).strip()
+
+    return checked
 
 
-def _rate(value: Any) -> str:
-    text = _text(value, units.RATES_ACCEPTED)
-    if units.parse_rate(text) in (0, units.Share(0)):
+def _rate(value: Any) -> units.Share | float:
+    if not isinstance(value, str):  # a number without a unit could never fail a test
+        raise refused(value, units.RATES_ACCEPTED, "has no unit")
+    rate = units.parse_rate(value)
+    if rate in (0, units.Share(0)):
         raise refused(value, units.RATES_ACCEPTED, "demands nothing")
-    return text
+    return rate
 
 
 def _lower_rate(limit: str, other: str) -> bool:
@@ -80,42 +85,25 @@ def _lower_rate(limit: str, other: str) -> bool:
     return rate < other_rate
 
 
-def _time(value: Any) -> str:
-    text = _text(value, units.TIMES_ACCEPTED)
-    if units.parse_time(text) == 0:
+def _time(value: Any) -> float:
+    if not isinstance(value, str):
+        raise refused(value, units.TIMES_ACCEPTED, "has no unit")
+    seconds = units.parse_time(value)
+    if seconds == 0:
         raise refused(value, units.TIMES_ACCEPTED, "cannot be met")
-    return text
+    return seconds
 
 
 def _longer(limit: str, other: str) -> bool:
     return units.parse_time(limit) > units.parse_time(other)
 
 
-def _margin(value: Any) -> str:
-    units.parse_margin(value)
-    return str(value).strip()
+def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
+    def wider(limit: str, other: str) -> bool:
+        margin, other_margin = parse(limit), parse(other)
+        return margin.relative > other_margin.relative or margin.absolute > other_margin.absolute
 
-
-def _wider_margin(limit: str, other: str) -> bool:
-    return _wider(units.parse_margin(limit), units.parse_margin(other))
-
-
-def _growth(value: Any) -> str:
-    units.parse_growth(value)
-    return str(value).strip()
-
-
-def _wider_growth(limit: str, other: str) -> bool:
-    return _wider(units.parse_growth(limit), units.parse_growth(other))
-
-
-def _wider(margin: units.Margin, other: units.Margin) -> bool:
-    return margin.relative > other.relative or margin.absolute > other.absolute
-
-
-def _claim(value: Any) -> str:
-    units.parse_claim(value)
-    return str(value).strip()
+    return wider
 
 
 def _looser_claim(limit: str, other: str) -> bool:
@@ -124,9 +112,8 @@ def _looser_claim(limit: str, other: str) -> bool:
     return label != other_label or factor < other_factor
 
 
-def _part(value: Any) -> str:
-    units.parse_part(value, "cannot be hidden")
-    return str(value).strip()
+def _part(value: Any) -> float:
+    return units.parse_part(value, "cannot be hidden")
 
 
 def _smaller_part(limit: str, other: str) -> bool:
@@ -173,32 +160,42 @@ def count_of(text: str) -> int:
     return int(text) if text.strip().isdecimal() else units.parse_bytes(text)
 
 
-_MEASUREMENT = (
+def _number(name: str, text: str) -> Limit:
+    """Return a limit on an exact number of one launch."""
+    return Limit(name, _number_or_base, _higher, text, "NUMBER", ini_only=True)
+
+
+def _bytes(name: str, text: str) -> Limit:
+    """Return a limit on exact bytes of one launch."""
+    return Limit(name, _size_or_base, _higher, text, "BYTES", ini_only=True)
+
+
+_OF_TIME = (
     Limit(
         "min_bandwidth",
-        _rate,
+        _as_written(_rate),
         _lower_rate,
         'Least bandwidth, such as "2.4 TB/s" or "85% of peak".',
         "RATE",
     ),
-    Limit("max_latency", _time, _longer, 'Longest latency, such as "12 us".', "TIME"),
+    Limit("max_latency", _as_written(_time), _longer, 'Longest latency, such as "12 us".', "TIME"),
     Limit(
         "max_regression",
-        _margin,
-        _wider_margin,
+        _as_written(units.parse_margin),
+        _wider(units.parse_margin),
         'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
         "MARGIN",
     ),
     Limit(
         "faster_than",
-        _claim,
+        _as_written(units.parse_claim),
         _looser_claim,
         'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
         None,
     ),
     Limit(
         "min_overlap",
-        _part,
+        _as_written(_part),
         _smaller_part,
         'Least share that overlapping work hides of what overlap can hide, such as "80%".',
         None,
@@ -221,52 +218,32 @@ _FOOTPRINT = (
     ),
     Limit(
         "max_peak_regression",
-        _growth,
-        _wider_growth,
+        _as_written(units.parse_growth),
+        _wider(units.parse_growth),
         'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
         "GROWTH",
     ),
 )
-
-
-def _of_launch(name: str, parse: Callable[[Any], str], text: str) -> Limit:
-    """Return a limit on an exact count of one launch."""
-    metavar = "NUMBER" if parse is _number_or_base else "BYTES"
-    return Limit(name, parse, _higher, text, metavar, ini_only=True)
-
-
 _LAUNCH = (
-    _of_launch(
-        "max_gpu_page_faults", _number_or_base, "Most page faults of the GPU in one launch."
-    ),
-    _of_launch(
+    _number("max_gpu_page_faults", "Most page faults of the GPU in one launch."),
+    _bytes(
         "max_migrated",
-        _size_or_base,
         'Most bytes of managed memory that migrate in one launch, such as "64 MiB".',
     ),
-    _of_launch("max_kernels", _number_or_base, "Most kernels in one launch."),
-    _of_launch("max_copies", _number_or_base, "Most copies in one launch."),
-    _of_launch(
-        "max_copied_bytes",
-        _size_or_base,
-        'Most bytes that copies move in one launch, such as "64 MiB".',
-    ),
-    _of_launch(
-        "max_spill",
-        _size_or_base,
-        "Most local memory of a thread of any kernel: spills and stack.",
-    ),
+    _number("max_kernels", "Most kernels in one launch."),
+    _number("max_copies", "Most copies in one launch."),
+    _bytes("max_copied_bytes", 'Most bytes that copies move in one launch, such as "64 MiB".'),
+    _bytes("max_spill", "Most local memory of a thread of any kernel: spills and stack."),
 )
 MAX_WAITS = "max_waits"  # in one launch; of a test that measures nothing, in its body
-_WAITS = _of_launch(
+_WAITS = _number(
     MAX_WAITS,
-    _number_or_base,
     "Most times that the host waits for the device: in one launch, or in the body of a test that "
     "measures nothing.",
 )
 
 LIMITS: Mapping[str, Limit] = MappingProxyType(
-    {limit.name: limit for limit in (*_MEASUREMENT, *_LAUNCH, _WAITS, *_FOOTPRINT)}
+    {limit.name: limit for limit in (*_OF_TIME, *_LAUNCH, _WAITS, *_FOOTPRINT)}
 )
 """All limits by name."""
 OF_FOOTPRINT = tuple(limit.name for limit in _FOOTPRINT)  # of the memory of a test or a part
