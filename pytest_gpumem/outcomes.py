@@ -20,7 +20,7 @@ class Outcome(str, Enum):
     @property
     def rank(self) -> int:
         """Position in reports; the outcome that most needs a person comes first."""
-        return _ORDER.index(self)
+        return list(_STYLES).index(self)
 
     @property
     def style(self) -> str:
@@ -40,14 +40,6 @@ class Outcome(str, Enum):
         return self in (Outcome.PASS, Outcome.MEASURED)
 
 
-_ORDER = (
-    Outcome.FAIL,
-    Outcome.UNDECIDED,
-    Outcome.ACCEPTED,
-    Outcome.NEW,
-    Outcome.PASS,
-    Outcome.MEASURED,
-)
 _STYLES = {
     Outcome.FAIL: "bold red",
     Outcome.UNDECIDED: "yellow",
@@ -56,6 +48,7 @@ _STYLES = {
     Outcome.PASS: "green",
     Outcome.MEASURED: "dim",
 }
+"""What most needs a person comes first."""
 
 
 class Code(str, Enum):
@@ -105,26 +98,29 @@ class Exit(IntEnum):
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
         Exit.FAILED: "a test fails, a requested file cannot be written, or --gpumem-save fails",
-        Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
-        "collected twice",
+        Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a "
+        "folder to write cannot be used, or a test is collected twice",
         Exit.NO_VERDICT: "under --gpumem-strict, a part of the plugin raised by mistake",
     },
     "compare": {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
-        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, or a limit was judged by nothing; with "
-        "--strict: a row has no limit, or is not a PASS of a real GPU",
+        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, or a limit was judged by "
+        "nothing; with --strict: a row has no limit, or is not a PASS of a real GPU",
     },
     "duet": {
         Exit.FAILED: "a test is slower, is measured in another way, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
     },
     "gate": {
-        Exit.FAILED: "a test fails, is slower, takes more bytes or counts, is measured in another way, or has a looser limit; a "
-        "measurement of the baseline, or a test that BASE selects, is lost",
-        Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no GPU in CI",
-        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit is open: not counted, in doubt by its "
-        "conditions, or left open by the duet; a simulated device takes the place of the baseline's GPU; the tests of BASE cannot be "
-        "collected; with --strict: a row with a limit is not a PASS of a real GPU",
+        Exit.FAILED: "a test fails, is slower, takes more bytes or counts, is measured in another "
+        "way, or has a looser limit; a measurement of the baseline, or a test that BASE selects, "
+        "is lost",
+        Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no "
+        "GPU in CI",
+        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or a limit is open: not "
+        "counted, in doubt by its conditions, or left open by the duet; a simulated device takes "
+        "the place of the baseline's GPU; the tests of BASE cannot be collected; with --strict: a "
+        "row with a limit is not a PASS of a real GPU",
     },
     "doctor": {
         Exit.FAILED: "nothing can be measured: no GPU can be used, and GPUMEM_DEVICE chooses no "
@@ -132,7 +128,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     },
     "explain": {
         Exit.FAILED: "a test failed in base or head; what was counted is printed",
-        Exit.NO_VERDICT: "nothing was counted: there is no GPU or no tool, or no kernel was measured",
+        Exit.NO_VERDICT: "nothing was counted: there is no GPU or no tool, or no kernel was "
+        "measured",
     },
     "profile": {
         Exit.FAILED: "tests failed; the report is complete",

@@ -22,8 +22,6 @@ MEASURE, LAUNCH = "measure", "launch"
 """Phase of the samples, and a launch within it. Under a profiler the phase contains the measured
 launches and nothing else."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-
 
 class Names:
     """Short, filterable and unique names for tests.
@@ -45,18 +43,14 @@ class Names:
 
     def unique(self, nodeid: str) -> str:
         """Return the name of a test, of `[A-Za-z0-9_-]`; the same for the same id."""
-        known = self._names.get(nodeid)
-        if known is not None:
-            return known
-        base = name = _base(nodeid)
-        digest = _digest(nodeid)
-        length = 6
-        while name in self._used:
-            name = f"{base}-{digest[:length]}"
-            length += 2
-        self._used.add(name)
-        self._names[nodeid] = name
-        return name
+        if nodeid not in self._names:
+            name, length = _base(nodeid), 6
+            while name in self._used:
+                name = f"{_base(nodeid)}-{_digest(nodeid)[:length]}"
+                length += 2
+            self._used.add(name)
+            self._names[nodeid] = name
+        return self._names[nodeid]
 
 
 def _base(nodeid: str) -> str:
@@ -87,13 +81,12 @@ def _digest(text: str) -> str:
 
 
 class Ranges:
-    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost a look-up in a set.
+    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost next to nothing.
     Nsight tools attach when the process starts. Ranges nest per thread."""
 
     def __init__(self) -> None:
         self._domain = _domain()
         self._attributes: dict[tuple[str, str | None], Any] = {}
-        self._checked: set[str] = set()
 
     def tool_attached(self) -> bool:
         """Return True if a tool listens to the domain: times under it are not comparable."""
@@ -103,23 +96,16 @@ class Ranges:
         self, name: str, payload: int | None = None, category: str | None = None
     ) -> AbstractContextManager[None]:
         """Return a range around a block; it closes also when the block raises.
-        `name`: of `[A-Za-z0-9_.-]` only.
+        `name`: of `[A-Za-z0-9_.-]`, as `Names`, `phase` and `labelled` give it.
         `payload`: 64-bit integer shown with the range, such as the bytes that a launch moves.
         `category`: groups ranges besides their names.
-        Raises `ValueError`: the name has another character, with or without a tool.
         """
-        if name not in self._checked:
-            if not _NAME.fullmatch(name):
-                accepted = "Nsight's filters accept only letters, digits, '_', '.', '-'"
-                raise ValueError(f"NVTX range name {name!r}: {accepted}")
-            self._checked.add(name)
         if self._domain is None:
             return nullcontext()
         attributes = self._attributes.get((name, category))
         if attributes is None:
-            attributes = self._attributes[name, category] = self._domain.get_event_attributes(
-                message=name, category=category
-            )
+            attributes = self._domain.get_event_attributes(message=name, category=category)
+            self._attributes[name, category] = attributes
         return _Range(self._domain, attributes, payload)
 
     @contextmanager
@@ -127,9 +113,9 @@ class Ranges:
         """Open the range of a test, with a mark of category "nodeid" and the full node id."""
         with self.range(name):
             if self._domain is not None:
-                self._domain.mark(
-                    self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY)
-                )
+                category = NODEID_CATEGORY
+                mark = self._domain.get_event_attributes(message=nodeid, category=category)
+                self._domain.mark(mark)
             yield
 
 
@@ -156,6 +142,4 @@ def _domain() -> Any:
         return None
     domain = nvtx.get_domain(DOMAIN)
     # Without a tool, and under NVTX_DISABLE, get_domain returns a DummyDomain.
-    if not isinstance(domain, nvtx.Domain):
-        return None
-    return domain
+    return domain if isinstance(domain, nvtx.Domain) else None

@@ -11,17 +11,16 @@ from pathlib import Path
 
 DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_PLACES = (
-    "DIR",
-    "WORK_TREE",
-    "COMMON_DIR",
-    "INDEX_FILE",
-    "OBJECT_DIRECTORY",
-    "ALTERNATE_OBJECT_DIRECTORIES",
-    "NAMESPACE",
-    "PREFIX",
-)
-_OF_A_HOOK = frozenset(f"GIT_{name}" for name in _PLACES)
+_OF_A_HOOK = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_NAMESPACE",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_PREFIX",
+]
 """Variables that name the repository and the index of the git that runs a hook."""
 _SECONDS = 60  # time-out of a git call
 

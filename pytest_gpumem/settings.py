@@ -132,16 +132,16 @@ def resolve(
     """
 
     def value_of(option: Option) -> tuple[Any, str]:
-        if not option.ini_only:
-            if (value := command_line.get(option.key)) is not None:
-                return _parse(option.parse, value, option.flag), option.flag
-            if value := environment.get(option.variable):
-                return _parse(option.parse, value, option.variable), option.variable
-        if (value := ini.get(option.key)) in (None, ""):
-            return Settings._field_defaults.get(option.name), "default"
-        origin = f"{option.key} in {ini_file}"
+        value, origin = ini.get(option.key), f"{option.key} in {ini_file}"
         if option.key in overrides:
             origin = f"-o {option.key}"
+        if not option.ini_only:
+            if environment.get(option.variable):
+                value, origin = environment[option.variable], option.variable
+            if command_line.get(option.key) is not None:
+                value, origin = command_line[option.key], option.flag
+        if value is None or (value == "" and origin != option.flag):
+            return Settings._field_defaults.get(option.name), "default"
         return _parse(option.parse, value, origin), origin
 
     off = switched_off(environment)
@@ -152,12 +152,12 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
-        value, origin = Settings._field_defaults.get(option.name), "default"
-        if option.name not in off:
-            value, origin = value_of(option)
-        values[option.name], origins[option.name] = value, origin
+        if option.name in off:
+            values[option.name] = Settings._field_defaults.get(option.name)
+            origins[option.name] = "default"
+        else:
+            values[option.name], origins[option.name] = value_of(option)
     limits = {name: values.pop(name) for name in _NO_LIMITS}
-    _refuse_contradictions(limits, origins)
     for name in OF_FOOTPRINT:
         if values["footprint"] == "off" and limits[name] is not None:
             raise SettingsError(
@@ -187,17 +187,6 @@ def _parse(parse: Callable[[Any], Any], value: object, origin: str) -> Any:
         return parse(value)
     except units.QuantityError as error:
         raise SettingsError(f"{origin}: {error}") from None
-
-
-def _refuse_contradictions(limits: Mapping[str, str | None], origins: Mapping[str, str]) -> None:
-    """Refuse a limit on kept memory that a limit on the peak makes impossible to reach."""
-    kept, peak = limits.get("max_kept"), limits.get("max_peak")
-    if kept and peak and units.parse_bytes(kept) > units.parse_bytes(peak):
-        raise SettingsError(
-            f"{origins['max_kept']}: max_kept {kept} contradicts max_peak {peak} "
-            f"({origins['max_peak']}): the peak includes kept memory; accepted is a max_kept of "
-            "max_peak or less"
-        )
 
 
 def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
@@ -261,9 +250,7 @@ def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits
 
     parsed = _parsed_keywords(keywords, origin)
     limits = {name: value for name, value in parsed.items() if name in LIMITS}
-    origins = dict.fromkeys(limits, origin)
-    _refuse_contradictions(limits, origins)
-    return Limits(**limits, origin=origins)
+    return Limits(**limits, origin=dict.fromkeys(limits, origin))
 
 
 def merge_limits(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,15 +117,9 @@ def test_a_place_that_is_none(s3_store: Server) -> None:
 
 
 def test_a_url_with_one_slash_is_no_folder() -> None:
-    for url, meant in [
-        ("s3:/bucket", "s3://bucket"),
-        ("sftp:/ada:secret@host/base", "sftp://***@host/base"),
-    ]:
+    for url in ["s3:/bucket", "file:/srv/base", "sftp:/ada:secret@host/base"]:
         with naming(url):
-            with pytest.raises(
-                QuantityError,
-                match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)",
-            ) as mistake:
+            with pytest.raises(QuantityError, match="has one slash behind its colon") as mistake:
                 storage(url)
             assert "secret" not in str(mistake.value)
 
