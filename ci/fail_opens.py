@@ -33,24 +33,11 @@ CORE, COLLECTED, SESSION = "judging/expectations.py", "plugin/expecting.py", "pl
 REPORTED, GATE = "plugin/reported.py", "runs/conclusion.py"
 FAIL_OPENS = [
     # A discharge
-    (
-        CORE,
-        "if ran and any(row.label == one.label and row.measurement is not None for row in rows):",
-        "if ran:",
-    ),
-    (
-        CORE,
-        'if ran and (\n            ended.how == "failed"\n            or not one.unmeasured\n'
-        "            or any(row.measured_something for row in rows)\n        ):",
-        "if ran:",
-    ),
-    (CORE, 'if ended.how == "failed" or any(one.what in judged(row) for row in rows):', "if ran:"),
-    (
-        CORE,
-        "names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}",
-        "names &= set(LIMITS)",
-    ),
-    (CORE, "elif not row.footprint.ended:", "elif False:"),
+    (CORE, "if ran and expectation.label in labels:", "if ran:"),
+    (CORE, "(ran and (measured or not expectation.unmeasured)):", "ran:"),
+    (CORE, "any(what in judged(row) for row in rows):", "ran:"),
+    (CORE, "read = row.measurement is not None", "read = True"),
+    (CORE, "(row.footprint.ended or name not in AT_THE_END)", "True"),
     (
         SESSION,
         "            gpu.missing.extend(self._undecided(missing))\n",
@@ -67,30 +54,18 @@ FAIL_OPENS = [
         'return LOST, f"{its} test is no longer collected"',
         'return NOT_RUN, f"{its} test is no longer collected"',
     ),
-    (
-        CORE,
-        'return UNJUDGED, f"the test {ended.how} and {measured}"',
-        'return "accepted", f"the test {ended.how} and {measured}"',
-    ),
-    (CORE, "return ended._replace(by_words=False, in_base=True)", "return ended"),
-    (CORE, "if ended.plugin and ended.plugin in base.dividing:", "if ended.plugin:"),
-    (CORE, "    if doubtful:\n        return ended\n", ""),
+    (CORE, 'return UNJUDGED, f"the test', 'return "accepted", f"the test'),
+    (CORE, "return ending._replace(by_words=False, in_base=True)", "return ending"),
+    (CORE, "if ending.plugin and ending.plugin in base.dividing:", "if ending.plugin:"),
+    (CORE, "if expectation.what == ROW and base.leaves_out(nodeid):", "if False:"),
     (
         COLLECTED,
         "        return any(\n            word == option",
         "        return True or any(\n            word == option",
     ),
     # An exit code
-    (
-        CORE,
-        "if one.status in (LOST, NOT_RUN) and not one.accounted]",
-        "if one.status == LOST and not one.accounted]",
-    ),
-    (
-        CORE,
-        "return [one for one in missing if not one.accounted]",
-        "return [one for one in missing if one.status == LOST]",
-    ),
+    (CORE, "if omission.status in (LOST, NOT_RUN) and", "if omission.status == LOST and"),
+    (CORE, "in missing if not omission.accounted]", "in missing if omission.status == LOST]"),
     (SESSION, "open_ = open_under_strict(gpu.missing)", "open_ = ()"),
     (
         REPORTED,
@@ -113,8 +88,8 @@ FAIL_OPENS = [
         "merge_limits(None, marker, settings, LIMITS)",
         "merge_limits(None, marker, Settings(), LIMITS)",
     ),
-    (CORE, "unmeasured=one.measures and not measures.get(nodeid, True)", "unmeasured=False"),
-    (CORE, "if demands_more(limit, asked, here) and not allowed(limit, here):", "if False:"),
+    (CORE, "unmeasured = test.measures and not measures.get(nodeid, True)", "unmeasured = False"),
+    (CORE, "if demands_more(name, was, now) and not accepted(name, now):", "if False:"),
 ]
 """File, old text, new text."""
 
