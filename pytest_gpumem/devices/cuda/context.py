@@ -53,6 +53,8 @@ def context_number(index: int) -> int | None:
 class Context:
     """The primary context of a GPU."""
 
+    destroyed = False  # once one was, with what CuPy had loaded
+
     def __init__(self, index: int) -> None:
         doing = f"opening device {index}"
         self.index = index
@@ -65,9 +67,7 @@ class Context:
             check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
-        """Why no handle of this context may be used or freed any more; None while it lives. A
-        context that a kernel's error has taken is gone too: the driver says so at each call, by
-        `errors.ContextLost`."""
+        """Return why no handle of this context may be used or freed, or None while it lives."""
         number = context_number(self.index)
         if number is None:
             return DESTROYED
@@ -114,6 +114,8 @@ class Context:
         self.collect()
         if self.gone() is None:
             D.cuDevicePrimaryCtxRelease(self._device)
+        else:
+            Context.destroyed = True
 
 
 class CudaStream:
@@ -185,7 +187,7 @@ def _pending(stream: int) -> bool:
 @contextmanager
 def made_meanwhile(index: int) -> Iterator[None]:
     """Make the primary context of a GPU beside the block, in a third of a second without the
-    interpreter. The block opens the device: it meets an error of the driver again."""
+    interpreter. The block meets an error of the driver again."""
     made: list[Any] = []
     thread = threading.Thread(target=_make, args=(index, made), name="gpumem-context", daemon=True)
     thread.start()
