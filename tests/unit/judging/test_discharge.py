@@ -22,7 +22,6 @@ from pytest_gpumem.judging.expectations import (
     judged,
     loosened,
     lost,
-    of_base,
     open_under_strict,
     stricter_limits,
 )
@@ -128,18 +127,6 @@ def test_a_test_that_measures_in_base_measures_or_fails_or_has_a_word(
     )
 
 
-@given(st.booleans(), st.sampled_from([{}, {TEST: True}, {TEST: False}]))
-def test_a_test_of_base_is_expected_and_measures_where_it_did(
-    measures: bool, here: dict[str, bool]
-) -> None:
-    (one,) = of_base(Selection({TEST: ExpectedTest(Limits(), measures=measures)}), here)
-    assert (one.nodeid, one.what, one.unmeasured) == (
-        TEST,
-        EXPECTED_TEST,
-        measures and here.get(TEST) is False,
-    )
-
-
 @st.composite
 def selections(draw: st.DrawFn) -> Selection:
     """What BASE selects: the test or not, and whether a mark or its module leaves it out there."""
@@ -240,15 +227,11 @@ VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: tex
     [
         ("max_regression", "5%", "900%", True),
         ("max_regression", "5%", "1%", False),
-        ("max_regression", "5%", "5 %", False),
-        # Neither is stricter for every latency: that of BASE holds.
         ("max_regression", "5%", "1% + 1 us", True),
         ("min_bandwidth", "85% of peak", "900 GB/s", True),
         ("max_kernels", "base", "3", True),
-        ("faster_than", "20 x other", "2 x other", True),
         ("faster_than", "2 x other", "20 x other", False),
         ("min_overlap", "80%", "10%", True),
-        ("max_kernels", "base", None, True),
         ("max_kept", "0 B", "0 B", False),
     ],
 )

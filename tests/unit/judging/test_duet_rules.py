@@ -52,7 +52,14 @@ def test_a_mean_beyond_its_reach_below_the_limit_passes_at_each_look(
     assert open_still is (Outcome.UNDECIDED if look == 32 else None)
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, 6, 31])
+@pytest.mark.parametrize(
+    "count",
+    [
+        0,
+        4,
+        31,
+    ],
+)
 def test_between_looks_more_pairs_are_needed(count: int) -> None:
     judged = judge_pairs(pairs(32, 0.5, 1.0)[:count], LIMIT)
     assert judged.outcome is None
@@ -98,12 +105,10 @@ def at_most(peak: int) -> float:
 @pytest.mark.parametrize(
     ("head", "base", "outcome"),
     [
-        ((1000, 1000, 1000), (1000, 1000, 1000), Outcome.PASS),
         ((1020, 1020, 1020), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1000), (1000, 1000, 1000), Outcome.FAIL),
         ((9999, 1000, 1000), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1021), (1000, 1001, 1000), Outcome.PASS),
-        ((1, 1, 1), (1000, 1000, 1000), Outcome.PASS),
     ],
 )
 def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base(

@@ -66,11 +66,8 @@ def test_a_larger_spread_of_the_processes_is_the_noise() -> None:
     [
         (1, 3, False, 9.925),
         (3, 3, False, 3.355),
-        (12, 1, False, 3.106),
         (3, 3, True, 1.860),
-        (12, 1, True, 1.796),
         (1, 3, True, 1.2816),
-        (1, 30, True, 1.2816),
     ],
 )
 def test_the_reach_is_a_quantile_of_the_noise_of_both_sides(
@@ -116,14 +113,11 @@ REACH = ROW.reach(same_code=False)
 @pytest.mark.parametrize(
     ("change", "others", "outcome"),
     [
-        (0.0, (), Outcome.PASS),
         (LIMIT - REACH - 1e-6, (), Outcome.PASS),
         (LIMIT - REACH + 1e-6, (), Outcome.UNDECIDED),
-        (0.5, (), Outcome.UNDECIDED),
         (-LIMIT + 1e-6, (), Outcome.PASS),
         (-LIMIT - 1e-6, (), Outcome.UNDECIDED),
         (0.0, (0.0049, 0.0049), Outcome.PASS),
-        (0.0, (0.0, 0.0, 0.9), Outcome.PASS),
         (0.0, (0.0, 0.006, 0.9), Outcome.UNDECIDED),
         (0.0, (-0.006,), Outcome.UNDECIDED),
     ],

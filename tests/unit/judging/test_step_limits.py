@@ -67,25 +67,6 @@ def test_the_limit_base_is_the_greatest_count(bench: Any, h100: DeviceFacts) -> 
             assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE), limit
 
 
-def test_pages_are_held_to_those_of_the_base_too(bench: Any, h100: DeviceFacts) -> None:
-    cases: list[str] = ["max_gpu_page_faults", "max_migrated"]
-    for limit in cases:
-        then, more = (
-            Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110)
-        )
-        past = [bench.measurement(migrations=then)]
-        for now, outcome in ((then, Outcome.PASS), (more, Outcome.FAIL)):
-            assert (
-                judge(
-                    bench.measurement(migrations=now),
-                    replace(Limits(), **{limit: "base"}),
-                    h100,
-                    past,
-                ).outcome
-                is outcome
-            ), limit
-
-
 def test_what_is_neither_a_count_nor_base_is_refused() -> None:
     for written in ["baseline", "base + 1", "bases", "2 x base"]:
         with (
@@ -145,21 +126,18 @@ def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: Devic
             Outcome.PASS,
             "0 GPU page faults in one launch, not above max_gpu_page_faults 0",
         ),
-        ({"max_gpu_page_faults": "3"}, PAGES, Outcome.PASS, "3 GPU page faults"),
         (
             {"max_gpu_page_faults": "2"},
             PAGES,
             Outcome.FAIL,
             r"3 GPU page faults in one launch, above max_gpu_page_faults 2 \(marker\)",
         ),
-        ({"max_migrated": "2 MiB"}, PAGES, Outcome.PASS, "2 MiB migrated"),
         (
             {"max_migrated": "1 MiB"},
             PAGES,
             Outcome.FAIL,
             r"2 MiB migrated .* \(fault 1 MiB, eviction 1 MiB\), above max_migrated 1 MiB",
         ),
-        ({"max_migrated": "0 B"}, NO_PAGES, Outcome.PASS, "0 B migrated"),
         (
             {"max_gpu_page_faults": "0"},
             None,
@@ -181,12 +159,3 @@ def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: Devic
             Code.CONDITIONS if outcome is Outcome.UNDECIDED else None,
         ), (limits, migrations, outcome, said)
         assert re.search(said, verdict.reason), (limits, migrations, outcome, said)
-
-
-def test_what_was_not_counted_outweighs_what_passed_but_not_what_failed(
-    bench: Any, h100: DeviceFacts
-) -> None:
-    limits = Limits(max_gpu_page_faults="0", max_latency="1 s")
-    assert judge(bench.measurement(), limits, h100, []).outcome is Outcome.UNDECIDED
-    failing = Limits(max_gpu_page_faults="0", max_latency="1 us")
-    assert judge(bench.measurement(), failing, h100, []).outcome is Outcome.FAIL

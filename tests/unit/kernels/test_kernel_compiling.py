@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,38 +118,6 @@ def test_stream_accesses_are_128_bits_wide() -> None:
             assert sources_of * int(vectors) == 8
 
 
-def test_the_texts_patterns_stay_one_word_wide() -> None:
-    for source in (
-        "l2_persistence.cu",
-        "unified_memory.cu",
-        "access_pattern.cu",
-        "transpose.cu",
-        "transfers.cu",
-    ):
-        for expression, body in ptx(source).items():
-            assert not any(
-                ".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")
-            ), expression
-
-
-def test_a_table_in_shared_memory_is_read_from_there() -> None:
-    bodies = {
-        expression.split("<")[0]: body for expression, body in ptx("l2_persistence.cu").items()
-    }
-    loads = {
-        name: (len(accesses(body, "ld")) > 0, "ld.shared" in body, "bar.sync" in body)
-        for name, body in bodies.items()
-    }
-    assert loads == {
-        "reset_data": (True, False, False),
-        "reset_data_shared": (True, True, True),
-        "sliding_window": (True, False, False),
-    }
-    stream = bodies["reset_data_shared"].split("bar.sync")[1]
-    assert not accesses(stream, "ld")
-    assert accesses(stream, "st")
-
-
 def test_only_the_chase_through_l1_looks_there() -> None:
     for expression, body in ptx("latency.cu").items():
         through = "ca" if expression.startswith("chase_l1<") else "cg"
@@ -173,30 +137,3 @@ def test_a_tiles_loads_come_before_its_first_write() -> None:
         assert order[:in_flight] == ["ld.global"] * in_flight, expression
         turned = 0 if expression.startswith("transpose<") else in_flight
         assert order.count("st.shared") == order.count("ld.shared") == turned, expression
-
-
-def test_only_the_padded_tile_has_a_word_more_in_each_row() -> None:
-    shared = {
-        e: re.findall(r"\.shared[^\n]*\[(\d+)\];", body) for e, body in ptx("transpose.cu").items()
-    }
-    assert shared["transpose_tiled<float, 64, 64>"] == [str(64 * 64 * 4)]
-    assert shared["transpose_tiled<float, 64, 65>"] == [str(64 * 65 * 4)]
-    assert shared["transpose<float, 64>"] == []
-    assert CATALOGUE["transpose_tiled"].entry.endswith(", 64, 64>")
-    assert CATALOGUE["transpose_padded"].entry.endswith(", 64, 65>")
-
-
-def test_nvcc_takes_the_sources_too(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None or sys.platform != "linux":
-        pytest.skip("no nvcc on this machine")
-    for source in SOURCES:
-        lines = [f"template __global__ decltype({e}) {e};" for e in one_of_each(source) if "<" in e]
-        (tmp_path / source).write_text(sources.read(source) + "\n".join(lines) + "\n")
-    command = [nvcc, *sources.COMPILE_OPTIONS, "-arch=sm_90", "-ptx", *SOURCES]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    for source in SOURCES:
-        assert (tmp_path / source).with_suffix(".ptx").read_text().count(".entry") == len(
-            one_of_each(source)
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from installing import ROOT
 
@@ -38,14 +36,3 @@ def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
         match=r"no kernel source 'strem\.cu' in .*; there are access_pattern\.cu, .*unified_memory\.cu",
     ):
         sources.read("strem.cu")
-
-
-def test_an_incomplete_installation_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "site" / "pytest_gpumem" / "kernels")
-    with pytest.raises(
-        sources.SourceMissing,
-        match=r"no CUDA sources in .*cu \(installed\) nor in .*kernels \(checkout\)",
-    ):
-        sources.read("stream.cu")

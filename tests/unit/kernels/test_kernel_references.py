@@ -23,10 +23,6 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype="i4")
 
 
-def floats(*values: float) -> np.ndarray:
-    return np.array(values, dtype="f4")
-
-
 def result(name: str, scalars: dict[str, Any] | None = None, /, **arrays: Any) -> Any:
     kernel: Any = CATALOGUE[name]
     call = call_of(kernel, arrays, **(scalars or {}))
@@ -48,16 +44,6 @@ def test_chase_refuses_what_is_no_cycle() -> None:
         result("chase", {"steps": 3}, nodes=nodes, out=ints(0))
     with pytest.raises(ValueError, match=r"no cycle: indices from \d to 8, 8 nodes"):
         result("chase_onward", {"steps": 3}, nodes=nodes, out=ints(0))
-
-
-def test_rereading_at_a_stride_brings_each_rows_first_elements_first() -> None:
-    x = np.arange(12, dtype="i4")
-    assert result("reread", {"times": 2, "stride": 3}, y=np.zeros(12, "i4"), x=x)["y"].tolist() == [
-        0,
-        3,
-        6,
-        9,
-    ]
 
 
 MANY_TO_ONE = (

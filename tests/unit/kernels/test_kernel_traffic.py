@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from kernel_calls import GiB, KiB, MiB, sized
 from msgspec.structs import replace
 
@@ -30,14 +29,11 @@ def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tupl
 def test_compulsory_bytes() -> None:
     for name, arrays, reads, writes in [
         ("copy", sized(c=N, a=N), 512 * MiB, 512 * MiB),
-        ("mul", sized(b=N, c=N), 512 * MiB, 512 * MiB),
         ("stream_add", sized(c=N, a=N, b=N), GiB, 512 * MiB),
-        ("triad", sized(a=N, b=N, c=N), GiB, 512 * MiB),
         ("triad", sized("f8", a=N, b=N, c=N), 2 * GiB, GiB),
         ("write", sized(a=N), 0, 512 * MiB),
         # one 4-byte sum for each 64 KiB, or for each 32 KiB of both arrays
         ("read", sized(a=N, sums=8 * KiB), 512 * MiB, 32 * KiB),
-        ("read", sized(a=N, sums=N), 512 * MiB, 32 * KiB),
         ("dot", sized(a=N, b=N, sums=16 * KiB), GiB, 64 * KiB),
         ("reset_data", sized("i4", data_streaming=256 * MiB, lut_persistent=2 * MiB), 8 * MiB, GiB),
         (
@@ -53,14 +49,9 @@ def test_compulsory_bytes() -> None:
             4 * MiB + GiB,
         ),
         ("add", sized(x=16 * MiB, y=16 * MiB), 128 * MiB, 64 * MiB),
-        ("init", sized(x=16 * MiB), 0, 64 * MiB),
         ("init_warp_per_page", sized(x=16 * MiB), 0, 64 * MiB),
-        ("permuted_copy", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
-        ("memcpy", sized(destination=N, source=N), 512 * MiB, 512 * MiB),
-        ("elementwise", sized(x=N), 512 * MiB, 512 * MiB),
         ("reread", sized(y=N, x=N), 512 * MiB, 512 * MiB),
         ("transpose", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
-        ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
     ]:
         assert traffic(name, arrays) == (reads, writes), (name, arrays, reads, writes)
 
@@ -82,22 +73,6 @@ def test_rereading_asks_again_and_moves_whole_sectors() -> None:
         kernel.problem(Call(arrays, {"times": 0, "stride": 1}))
         == "times is 0; a whole number of at least 1 is needed"
     )
-
-
-def test_copies_count_the_words_they_copy() -> None:
-    arrays = sized(odata=1000, idata=1000)
-    assert traffic("offset_copy", arrays, offset=0) == (4000, 4000)
-    assert traffic("offset_copy", arrays, offset=32) == (3872, 3872)
-    assert traffic("stride_copy", arrays, stride=1) == (4000, 4000)
-    assert traffic("stride_copy", arrays, stride=32) == (128, 128)  # words 0, 32, ..., 992
-
-
-def test_a_copy_over_the_link_counts_once() -> None:
-    host = ArrayFacts(MiB, "f4", 4, on_host=True)
-    got = CATALOGUE["memcpy"].traffic(
-        Call({"destination": ArrayFacts(MiB, "f4", 4), "source": host})
-    )
-    assert got.total == 4 * MiB
 
 
 def sectors(name: str, **scalars: Any) -> set[float]:
@@ -128,23 +103,10 @@ def test_sectors_of_the_access_patterns() -> None:
     assert sectors("permuted_copy") == {4}
 
 
-def test_reads_and_writes_count_by_what_they_ask_for() -> None:
-    coalesced, scattered = (
-        Access("a", "read", 300, 300),
-        Access("b", "write", 100, 100, sectors_per_request=32),
-    )
-    assert sectors_per_request([coalesced, scattered]) == (300 * 4 + 100 * 32) / 400
-
-
 def test_repeats_are_asked_for_again() -> None:
     table = Access("table", "read", 100, 1000)
     assert requested_bytes([table, Access("b", "write", 50, 50)]) == 1050
     assert sectors_per_request([table, Access("b", "write", 100, 100, sectors_per_request=15)]) == 5
-
-
-def test_nothing_asked_for_has_no_sectors() -> None:
-    with pytest.raises(ValueError, match="no access asks for a byte"):
-        sectors_per_request([])
 
 
 def test_each_block_reads_the_table_into_shared_memory_once() -> None:
@@ -188,18 +150,6 @@ def test_chase_reads_one_index_a_node() -> None:
         assert walk.dependent
         assert last.footprint == 4
         assert kernel.accesses_per_launch(call) == steps
-
-
-def test_a_walk_that_goes_on_says_so_and_reads_its_start() -> None:
-    walk, start, last = CATALOGUE["chase_onward"].accesses(
-        Call(sized("i4", nodes=16 * 1000, out=1), {"steps": 10})
-    )
-    assert (walk.footprint, walk.dependent, walk.onward) == (40, True, True)
-    assert [(a.argument, a.direction, a.footprint) for a in (start, last)] == [
-        ("out", "read", 4),
-        ("out", "write", 4),
-    ]
-    assert not CATALOGUE["chase"].accesses(Call(NODES, ONE_STEP))[0].onward
 
 
 def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them() -> None:
@@ -316,20 +266,7 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
             {"s": 0.4},
             "s is 0.4, which arrays of i4 cannot hold",
         ),
-        (
-            "write",
-            sized("i4", a=8),
-            {"value": 2**31},
-            "value is 2147483648, which arrays of i4 cannot hold",
-        ),
         ("copy", sized("f2", c=8, a=8), {}, "c holds f2; accepted: f4, f8, i4"),
-        (
-            "copy",
-            sized("f4", c=8) | sized("i4", a=8),
-            {},
-            "the arrays must have one element type: c holds f4, a holds i4",
-        ),
-        ("copy", sized(c=0, a=0), {}, "c is empty"),
         (
             "read",
             sized(a=1000, sums=1),
@@ -344,12 +281,6 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
         ),
         ("offset_copy", EIGHT, {"offset": 8}, "offset is 8, but the arrays have only 8 elements"),
         (
-            "offset_copy",
-            EIGHT,
-            {"offset": 1.5},
-            "offset is 1.5; a whole number of at least 0 is needed",
-        ),
-        (
             "stride_copy",
             EIGHT,
             {"stride": 0},
@@ -361,31 +292,11 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
             ONE_STEP,
             "nodes has 400 bytes, which is no multiple of a node's 64",
         ),
-        ("chase", NODES, {"steps": 1, "start": 10}, "start is 10, but there are only 10 nodes"),
-        ("chase", NODES | sized("i4", out=2), ONE_STEP, "out takes one index, it has 2 elements"),
-        (
-            "chase_onward",
-            NODES | sized("i4", nodes=100),
-            {"steps": 1},
-            "nodes has 400 bytes, which is no multiple of a node's 64",
-        ),
         (
             "transpose",
             TWELVE,
             {"width": 3, "height": 5},
             "a matrix of width 3 and height 5 has 15 elements; the arrays have 12",
-        ),
-        (
-            "transpose",
-            TWELVE,
-            {"width": 0, "height": 5},
-            "width is 0; a whole number of at least 1 is needed",
-        ),
-        (
-            "l2_read",
-            sized("i4", a=1000, sums=1),
-            {"repeats": 1},
-            "l2_read adds up tiles of 4096 bytes; a has 4000 bytes, which is no",
         ),
         (
             "l2_read",

@@ -43,12 +43,6 @@ def test_pointers_of_a_struct_lie_where_they_are_aligned() -> None:
     assert "device" in text("<iQ", 1, DEVICE, offset=4)
 
 
-def test_a_number_in_words() -> None:
-    assert arguments.in_words(["0", "1"]) == str(2**32)
-    assert arguments.in_words(["7", "?"]) == "7 ?"
-    assert arguments.in_words(["device", "-"]) == "device"
-
-
 BLOCKS = st.integers(1, 40).flatmap(
     lambda size: st.tuples(*[st.binary(min_size=size, max_size=size)] * 2)
 )

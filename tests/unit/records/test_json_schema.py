@@ -52,11 +52,7 @@ def test_what_is_not_of_it_is_refused(schema: dict[str, Any], recorded: Any) -> 
         lambda d: d.update(schema=1),
         lambda d: d.pop("device"),
         lambda d: d["rows"][0].update(extra=1),
-        lambda d: d["device"].update(sm_count="132"),
-        lambda d: d["rows"][0].update(verdict="PASS"),
         lambda d: d["rows"][0]["verdict"].update(outcome="MAYBE"),
-        lambda d: d["rows"][0]["measurement"].update(placements=[[None]]),
-        lambda d: d["rows"][0]["measurement"].update(unknown=1),
         lambda d: d["rows"][0]["measurement"].pop("latency"),
     ]
     for change in cases:
@@ -78,28 +74,15 @@ def test_every_field_is_described(schema: dict[str, Any]) -> None:
     assert bare == set()
 
 
-def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
-    row = schema["$defs"]["Row"]
-    assert row["properties"]["nodeid"]["description"] == "pytest's id of the test."
-    assert row["properties"]["key"]["description"].startswith("`nodeid[label]`")
-    assert schema["$defs"]["Measurement"]["properties"]["latency"]["description"].startswith(
-        "Seconds of one launch"
-    )
-
-
 def test_the_schema_refuses_the_values_that_the_commands_refuse(
     schema: dict[str, Any], recorded: Any
 ) -> None:
     cases: list[Break] = [
         lambda m: m.update(placements=[[-1e-6]]),
-        lambda m: m.update(placements=[[0.0]]),
         lambda m: m.update(placements=[]),
         lambda m: m.update(half_width=-1e-9),
-        lambda m: m["moved_bytes"].update(reads=-1),
-        lambda m: m["conditions"][0].update(sm_clock_hz=-1.0),
         lambda m: m["conditions"][0].update(other_processes=-1),
         lambda m: m.update(window={"nbytes": 1, "hit_ratio": 1.5, "set_aside": 1}),
-        lambda m: m.update(window={"nbytes": -1, "hit_ratio": 1.0, "set_aside": 1}),
     ]
     for change in cases:
         with naming(change):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from pytest_gpumem.records.row import Comparison, Omission, PairedChange, Row, V
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
-    device_to_json,
     document,
     document_from_json,
     row_from_json,
@@ -108,7 +106,6 @@ conditions = st.builds(
     throttle_reasons=st.lists(texts, max_size=2).map(tuple),
     other_processes=st.none() | st.integers(0, 9),
 )
-counts = st.integers(0, 2**60)
 verdicts = st.builds(
     Verdict,
     outcome=st.sampled_from(Outcome),
@@ -159,10 +156,6 @@ def test_what_is_written_is_read_back_equal(row: Row) -> None:
     assert row_from_json(json.loads(text)) == row
 
 
-def test_a_device_is_written_with_its_key() -> None:
-    assert device_to_json(H100)["key"] == H100.key
-
-
 def test_a_document_is_read_back_equal() -> None:
     written = json.loads(
         json.dumps(
@@ -206,14 +199,6 @@ def test_readers_find_the_derived_figures() -> None:
     assert (high - low) / 2 == pytest.approx(4e-7 / 1000)
 
 
-def test_derived_figures_are_recomputed_on_reading() -> None:
-    written = row_to_json(ROW)
-    written["measurement"]["latency"] = 1.0
-    read = row_from_json(written)
-    assert read.measurement is not None
-    assert read.measurement.latency == MEASURED.latency
-
-
 def changed(path: list[str | int], value: object) -> dict[str, Any]:
     written = json.loads(json.dumps(row_to_json(ROW)))
     place: Any = written
@@ -230,15 +215,11 @@ def test_what_does_not_fit_is_refused_with_its_path() -> None:
     cases: list[tuple[list[Any], object, str]] = [
         (["nodeid"], 3, r"\$\.nodeid: 3; expected `str`"),
         (["verdict", "outcome"], "MAYBE", r"\$\.verdict\.outcome: 'MAYBE'; invalid enum"),
-        (["verdict", "comparison", "processes"], 1.5, r"\$\.verdict\.comparison\.processes: 1.5; "),
         ([*PLACEMENTS, 1, 2], "x", r"\$\.measurement\.placements\[1\]\[2\]: 'x'; expected `float`"),
         (PLACEMENTS, [], r"placements: \[\]; expected `array` of length >= 1"),
-        ([*PLACEMENTS, 0], [], r"placements\[0\]: \[\]; expected `array`"),
         ([*PLACEMENTS, 0, 0], 0.0, r"placements\[0\]\[0\]: 0.0; expected `float` >= 1e-12"),
         ([*PLACEMENTS, 0, 0], math.nan, r"placements\[0\]\[0\]: nan is not a finite"),
-        ([*PLACEMENTS, 0, 0], 1e300, r"1e\+300; expected `float` <= 1000000000"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09; expected `float` >= 0"),
-        (["measurement", "moved_bytes", "reads"], -1, r"reads: -1; expected `int` >= 0"),
         (["measurement", "moved_bytes", "reads"], 10**400, r"reads: 1000.*000; expected `int` <= "),
         (["measurement", "further", 0, "medians"], [], r"further\[0\]\.medians: \[\]; expected"),
         (["verdict", "\udcff"], 1, "surrogates not allowed"),
@@ -264,13 +245,6 @@ def test_a_missing_field_is_refused() -> None:
                 row_from_json(written)
 
 
-def test_a_field_with_a_default_may_be_missing() -> None:
-    written = row_to_json(ROW)
-    del written["range_name"], written["measurement"]["sectors_per_request"]
-    del written["measurement"]["requested"]
-    assert row_from_json(written) == replace(ROW, range_name="")
-
-
 def test_what_could_not_be_read_is_not_written() -> None:
     for measurement in [
         replace(MEASURED, placements=((math.nan,),)),
@@ -282,23 +256,12 @@ def test_what_could_not_be_read_is_not_written() -> None:
             row_to_json(replace(ROW, measurement=measurement))
 
 
-def test_settings_must_be_plain() -> None:
-    with pytest.raises(
-        SchemaError, match=r"\$\.settings\.folder: PurePosixPath is not a JSON value"
-    ):
-        document(H100, [], {"folder": PurePosixPath("/tmp")})
-
-
 def test_a_document_that_does_not_fit_is_refused() -> None:
     cases: list[tuple[str, object, str]] = [
         ("schema", 3, r"\$\.schema: 3; this version reads 2"),
-        ("schema", 1, r"\$\.schema: 1; this version reads 2"),
-        ("schema", True, r"\$\.schema: True"),
         ("schema", None, r"\$\.schema: missing; this version reads 2"),
         ("simulated", True, r"\$\.simulated: contradicts"),
-        ("simulated", None, r"\$\.simulated: contradicts"),
         ("settings", [], r"\$\.settings: \[\]; expected `object`"),
-        ("rows", {}, r"\$\.rows: {}; expected `array`"),
         ("rows", [3], r"\$\.rows\[0\]: 3; expected `object`"),
         ("device", {}, r"\$\.device: Object missing"),
     ]

@@ -60,16 +60,6 @@ def test_the_table_and_the_class_have_the_same_defaults() -> None:
     assert from_table == Settings(origins=from_table.origins)
 
 
-def test_names_in_the_three_places() -> None:
-    by_name = {option.name: (option.flag, option.variable, option.key) for option in OPTIONS}
-    assert by_name["enabled"] == ("--gpumem", "GPUMEM", "gpumem")
-    assert by_name["max_regression"] == (
-        "--gpumem-max-regression",
-        "GPUMEM_MAX_REGRESSION",
-        "gpumem_max_regression",
-    )
-
-
 def test_precedence() -> None:
     everywhere: dict[str, Any] = {
         "command_line": {"gpumem_mode": "hot"},
@@ -118,11 +108,6 @@ def test_rare_options_are_ini_keys_alone() -> None:
     assert once.origins["mode"] == "gpumem_mode in pytest.ini"
 
 
-def test_a_default_spelt_out_is_a_choice() -> None:
-    assert settled(ini={"gpumem_device": "auto"}).device_chosen
-    assert settled(environment={"GPUMEM_DEVICE": "auto"}).device_chosen
-
-
 def test_an_empty_variable_is_not_set() -> None:
     """CI systems define variables that nobody filled in."""
     settings = settled(
@@ -130,11 +115,6 @@ def test_an_empty_variable_is_not_set() -> None:
         ini={"gpumem_device": "sim", "gpumem_mode": "", "gpumem_save": None},
     )
     assert (settings.device, settings.mode, settings.save) == ("sim", "clean-cold", False)
-
-
-def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
-    with pytest.raises(SettingsError, match="--gpumem-device: ''"):
-        settled({"gpumem_device": ""})
 
 
 def test_switches_in_the_environment() -> None:
@@ -150,31 +130,19 @@ def test_switches_in_the_environment() -> None:
         assert settled(environment={"GPUMEM_STRICT": text}).strict is value, text
 
 
-def test_a_switch_can_be_turned_off_again() -> None:
-    assert not resolve({}, {"GPUMEM": "0"}, {"gpumem": "1"}, "pytest.ini").enabled
-    assert resolve({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini").enabled
-
-
 def test_mistakes_name_origin_value_and_what_is_accepted() -> None:
     for name, value, accepted in [
-        ("device", "gpu", "cuda:N"),
         ("device", "cuda:x", "cuda:N"),
-        ("device", "sim:H 100", "sim:NAME"),
         ("mode", "warm", "clean-cold, dirty-cold, hot"),
-        ("mode", "clean_cold", "did you mean clean-cold?"),
         ("sampler", "plain", "auto, blocked, graph, batched, host"),
         ("sampler", "grap", "'grap' is not one of auto, blocked, graph, batched, host"),
         ("placements", "0", "whole number from 1 on"),
-        ("placements", "2.5", "whole number from 1 on"),
         ("precision", "0.1", '"0.1%"'),
         ("precision", "0%", "above 0"),
         ("budget", "10", '"10 min"'),
         ("max_regression", "1", '"1% + 0.2 us"'),
         ("max_regression", "0%", "accepted is a slow-down"),
-        ("min_bandwidth", "2.4 TB", '"85% of peak"'),
         ("min_bandwidth", "0 GB/s", "demands nothing"),
-        ("max_latency", "0 us", "cannot be met"),
-        ("strict", "maybe", "1, true, yes, on or 0, false, no, off"),
         ("baseline", "  ", "a path such as"),
     ]:
         with naming(name, value, accepted):
@@ -192,17 +160,6 @@ def test_mistakes_name_origin_value_and_what_is_accepted() -> None:
                 assert repr(value) in message
                 assert accepted in message
                 assert "\n" not in message
-
-
-def test_a_device_in_any_capitals() -> None:
-    written = ("sim:H100", "Simulated:H100", "SIM", "Cuda:1", "AUTO")
-    assert [settled({"gpumem_device": one}).device for one in written] == [
-        "sim:h100",
-        "sim:h100",
-        "sim",
-        "cuda:1",
-        "auto",
-    ]
 
 
 def test_unknown_variables_are_mistakes() -> None:
@@ -224,17 +181,6 @@ def test_off_means_inert() -> None:
     assert settings == Settings(origins=settings.origins)
     with pytest.raises(SettingsError, match="--gpumem-mode"):
         resolve({"gpumem_mode": "?"}, {}, {}, "pytest.ini")
-
-
-def test_budgets() -> None:
-    assert (
-        settled({"gpumem_budget": "2 s"}).budget,
-        settled({"gpumem_budget": "2 s"}).total_budget,
-    ) == (2.0, None)
-    assert (
-        settled({"gpumem_budget": "10min"}).budget,
-        settled({"gpumem_budget": "10min"}).total_budget,
-    ) == (None, 600.0)
 
 
 def test_timeouts() -> None:
@@ -281,15 +227,6 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
     assert set(LIMITS) - {option.name for option in OPTIONS} == {"faster_than", "min_overlap"}
 
 
-def test_limits_on_what_a_launch_does_hold_for_a_whole_run() -> None:
-    for name, written, kept in [
-        ("max_gpu_page_faults", "0", "0"),
-        ("max_migrated", "64MiB", "64 MiB"),
-        ("max_kernels", " base ", "base"),
-    ]:
-        assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept, name
-
-
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
     keywords = {"allow_kept": ("plans.py:*", "conftest.py:7")}
     assert of_test(Settings(), keywords).allow_kept == ("plans.py:*", "conftest.py:7")
@@ -305,28 +242,6 @@ def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
             SettingsError, match=r"marker: warmups: .* accepted is a whole number from 1 on"
         ):
             of_marker({"warmups": wrong}, "warmups")
-
-
-def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
-    assert [
-        of_marker(one, "oversubscribe")
-        for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})
-    ] == [None, None, True]
-    with pytest.raises(SettingsError, match=r"marker: oversubscribe: 'perhaps' is not understood"):
-        of_marker({"oversubscribe": "perhaps"}, "oversubscribe")
-
-
-def test_what_is_done_with_existing_tests() -> None:
-    assert settled().adopt
-    assert not of_test(Settings(), {"adopt": False}).adopt
-    assert of_test(Settings(adopt=False), {"adopt": True}).adopt
-    assert settled({"gpumem_waits": True}).waits
-    assert of_test(Settings(), {"allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
-    with pytest.raises(
-        SettingsError, match=r"'conftest\.py' names no line; accepted is a line such as"
-    ):
-        of_test(Settings(), {"allow_waits": "conftest.py"})
-    assert of_marker({"adopt": False}, "adopt") is False
 
 
 def test_the_number_of_gpus_is_the_tests() -> None:
@@ -346,24 +261,12 @@ def test_limits_against_others_are_strict() -> None:
             {"faster_than": "0.5 x a"},
             "marker: faster_than: '0.5 x a' claims less than no difference",
         ),
-        ({"faster_than": "  "}, "marker: faster_than: '  ' is not understood"),
         ({"faster_than": ("a", 2)}, "marker: faster_than: .* is not understood"),
         ({"min_overlap": "0%"}, "marker: min_overlap: '0%' cannot be hidden"),
-        ({"min_overlap": "101%"}, "marker: min_overlap: '101%' cannot be hidden"),
-        ({"min_overlap": 0.8}, "marker: min_overlap: 0.8 is not understood"),
     ]
     for keywords, message in cases:
         with naming(keywords), pytest.raises(SettingsError, match=message):
             marker_limits(keywords)
-
-
-def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
-    assert marker_limits({"faster_than": " 20 x faulting "}).faster_than == "20 x faulting"
-    with pytest.raises(
-        SettingsError,
-        match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting",
-    ):
-        settled(environment={"GPUMEM_FASTER_THAN": "faulting"})
 
 
 @dataclass
@@ -463,12 +366,6 @@ def test_no_text_raises_anything_else(option: Any, text: str) -> None:
     assert message == "" or message.startswith(option.key if option.ini_only else option.flag)
 
 
-def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
-    assert settled(environment={"GPUMEM_NCU": "/opt/ncu"}) == settled()
-    with pytest.raises(SettingsError, match="GPUMEM_NCUX"):
-        settled(environment={"GPUMEM_NCUX": "/opt/ncu"})
-
-
 def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
     environment = switch_off(
         switch_off({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, ["save"]), ["processes", "report"]
@@ -484,15 +381,6 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
         None,
         True,
     )
-
-
-def test_roles_decide_what_a_command_switches_off() -> None:
-    of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
-    assert of_a_run == {"save", "strict", "processes", "isolate", "report"}
-    limits = {option.name for option in OPTIONS if option.name in LIMITS}
-    measured = of_a_run - {"processes", "isolate"}
-    assert {option.name for option in OPTIONS if option.needs_results} == limits | measured
-    assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
 
 
 # Limits of a test that are looser than the run's
@@ -513,12 +401,9 @@ def test_a_looser_limit_is_reported() -> None:
             "max_regression 1% (--gpumem-max-regression) is lifted (marker)",
         ),
         ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "is looser than"),
-        ({"max_latency": "1 us"}, {"max_latency": "2 us"}, None),
         ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "is looser than"),
-        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "85% of peak"}, None),
         ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "is looser than"),
         ({"max_copies": "base"}, {"max_copies": "1"}, "is looser than"),
-        ({}, {"max_regression": "1%"}, None),
     ]
     for here, default, message in cases:
         asked = Settings(
