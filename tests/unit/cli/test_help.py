@@ -14,11 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pytest_gpumem.baselines.storage import BaselineError
-from pytest_gpumem.cli import TASKS, main
+from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import NoAnswer, UserError
-from pytest_gpumem.revisions import RevisionError
-from pytest_gpumem.units import QuantityError
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -39,19 +36,6 @@ EXAMPLES = {
 def test_every_command_has_its_line_and_examples() -> None:
     assert not [name for name, command in main.commands.items() if not command.short_help]
     assert not [path for path, examples in EXAMPLES.items() if not examples]
-
-
-def test_the_list_of_commands_cuts_nothing_off() -> None:
-    lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
-    assert not [line for line in lines[1:] if line.endswith("...")]
-    assert all(len(line) <= 80 for line in lines)
-    shown: dict[str, list[str]] = {task: [] for task in TASKS}
-    for line in lines[lines.index("Decide:") :]:
-        if line.endswith(":"):
-            task = line.removesuffix(":")
-        elif line:
-            shown[task].append(line.split()[0])
-    assert shown == {task: [one.name for one in commands] for task, commands in TASKS.items()}
 
 
 def test_help_shows_the_examples_as_they_are() -> None:
@@ -77,23 +61,12 @@ def test_an_example_is_a_call_that_the_command_takes() -> None:
         assert context.params or not command.params, example
 
 
-def test_what_may_come_next() -> None:
-    def answers(words: str) -> list[str]:
-        environment = {
-            "_GPUMEM_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(words.split()) - 1),
-        }
-        return CliRunner(env=environment).invoke(main, prog_name="gpumem").stdout.split()
-
-    assert answers("gpumem do") == ["plain,doctor"]
-    assert answers("gpumem duet --base-p") == ["plain,--base-python"]
-    assert answers("gpumem profile n") == ["plain,ncu", "plain,nsys"]
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(UserError, 4), (QuantityError, 4), (RevisionError, 4), (BaselineError, 4), (NoAnswer, 6)],
+    [
+        (UserError, 4),
+        (NoAnswer, 6),
+    ],
 )
 def test_an_error_is_one_line_whatever_it_says(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int

@@ -10,13 +10,11 @@ from cases import naming
 
 from pytest_gpumem.nsight.tools import (
     NCU,
-    NSYS,
     Tool,
     ToolMissing,
     find,
     ncu_cause,
     ncu_command,
-    nsys_cause,
     nsys_command,
 )
 
@@ -48,18 +46,6 @@ def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders
     assert find(ncu, {"PATH": str(tmp_path)}) == usual
 
 
-def test_the_newest_version_of_a_usual_folder_is_taken(tmp_path: Path) -> None:
-    for version in ("2025.3.1", "2025.10.0", "2024.12.2"):
-        program(tmp_path / version)
-    (tmp_path / "2026.1.0").mkdir()  # without the program
-    assert find(at(NCU, str(tmp_path / "*")), {"PATH": ""}) == tmp_path / "2025.10.0" / "ncu"
-
-
-def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None:
-    installed = program(tmp_path, "ncu-13")
-    assert find(at(NCU), {"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}) == installed
-
-
 def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -78,51 +64,11 @@ def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
                 find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 
 
-def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ToolMissing) as raised:
-        find(at(NCU, str(tmp_path / "cuda-*")), {"PATH": ""})
-    for part in ("install Nsight Compute", "GPUMEM_NCU", str(tmp_path / "cuda-*")):
-        assert part in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
-    chosen, ncu = program(tmp_path / "mine", "my-nsys"), program(tmp_path / "bin")
-    environment = {"GPUMEM_NCU": str(ncu), "PATH": str(ncu.parent)}
-    assert find(at(NSYS), {**environment, "GPUMEM_NSYS": str(chosen)}) == chosen
-    usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
-    assert find(at(NSYS, str(tmp_path / "nsight-systems" / "*" / "bin")), environment) == usual
-    with pytest.raises(
-        ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"
-    ):
-        find(at(NSYS), environment)
-    assert "/opt/nvidia/nsight-systems/*/bin" in NSYS.folders
-
-
 def test_the_first_error_of_ncu_is_quoted_but_not_that_tests_failed() -> None:
     output = "==PROF== fine\n==ERROR== The application returned an error code (1).\n==ERROR== Out of memory.\n==ERROR== more"
     assert ncu_cause(output) == "ncu: Out of memory"
     assert ncu_cause("==ERROR== The application returned an error code (1).\n") is None
     assert ncu_cause("==PROF== Disconnected\nE   ERROR in test\n") is None
-
-
-def test_a_gpu_without_counters_of_dram_is_said_to_have_none() -> None:
-    """As one that shares the host's memory."""
-    cause = ncu_cause("==ERROR== Failed to find metric dram__bytes_read.sum\n")
-    assert (
-        cause
-        == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
-    )
-    assert (
-        ncu_cause("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
-    )
-
-
-def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
-    assert (
-        nsys_cause("FAILED test_a.py::test_triad - AssertionError", Path("test_triad.nsys-rep"))
-        is None
-    )
 
 
 def test_nsys_records_a_whole_run_or_the_range_of_one_test() -> None:

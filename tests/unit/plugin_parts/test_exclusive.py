@@ -51,31 +51,6 @@ def test_a_gpu_is_held_against_another_process(runtime: Path) -> None:
         pass
 
 
-def test_a_wait_names_the_test_and_begins_anew_with_another_one(
-    runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.01)
-    monkeypatch.setattr(module, "REPEAT", 0.1)
-    monkeypatch.setattr(module, "_POLL", 0.02)
-    first = hold("test_a.py::test_\x1b")
-    first.__enter__()
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        lock_file("GPU-1234").with_suffix(".json").write_text(
-            f'{{"pid": {len(lines)}, "test": ""}}'
-        )
-        if len(lines) == 5:
-            first.__exit__(None, None, None)
-
-    with exclusive(GPU, tell, limit=0.25):
-        assert len(lines) == 5
-        assert f"process {os.getpid()} (test_a.py::test_\\x1b) measures on it" in lines[0]
-        assert "GPU-1234" in lines[0]
-        assert "\n" not in lines[0]
-
-
 def test_a_wait_for_one_test_ends_with_an_error(runtime: Path) -> None:
     named = rf"process {os.getpid()} \(test_hangs\)"
     with hold("test_hangs"), pytest.raises(GpuBusy, match=named), hold(limit=0.1):
@@ -106,16 +81,6 @@ def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Pa
     (tmp_path / "theirs").mkdir()
     (runtime / "gpumem").symlink_to(tmp_path / "theirs")
     with pytest.raises(LockUnusable, match="is no folder"):
-        lock_file("GPU-1234")
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives files away"
-)
-def test_a_folder_of_another_user_is_refused(runtime: Path) -> None:
-    (runtime / "gpumem").mkdir()
-    os.chown(runtime / "gpumem", 4242, -1)
-    with pytest.raises(LockUnusable, match=r"belongs to another user \(4242\)"):
         lock_file("GPU-1234")
 
 

@@ -35,20 +35,6 @@ def test_colliding_tests_each_get_a_hash_whatever_the_order() -> None:
     assert all(re.fullmatch(r"test_x-[0-9a-f]{6}", name) for name in (first, second, third))
 
 
-def test_an_uncollected_test_never_takes_a_name_that_is_in_use() -> None:
-    names = Names(["a.py::test_x"])
-    late = names.unique("b.py::test_x")
-    assert names.unique("a.py::test_x") == "test_x"
-    assert late != "test_x"
-    assert names.unique("b.py::test_x") == late
-
-
-def test_a_hashed_name_avoids_a_plain_one() -> None:
-    hashed = Names(["a.py::test_x", "b.py::test_x"]).unique("a.py::test_x")
-    names = Names([f"c.py::{hashed}", "a.py::test_x", "b.py::test_x"])
-    assert len({names.unique(n) for n in (f"c.py::{hashed}", "a.py::test_x", "b.py::test_x")}) == 3
-
-
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_names_are_unique_and_filterable(nodeids: list[str]) -> None:
     names = Names(nodeids)

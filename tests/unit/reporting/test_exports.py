@@ -16,7 +16,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-from pytest_gpumem.reporting.exports import as_csv, as_json, figures, properties
+from pytest_gpumem.reporting.exports import as_csv, as_json, figures
 from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
@@ -109,13 +109,6 @@ def test_csv_has_a_line_for_each_row_in_si_units(run: Run) -> None:
     }
 
 
-def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(
-    make_row: MakeRow, facts: DeviceFacts
-) -> None:
-    (line,) = lines(Run([make_row(label="=1+1")], facts, {}))
-    assert line["label"] == "'=1+1"
-
-
 def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: Run) -> None:
     found = json.loads(as_json(run))
     jsonschema.Draft202012Validator(ENTRIES).validate(found)
@@ -155,19 +148,3 @@ def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -
     assert found["kernels"] == 1
     assert not {"registers", "spill_bytes"} & found.keys()
     assert not FIGURES.keys() & figures(make_row(what_ran=None, moved_bytes=None), facts).keys()
-
-
-def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:
-    run = Run([replace(make_row("t.py::test[\x1b[2J\n]"), extra={"\u202e": 1.0})], facts, {})
-    for text in (as_csv(run), as_json(run)):
-        assert text.replace("\n", "").isprintable()
-
-
-def test_junit_has_the_bytes_and_counts_of_a_memory_row(
-    facts: DeviceFacts, make_row: MakeRow
-) -> None:
-    found = dict(
-        properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts)
-    )
-    names = ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")
-    assert [found[f"gpumem_{name}[part]"] for name in names] == [3 << 20, 4096, 1 << 20, 7]

@@ -13,11 +13,10 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Past, Row
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.run import Run
 
@@ -84,19 +83,6 @@ def test_the_page_has_every_row_with_its_figures_worst_first(
     assert "mode hot" in text
 
 
-def test_every_page_has_the_conclusion_of_the_terminal(facts: DeviceFacts, rows: list[Row]) -> None:
-    ending = Conclusion(
-        Exit.FAILED, ["1 of 5 rows fails"], rows, advice=[("to repeat", "pytest x")]
-    )
-    run = Run(rows, facts, {}, conclusion=ending, remarks=["cleared by the duet: t.py::test_x"])
-    lines = (
-        "red: 1 of 5 rows fails\nFAIL t.py::test_slow\n  slower: +12 %\nto repeat: pytest x\n"
-        "cleared by the duet: t.py::test_x"
-    )
-    assert f'<pre id="conclusion">{lines}</pre>' in page(run)
-    assert f"<pre>\n{lines}\n</pre>" in markdown.page(run)
-
-
 def test_parametrised_tests_and_saved_runs_have_a_chart(
     facts: DeviceFacts, rows: list[Row]
 ) -> None:
@@ -112,15 +98,6 @@ def test_parametrised_tests_and_saved_runs_have_a_chart(
     assert tips == ["1 MiB", "2 MiB", "10 MiB"]
     assert "2 saved runs and this one" in text
     assert "<title>2026-11-20 abcdef0: 200.0 us</title>" in text
-
-
-def test_parameters_without_a_number_have_a_chart_too(
-    facts: DeviceFacts, make_row: MakeRow
-) -> None:
-    rows = [make_row(f"t.py::test_x[{name}]") for name in ("pinned", "pageable")]
-    assert "<title>pageable: 3002 GB/s</title>" in page(Run(rows, facts, {}))
-    one = [make_row("t.py::test_x[a]", moved_bytes=None), make_row("t.py::test_x[b]")]
-    assert "t.py::test_x: latency" in page(Run(one, facts, {}))
 
 
 def test_nothing_comes_from_the_network_and_the_policy_names_what_runs(
@@ -181,12 +158,3 @@ def test_markdown_has_all_rows_folded_and_fits_into_a_comment(
     assert re.search(r"\d+ further rows found no place here\.", text)
     assert re.search(r"\d+ more found no place here\n</pre>", text)
     assert markdown.page(Run([], facts, {})).endswith("\n\nNothing was measured.\n")
-
-
-def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = []
-    for latency in (1e-300, 1e300, 1e-6):
-        rows.append(make_row(f"t.py::t[{latency}]", placements=((latency,),), half_width=None))
-    for text in re.findall(r"<svg.*?</svg>", page(Run(rows, facts, {}))):
-        assert "nan" not in text
-        assert "inf" not in text

@@ -21,9 +21,8 @@ from pytest_gpumem.records.row import (
     Row,
     Verdict,
 )
-from pytest_gpumem.reporting.columns import fitted
 from pytest_gpumem.reporting.conclusion import Conclusion, advice, conclusion_lines
-from pytest_gpumem.reporting.details import conditions_text, failure_text
+from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import counts_text, header, missing_lines, profiled_lines
@@ -75,15 +74,6 @@ def test_every_broken_limit_has_its_figure_its_limit_and_the_difference(make_row
     ]
 
 
-def test_a_gate_of_one_failure_is_short_and_names_five_at_most(make_row: MakeRow) -> None:
-    rows = [failing(make_row, f"t.py::test_{number}") for number in range(7)]
-    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows[:1]), 80)
-    assert len(lines) <= 25
-    lines = conclusion_lines(Conclusion(Exit.FAILED, ["7 of 7 rows fail"], rows), 80)
-    assert sum(line.startswith("FAIL") for line in lines) == 5
-    assert "and 2 further rows" in lines
-
-
 def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow) -> None:
     rows = []
     for label in ("a", "b"):
@@ -97,13 +87,6 @@ def test_a_test_that_failed_by_an_error_is_named_once_with_it(make_row: MakeRow)
         "  assert 1 == 2",
         "FAIL t.py::test_nothing: ValueError: no",
     ]
-
-
-def test_a_lost_test_beside_a_new_one_may_be_renamed(make_row: MakeRow) -> None:
-    new = make_row("t.py::test_new", Outcome.NEW)
-    lost = Omission("t.py::test_old", "", LOST, "it was not collected")
-    lines = conclusion_lines(Conclusion(Exit.FAILED, ["1 test lost"], [new], [lost]), 80)
-    assert "t.py::test_old is gone and t.py::test_new is new: renamed?" in lines
 
 
 def test_a_table_has_its_columns_and_cuts_no_name(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -154,18 +137,6 @@ def test_a_table_has_its_columns_and_cuts_no_name(facts: DeviceFacts, make_row: 
         assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == text, width
 
 
-def test_a_large_suite_lists_what_needs_a_look_first(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row(f"t.py::test_{number}") for number in range(99)] + [failing(make_row)]
-    lines = table(rows, facts, width=120, colour=False, every=False).splitlines()
-    assert lines[2].startswith("test_blur")
-    assert "and 60 further rows: -v lists them" in lines
-    assert rows[0].measurement is not None
-    rows[0] = replace(rows[0], measurement=replace(rows[0].measurement, mode="hot"))
-    lines = table(rows, facts, width=120, colour=False).splitlines()
-    assert len(lines) > 100
-    assert "no % of peak: t.py::test_0: in hot mode L2 serves what it can" in lines
-
-
 def test_what_leaves_rows_open_is_said_once_with_what_decides(
     facts: DeviceFacts, make_row: MakeRow
 ) -> None:
@@ -192,24 +163,6 @@ def test_the_worst_is_first(make_row: MakeRow) -> None:
     slow = replace(slow, verdict=replace(slow.verdict, limits=(result,)))
     rows = [make_row(), make_row("t.py::u", Outcome.UNDECIDED), failing(make_row), slow]
     assert worst_first(rows) == [slow, failing(make_row), rows[1], rows[0]]
-
-
-def test_a_command_that_is_too_long_is_continued_as_a_shell_takes_it() -> None:
-    line = "to repeat: pytest --gpumem --gpumem-max-regression 2% 'a b.py::test_x' -p no:cache"
-    assert fitted(line, 60) == [
-        "to repeat: pytest --gpumem --gpumem-max-regression 2% \\",
-        "    'a b.py::test_x' -p no:cache",
-    ]
-
-
-def test_the_text_of_a_failure(make_row: MakeRow, facts: DeviceFacts) -> None:
-    text = failure_text(failing(make_row), facts, 80)
-    assert text.startswith("peak 96 MiB, max_peak 64 MiB: +32 MiB\n")
-    assert max(map(len, text.splitlines())) <= 80
-    words = " ".join(text.split())
-    for part in ("reason ", "89.5 % of peak", "6 samples on 2 placements", "96 MiB (CuPy)"):
-        assert part in words
-    assert facts.key in text
 
 
 def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFacts) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import naming
 from committing import git
 
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, of_no_hook
@@ -85,22 +84,6 @@ def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
     assert files_at(with_files, Path("nowhere"), folder.parent) == frozenset()
     with pytest.raises(RevisionError):
         files_at("0" * 40, Path("kept"), folder.parent)
-
-
-def test_an_unknown_revision_is_said(repository: Repository) -> None:
-    for of in ["nowhere", "--all", ""]:
-        with naming(of):
-            repository.commit("first")
-            with pytest.raises(RevisionError, match="is no commit of"):
-                ancestry(of, set(), repository.folder)
-
-
-def test_no_common_history_is_said(repository: Repository) -> None:
-    repository.commit("first")
-    repository.git("checkout", "-q", "--orphan", "other")
-    repository.commit("second")
-    with pytest.raises(RevisionError, match=r"HEAD and 'main' have no history in common$"):
-        ancestry("main", set(), repository.folder)
 
 
 def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> None:
