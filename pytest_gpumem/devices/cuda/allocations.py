@@ -41,17 +41,13 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
 memory, and the libraries' own workspaces come from it."""
 
-_PAGE = mmap.PAGESIZE
-"""Of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either."""
-
+_PAGE = mmap.PAGESIZE  # of the host: two registrations must not share one
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
 _SMALL_ALIGNMENT = 512
 # share of a scattered region that stays empty, so that places are random and not only their order
 _ROOM = 0.25
 _LEAST_ROOM = 64 * 2**20
-
-
 SCRUB_RATE = 250e9
 """Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs
 at 425 GB/s in the background, and a triad takes 11 % longer meanwhile (2026-11-21)."""
@@ -59,17 +55,12 @@ at 425 GB/s in the background, and a triad takes 11 % longer meanwhile (2026-11-
 SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200
 scrubs at 9 % of its peak."""
-
-# a region is kept for the next scatter if it takes no more than this part of the device's memory:
-# 26 GiB on an H100
+# a region is kept for the next scatter if it takes no more than this part of the device's memory
 _SPARE_SHARE = 3
-_LEAST_REGION = 20 * 2**30
-"""Bytes of a region, where there is as much to spare: so that the next, larger set of buffers
-finds room in it."""
+_LEAST_REGION = 20 * 2**30  # bytes of a region: the next, larger set of buffers finds room in it
 _LEAST_SHARE = 5
-"""Such a region takes no more than this part of the device's memory. Beside it and a test's own
-buffers `PLENTY` is free, so that it stays while code of other libraries is measured: to give
-20 GiB back and have them scrubbed takes a tenth of a second."""
+"""Such a region takes no more than this part of the device's memory: beside it and a test's own
+buffers `PLENTY` is free, so that it stays while code of other libraries is measured."""
 
 
 @dataclass(eq=False)
@@ -82,8 +73,8 @@ class _Region:
 
 
 class CudaMemory:
-    """Allocates on one device. Device memory comes from `cudaMalloc` and not from CuPy's pool:
-    where a buffer lies changes its speed, and a pool would give the same places again."""
+    """Allocates on one device, by `cudaMalloc`: a pool would give the same places again, and where
+    a buffer lies changes its speed."""
 
     def __init__(self, context: Context, facts: DeviceFacts) -> None:
         self._context = context
@@ -92,10 +83,8 @@ class CudaMemory:
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the
         next measurement."""
-        # when the driver will be done with what was freed, on the clock of `time.monotonic`
-        self._scrubbed = 0.0
-        # page-locked memory that lives, by its address on the host
-        self._locked: dict[int, Allocation] = {}
+        self._scrubbed = 0.0  # when what was freed will be scrubbed, by `time.monotonic`
+        self._locked: dict[int, Allocation] = {}  # page-locked memory, by its address on the host
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some
         sizes up and answers for the whole."""
@@ -129,22 +118,25 @@ class CudaMemory:
                 f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} "
                 "GiB are free"
             )
-        made = self._make(nbytes, kind, mapped, write_combined, portable)
-        if (made.address or made.host_address) % ALIGNMENT:
+        flags = R.cudaHostAllocPortable if portable else R.cudaHostAllocDefault
+        if mapped:
+            flags |= R.cudaHostAllocMapped
+        if write_combined:
+            flags |= R.cudaHostAllocWriteCombined
+        made = self._make(nbytes, kind, flags)
+        address = made.address or made.host_address
+        if address % ALIGNMENT:
             self.free(made)
-            raise DeviceError(
-                f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to "
-                f"{ALIGNMENT} bytes"
-            )
+            problem = f"is not aligned to {ALIGNMENT} bytes"
+            raise DeviceError(f"{kind.value} memory at {address:#x} {problem}")
         for start in _starts(made):
             self._ends[start] = start + nbytes
         if kind is MemoryKind.DEVICE:
             self._held[made.address] = nbytes
         return made
 
-    def _make(
-        self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool
-    ) -> Allocation:
+    def _make(self, nbytes: int, kind: MemoryKind, flags: int) -> Allocation:
+        """`flags`: of page-locked memory."""
         doing = f"allocating {nbytes} bytes of {kind.value} memory"
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(check(R.cudaMalloc(nbytes), doing)), 0)
@@ -161,15 +153,9 @@ class CudaMemory:
             address = malloc_managed(nbytes, doing)
             return Allocation(kind, nbytes, address, address)
         if kind is MemoryKind.PINNED:
-            flags = R.cudaHostAllocPortable if portable else R.cudaHostAllocDefault
-            if mapped:
-                flags |= R.cudaHostAllocMapped
-            if write_combined:
-                flags |= R.cudaHostAllocWriteCombined
             at = int(check(R.cudaHostAlloc(nbytes, flags), doing))
-            return self._lock(
-                Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at)
-            )
+            address = self._device_address(at) if flags & R.cudaHostAllocMapped else 0
+            return self._lock(Allocation(kind, nbytes, address, at))
         if not kind.traits.adopted:
             raise Unsupported(f"{kind.value} memory cannot be allocated")
         # Whole pages of its own, so that no other registration shares one.
@@ -184,10 +170,11 @@ class CudaMemory:
         region = self._region(needed_bytes(sizes))
         places = scattered(sizes, region.nbytes, seed)
         region.parts = len(sizes)
-        return [
-            Allocation(MemoryKind.DEVICE, size, region.address + place, 0, backing=region)
-            for size, place in zip(sizes, places, strict=True)
-        ]
+        blocks = []
+        for size, place in zip(sizes, places, strict=True):
+            address = region.address + place
+            blocks.append(Allocation(MemoryKind.DEVICE, size, address, 0, backing=region))
+        return blocks
 
     def _region(self, nbytes: int) -> _Region:
         """A region of at least `nbytes`: the spare one where it is large enough."""
@@ -205,20 +192,14 @@ class CudaMemory:
         return _Region(whole.address, size, 0)
 
     def _empty_pools(self) -> None:
-        """Have the libraries give back what their pools keep and nobody uses. CuPy's keeps what
-        references no longer need. CuPy's and PyTorch's keep it for the stream that it was used on,
-        and each test has a stream of its own, so that no later test would use it."""
+        """Have CuPy and PyTorch give back what their pools keep and nobody uses: it is kept for the
+        stream that it was used on, and each test has a stream of its own."""
         before = self._free_now()
         cupy: Any = sys.modules.get("cupy")
         if cupy is not None:
             cupy.get_default_memory_pool().free_all_blocks()
-        torch = sys.modules.get("torch")
-        if (
-            torch is not None
-            and hasattr(torch, "cuda")
-            and torch.cuda.is_available()
-            and torch.cuda.is_initialized()
-        ):
+        torch = arrays.usable_torch()
+        if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         self._to_scrub(max(0, self._free_now() - before))
 
@@ -277,13 +258,10 @@ class CudaMemory:
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
         flags = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
-        check(
-            R.cudaHostRegister(at, array.nbytes, flags),
-            f"registering {array.nbytes} bytes of host memory",
-        )
-        return self._lock(
-            Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array)
-        )
+        doing = f"registering {array.nbytes} bytes of host memory"
+        check(R.cudaHostRegister(at, array.nbytes, flags), doing)
+        address = self._device_address(at)
+        return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, address, at, backing=array))
 
     def _lock(self, allocation: Allocation) -> Allocation:
         self._locked[allocation.host_address] = allocation
@@ -305,28 +283,22 @@ class CudaMemory:
         )
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        registered = any(
-            a.kind.traits.adopted
-            and any(
-                start <= address < start + a.nbytes
-                for start in (a.host_address, a.address)
-                if start
-            )
-            for a in self._locked.values()
-        )
-        start = max((s for s in self._ends if s <= address), default=None)
-        beyond = (
-            None if start is None or address < self._ends[start] else (start, self._ends[start])
-        )
+        registered = False
+        for locked in self._locked.values():
+            for start in _starts(locked):
+                if locked.kind.traits.adopted and start <= address < start + locked.nbytes:
+                    registered = True
+        begin = max((start for start in self._ends if start <= address), default=None)
+        beyond = None
+        if begin is not None and address >= self._ends[begin]:
+            beyond = begin, self._ends[begin]
         return places.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
         if not self._facts.can_map_host:
             return 0
-        seen = check(
-            R.cudaPointerGetAttributes(at), "asking for the device's address of host memory"
-        )
-        return int(seen.devicePointer)
+        doing = "asking for the device's address of host memory"
+        return int(check(R.cudaPointerGetAttributes(at), doing).devicePointer)
 
     def free(self, allocation: Allocation) -> None:
         """Free or unregister; a second call does nothing. Memory of a context that is gone went
@@ -344,9 +316,8 @@ class CudaMemory:
             return
         for start in _starts(allocation):
             self._ends.pop(start, None)
-        if (
-            allocation.kind is not MemoryKind.POOLED or backing is None
-        ):  # a library's pool gives its own back
+        of_library = allocation.kind is MemoryKind.POOLED and backing is not None
+        if not of_library:  # a library's pool gives its own back
             self._free(allocation)
 
     def _free(self, allocation: Allocation) -> None:
@@ -364,19 +335,17 @@ class CudaMemory:
             check(R.cudaFreeHost(allocation.host_address), doing)
 
     def _left(self, region: _Region) -> None:
-        """One allocation less in a region; keep the empty region, unless it is large or there is a
-        larger one."""
+        """Count an allocation less; keep the empty region, unless it is large or there is a larger
+        one."""
         region.parts -= 1
         if region.parts:
             return
-        spare = self._spare
-        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (
-            spare is not None and spare.nbytes >= region.nbytes
-        ):
+        spare_bytes = 0 if self._spare is None else self._spare.nbytes
+        if spare_bytes < region.nbytes <= self._facts.memory_bytes // _SPARE_SHARE:
+            self._drop_spare()
+            self._spare = region
+        else:
             self._give_back(region.address, region.nbytes)
-            return
-        self._drop_spare()
-        self._spare = region
 
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free:
@@ -409,9 +378,8 @@ class CudaMemory:
         import cupy  # an array for the user's code
 
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
-        return cupy.ndarray(
-            (size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0)
-        )
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray((size,), dtype=np.dtype(dtype), memptr=pointer)
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         return arrays.guest(self.view, allocation, dtype, shape, like)

@@ -56,27 +56,6 @@ class CudaContent:
         self._functions: dict[str, Any] = {}
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        with self._reached(allocation, stream) as here:
-            self._fill_random(here, dtype, seed, cast(CudaStream, stream))
-
-    @contextmanager
-    def _reached(self, allocation: Allocation, stream: Stream) -> Iterator[Allocation]:
-        """Memory to write the new content of an allocation to: its own, or, where a kernel of this
-        GPU may not reach it, memory that is copied there afterwards."""
-        if not allocation.kind.on_peer:
-            yield allocation
-            return
-        here = self._memory.allocate(allocation.nbytes, MemoryKind.DEVICE)
-        try:
-            yield here
-            copy(allocation, here, allocation.nbytes, stream)
-            _wait(stream)
-        finally:
-            self._memory.free(here)
-
-    def _fill_random(
-        self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream
-    ) -> None:
         element, parts = values.plain_type(dtype)
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
@@ -85,35 +64,37 @@ class CudaContent:
             _wait(stream)
             values.fill(places.array(allocation, element, size), seed)
             return
-        arguments = (
-            np.uint64(allocation.address),
-            np.int64(size),
-            np.uint64(values.start_of(seed)),
-        )
-        self._queue(
-            fill(element),
-            self._blocks(_FILL_BLOCKS_PER_SM, size),
-            arguments,
-            stream,
-            "filling memory",
-        )
+        with self._reachable(allocation, stream) as memory:
+            address, start = np.uint64(memory.address), np.uint64(values.start_of(seed))
+            arguments = (address, np.int64(size), start)
+            self._queue(fill(element), _FILL_BLOCKS_PER_SM, size, arguments, stream)
+
+    @contextmanager
+    def _reachable(self, allocation: Allocation, stream: Stream) -> Iterator[Allocation]:
+        """Memory to write the new content of an allocation to: its own, or, where a kernel of this
+        GPU may not reach it, memory that is copied there afterwards."""
+        if not allocation.kind.on_peer:
+            yield allocation
+            return
+        memory = self._memory.allocate(allocation.nbytes, MemoryKind.DEVICE)
+        try:
+            yield memory
+            copy(allocation, memory, allocation.nbytes, stream)
+            _wait(stream)
+        finally:
+            self._memory.free(memory)
 
     def _queue(
-        self, entry: str, blocks: int, arguments: tuple[Any, ...], stream: CudaStream, doing: str
+        self, entry: str, per_sm: int, size: int, arguments: tuple[Any, ...], stream: Stream
     ) -> None:
-        """Queue a kernel of `CONTENT_SOURCE`."""
-        KernelCall(self._function(entry), LaunchShape(blocks, _THREADS), arguments, doing).queue(
-            stream
+        """Queue a kernel of `CONTENT_SOURCE` over `size` elements."""
+        if entry not in self._functions:
+            self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
+        blocks = min(per_sm * self._sm_count, -(-size // _THREADS))
+        shape = LaunchShape(blocks, _THREADS)
+        KernelCall(self._functions[entry], shape, arguments, f"launching {entry}").queue(
+            cast(CudaStream, stream)
         )
-
-    def _function(self, entry: str) -> Any:
-        loaded = self._functions.get(entry)
-        if loaded is None:
-            loaded = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
-        return loaded
-
-    def _blocks(self, per_sm: int, size: int) -> int:
-        return min(per_sm * self._sm_count, -(-size // _THREADS))
 
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
@@ -126,56 +107,38 @@ class CudaContent:
             places.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
             return
         following = np.ascontiguousarray(following, dtype=np.int32)
-        with self._reached(allocation, stream) as here:
+        source = _address(following)
+        with self._reachable(allocation, stream) as memory:
             # One word of each node: rows of 4 bytes, as far apart as the nodes.
             result = R.cudaMemcpy2DAsync(
-                here.address,
-                node_bytes,
-                _address(following),
-                4,
-                4,
-                nodes,
-                _TO_DEVICE,
-                stream.handle,
+                memory.address, node_bytes, source, 4, 4, nodes, _TO_DEVICE, stream.handle
             )
             check(result, "writing a cycle")
             _wait(stream)
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
+        address, nbytes, doing = allocation.address, allocation.nbytes, "poisoning memory"
         if allocation.kind.on_peer:
             _wait(stream)
             # On that GPU: it needs no peer access, as a kernel of this one would.
             with on_gpu(self._memory.peer):
-                check(
-                    R.cudaMemset(allocation.address, 0xFF, allocation.nbytes),
-                    "poisoning the other GPU's memory",
-                )
-                check(R.cudaDeviceSynchronize(), "poisoning the other GPU's memory")
-        elif allocation.address:
-            check(
-                R.cudaMemsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle),
-                "poisoning memory",
-            )
+                check(R.cudaMemset(address, 0xFF, nbytes), doing)
+                check(R.cudaDeviceSynchronize(), doing)
+        elif address:
+            check(R.cudaMemsetAsync(address, 0xFF, nbytes, stream.handle), doing)
         else:
             _wait(stream)
-            places.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
+            places.array(allocation, "u1", nbytes)[:] = 0xFF
 
     copy = staticmethod(copy)
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         # A copy does not move managed pages as the host's own reads would.
-        result = np.empty(size, dtype=dtype)
-        if allocation.freed or result.nbytes > allocation.nbytes:
-            raise DeviceError(
-                f"cannot read {result.nbytes} bytes from "
-                f"{'freed' if allocation.freed else allocation.nbytes}"
-            )
-        check(R.cudaDeviceSynchronize(), "reading memory")
+        result, doing = np.empty(size, dtype=dtype), "reading memory"
+        _check_fits(result.nbytes, allocation)
+        check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
-            check(
-                R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY),
-                "reading memory",
-            )
+            check(R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY), doing)
         else:
             result[:] = places.array(allocation, dtype, size)
         return result
@@ -199,21 +162,14 @@ class CudaContent:
         return made
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
-        source = np.ascontiguousarray(content)
-        if allocation.freed or source.nbytes > allocation.nbytes:
-            raise DeviceError(
-                f"cannot write {source.nbytes} bytes to "
-                f"{'freed' if allocation.freed else allocation.nbytes}"
-            )
-        check(R.cudaDeviceSynchronize(), "writing memory")
+        source, doing = np.ascontiguousarray(content), "writing memory"
+        _check_fits(source.nbytes, allocation)
+        check(R.cudaDeviceSynchronize(), doing)
         if allocation.address:
-            check(
-                R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY),
-                "writing memory",
-            )
+            check(R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY), doing)
             # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API,
             # synchronization behaviour), and our streams do not wait for the default stream.
-            check(R.cudaDeviceSynchronize(), "writing memory")
+            check(R.cudaDeviceSynchronize(), doing)
         else:
             places.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
@@ -226,19 +182,16 @@ class CudaContent:
             )
         if actual.size == 0:
             return None
-        on_host = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
-        if on_host:
-            return values.mismatch(
-                _flat(np, actual, actual.dtype),
-                _flat(np, expected, actual.dtype),
-                relative_tolerance,
-            )
+        dtype = actual.dtype
+        if isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray):
+            actual, expected = _flat(np, actual, dtype), _flat(np, expected, dtype)
+            return values.mismatch(actual, expected, relative_tolerance)
         import cupy
 
         # what wrote the arrays ran on other streams
         check(R.cudaDeviceSynchronize(), "comparing results")
-        first, second = _flat(cupy, actual, actual.dtype), _flat(cupy, expected, actual.dtype)
-        return self._mismatch(first, second, relative_tolerance)
+        actual, expected = _flat(cupy, actual, dtype), _flat(cupy, expected, dtype)
+        return self._mismatch(actual, expected, relative_tolerance)
 
     def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         element, parts, rule = values.rule_of(actual.dtype)
@@ -246,19 +199,15 @@ class CudaContent:
         result = self._memory.allocate(16, MemoryKind.DEVICE)  # a count, and the first place
         try:
             self.from_host(result, np.array([0, _NONE], dtype=np.uint64))
-            addresses = [
-                np.uint64(address)
-                for address in (actual.data.ptr, expected.data.ptr, result.address)
-            ]
-            arguments = (*addresses[:2], np.int64(size), np.float64(tolerance), addresses[2])
-            blocks = self._blocks(_MISMATCH_BLOCKS_PER_SM, size)
-            self._queue(
-                mismatch(element, rule),
-                blocks,
-                arguments,
-                CudaStream(LEGACY_DEFAULT),
-                "comparing results",
+            arguments = (
+                np.uint64(actual.data.ptr),
+                np.uint64(expected.data.ptr),
+                np.int64(size),
+                np.float64(tolerance),
+                np.uint64(result.address),
             )
+            entry, stream = mismatch(element, rule), CudaStream(LEGACY_DEFAULT)
+            self._queue(entry, _MISMATCH_BLOCKS_PER_SM, size, arguments, stream)
             count, first = (int(number) for number in self.to_host(result, "u8", 2))
         finally:
             self._memory.free(result)
@@ -269,6 +218,12 @@ def _flat(library: Any, array: Any, dtype: Any) -> Any:
     """An array in one dimension. A reference may have computed in a wider type than the kernel
     stores."""
     return library.ascontiguousarray(library.asarray(array), dtype=dtype).reshape(-1)
+
+
+def _check_fits(nbytes: int, allocation: Allocation) -> None:
+    if allocation.freed or nbytes > allocation.nbytes:
+        what = "freed memory" if allocation.freed else f"{allocation.nbytes} bytes"
+        raise DeviceError(f"cannot copy {nbytes} bytes from or to {what}")
 
 
 def _address(array: Any) -> int:

@@ -4,7 +4,7 @@ once per `Launch`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -58,38 +58,29 @@ class CudaKernels:
             self._entered = outer
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        if stream is self._entered:
+        entered = stream is self._entered
+        with nullcontext() if entered else arrays.current(self._index, cast(CudaStream, stream)):
             foreign.function()
             now = current_gpu()
-        else:
-            with arrays.current(self._index, cast(CudaStream, stream)):
-                foreign.function()
-                now = current_gpu()
         if now != self._index:
             raise DeviceError(
                 f"the measured function made GPU {now} current, while this session measures GPU "
-                f"{self._index}: "
-                f"select it by --gpumem-device cuda:{now}"
+                f"{self._index}: select it by --gpumem-device cuda:{now}"
             )
 
     def _prepared(self, launch: Launch) -> KernelCall:
         if launch.backing is None:
             function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
-            launch.backing = KernelCall(
-                function,
-                launch.shape,
-                packed_arguments(launch),
-                f"launching kernel {launch.kernel.name!r}",
-            )
+            doing = f"launching kernel {launch.kernel.name!r}"
+            launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), doing)
         call: KernelCall = launch.backing
         return call
 
 
 def element_type(launch: Launch) -> str:
     """Element type of the first array parameter, which instantiates the kernel's template."""
-    return launch.call.arrays[
-        next(p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR)
-    ].dtype
+    arrays = [p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR]
+    return launch.call.arrays[arrays[0]].dtype
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:

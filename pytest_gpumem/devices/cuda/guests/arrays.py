@@ -14,6 +14,14 @@ from pytest_gpumem.devices.cuda.context import PER_THREAD_DEFAULT, CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 
+def _cupy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    return view
+
+
+def _numpy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
+    return places.array(allocation, dtype, size)
+
+
 def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import torch
 
@@ -57,21 +65,19 @@ def _cudf(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
 
 
 _GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
-    "cupy": ("CuPy", lambda view, *_: view),
+    "cupy": ("CuPy", _cupy),
     "torch": ("", _torch),
-    **dict.fromkeys(
-        ("numba", "numba.cuda", "numba_cuda.numba.cuda"), ("Numba's CUDA target", _numba)
-    ),
-    **dict.fromkeys(("jax", "jax.numpy"), ("JAX", _jax)),
+    "numba.cuda": ("Numba's CUDA target", _numba),
+    "numba": ("Numba's CUDA target", _numba),
+    "numba_cuda.numba.cuda": ("Numba's CUDA target", _numba),  # of the package numba-cuda
+    "jax": ("JAX", _jax),
+    "jax.numpy": ("JAX", _jax),
     "warp": ("Warp", _warp),
     "cudf": ("cuDF", _cudf),
-    "numpy": ("", lambda view, allocation, dtype, size: places.array(allocation, dtype, size)),
+    "numpy": ("", _numpy),
 }
-"""By the name of the module (the package numba-cuda puts itself in numba.cuda's place): the
-library's name where it sees no memory but the device's, and what makes an array of a CuPy array of
-the shape asked for, over memory that the device sees."""
-
-
+"""By the name of the module: the library's name where it sees no memory but the device's, and what
+makes an array of a CuPy array of the shape asked for, over memory that the device sees."""
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
 
 
@@ -82,22 +88,24 @@ def guest(
     shape: tuple[int, ...],
     like: Any,
 ) -> Any:
-    """An array of the library `like` over an allocation; `view` gives the array that it is made of.
+    """Return an array of the library `like` over an allocation.
+
+    `view`: gives the array that it is made of.
     Raises `Unsupported`: no bridge to that library, or the library cannot take this memory or type.
     """
     name = getattr(like, "__name__", None)
-    if not isinstance(name, str) or name not in _GUESTS:
-        asked = name if isinstance(name, str) else repr(like)
+    if name not in _GUESTS:
+        given = name if isinstance(name, str) else repr(like)
         raise Unsupported(
-            f"no bridge to {asked}: like= takes the module {', '.join(_NAMES)} or numpy"
+            f"no bridge to {given}: like= takes the module {', '.join(_NAMES)} or numpy"
         )
     size = math.prod(shape)
     seen = view(allocation, dtype, size).reshape(shape)
-    library, made = _GUESTS[name]
+    library, make = _GUESTS[name]
     if library and not allocation.address:
         raise Unsupported(f"{library} cannot see {allocation.kind.value} memory")
     try:
-        array = made(seen, allocation, dtype, size)
+        array = make(seen, allocation, dtype, size)
         # Of an array that cannot change, another shape is a copy.
         return array if tuple(array.shape) == shape else array.reshape(shape)
     except DeviceError:
@@ -111,26 +119,21 @@ def guest(
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are
-    imported. Others stay unimported. Numba, JAX, cuDF and cuda.core have none that could be set:
+    imported. Numba, JAX, cuDF and cuda.core have none that could be set:
     `measuring/target_callable.py` finds where their work goes."""
     with ExitStack() as stack:
-        cupy = sys.modules.get("cupy")
+        cupy, torch, warp = sys.modules.get("cupy"), usable_torch(), sys.modules.get("warp")
         if cupy is not None:
             stack.enter_context(cupy.cuda.Device(index))
             stack.enter_context(_of_cupy(cupy, stream))
-        torch = _usable_torch()
-        if torch is not None:
-            default = stream.is_legacy_default
-            own = (
-                torch.cuda.default_stream(index)
-                if default
-                else torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
-            )
-            stack.enter_context(torch.cuda.stream(own))
-        warp = _usable_warp()
-        if warp is not None:
-            theirs = warp.Stream(f"cuda:{index}", cuda_stream=stream.handle)
-            stack.enter_context(warp.ScopedStream(theirs, sync_enter=False))
+        if torch is not None and stream.is_legacy_default:
+            stack.enter_context(torch.cuda.stream(torch.cuda.default_stream(index)))
+        elif torch is not None:
+            external = torch.cuda.ExternalStream(stream.handle, device=f"cuda:{index}")
+            stack.enter_context(torch.cuda.stream(external))
+        if warp is not None and hasattr(warp, "ScopedStream") and warp.is_cuda_available():
+            of_warp = warp.Stream(f"cuda:{index}", cuda_stream=stream.handle)
+            stack.enter_context(warp.ScopedStream(of_warp, sync_enter=False))
         yield
 
 
@@ -145,60 +148,38 @@ def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
 
 @contextmanager
 def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
-    """Have CuPy and PyTorch, where they are in use, allocate from pools of their own; gives the
-    pools, which must live as long as what is captured. Without them, memory that captured work
-    writes to would go back to the general pool and be handed to others.
+    """Have CuPy and PyTorch, where they are in use, allocate from new pools, and yield these.
+
+    They must live as long as what is captured: memory that captured work writes to would go back to
+    the general pool and be handed to others.
     `relaxed`: allows an allocation of the driver inside the block.
     """
-    with _private_cupy_pool(relaxed) as cupy_pool, _private_torch_pool() as torch_pool:
-        yield cupy_pool, torch_pool
-
-
-@contextmanager
-def _private_cupy_pool(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[Any]:
+    pools: list[Any] = []
     cupy: Any = sys.modules.get("cupy")
-    if cupy is None:
-        yield None
-        return
+    torch = usable_torch()
+    with ExitStack() as stack:
+        if cupy is not None:
 
-    def allocate(nbytes: int) -> Any:
-        with relaxed():
-            return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+            def allocate(nbytes: int) -> Any:
+                with relaxed():
+                    return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
 
-    pool = cupy.cuda.MemoryPool(allocate)
-    with cupy.cuda.using_allocator(pool.malloc):
-        yield pool
-
-
-@contextmanager
-def _private_torch_pool() -> Iterator[Any]:
-    torch = _usable_torch()
-    if torch is None or not torch.cuda.is_initialized():
-        yield None
-        return
-    if not hasattr(torch.cuda, "use_mem_pool"):
-        raise Unsupported(
-            f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory cannot be "
-            "kept for a graph"
-        )
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        yield pool
+            pools.append(cupy.cuda.MemoryPool(allocate))
+            stack.enter_context(cupy.cuda.using_allocator(pools[-1].malloc))
+        if torch is not None and torch.cuda.is_initialized():
+            if not hasattr(torch.cuda, "use_mem_pool"):
+                raise Unsupported(
+                    f"PyTorch {torch.__version__} has no torch.cuda.use_mem_pool: its memory "
+                    "cannot be kept for a graph"
+                )
+            pools.append(torch.cuda.MemPool())
+            stack.enter_context(torch.cuda.use_mem_pool(pools[-1]))
+        yield tuple(pools)
 
 
-def _usable_warp() -> Any:
-    warp = sys.modules.get("warp")
-    return (
-        warp
-        if warp is not None and hasattr(warp, "ScopedStream") and warp.is_cuda_available()
-        else None
-    )
-
-
-def _usable_torch() -> Any:
+def usable_torch() -> Any:
+    """PyTorch, if it is imported and can use a GPU; else None."""
     torch = sys.modules.get("torch")
-    return (
-        torch
-        if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available()
-        else None
-    )
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available():
+        return torch
+    return None
