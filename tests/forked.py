@@ -43,7 +43,7 @@ SERVER.set_forkserver_preload(
         f"pytest_gpumem.reporting.{name}"
         for name in ("summary", "table", "html", "markdown", "concerns")
     ]
-    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment")]
+    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.processes")]
     + [
         f"pytest_gpumem.plugin.{name}"
         for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")

@@ -12,8 +12,7 @@ from measurements import measurement
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.experiment import Processes
-from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 
 SETTINGS = {
@@ -88,17 +87,16 @@ class Players(Processes):
 
     def run(
         self,
-        turns: Sequence[Turn],
+        turn: Turn,
         tests: Sequence[str] | None,
         attempt: int = 1,
-        watch: Callable[[int], None] = lambda finished: None,
     ) -> ProcessRecord:
-        self.played.append((turns[0], None if tests is None else tuple(tests)))
-        answer = self.answer(turns[0], attempt)
+        self.played.append((turn, None if tests is None else tuple(tests)))
+        answer = self.answer(turn, attempt)
         if isinstance(answer, ProcessRecord):
             return answer
         kept = [one for one in answer if tests is None or one.nodeid in tests]
-        return process(turns[0], kept, attempt, pid=len(self.played))
+        return process(turn, kept, attempt, pid=len(self.played))
 
 
 def sides(current: Callable[[], str] = lambda: "same") -> dict[str, Side]:

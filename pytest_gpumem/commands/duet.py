@@ -126,13 +126,20 @@ def play(
     """
     from pytest_gpumem.runs import report
     from pytest_gpumem.runs.duet import Duet
-    from pytest_gpumem.runs.experiment import Processes
+    from pytest_gpumem.runs.processes import Processes
 
     begun = time.monotonic()
     strict = strict or "--gpumem-strict" in pytest_arguments
     arguments = [argument for argument in pytest_arguments if argument != "--gpumem-strict"]
     files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
-    processes = Processes(sides, arguments, files, os.environ, evidence=evidence)
+    processes = Processes(
+        sides,
+        arguments,
+        os.environ,
+        files=files,
+        evidence=evidence,
+        say=lambda sentence: click.echo(printable(sentence), err=True),
+    )
     click.echo(report.sides_text(sides), err=True)
     stopped = False
     with closing(processes), _progress() as show:

@@ -14,8 +14,7 @@ from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.reporting.differences import describe
 from pytest_gpumem.runs import RunError, child
-from pytest_gpumem.runs.experiment import Processes
-from pytest_gpumem.runs.processes import BASE, HEAD, Turn, environment_of
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, Turn, environment_of
 from pytest_gpumem.runs.worktree import Side, moved_word, two_sides
 
 MARGIN = 0.05  # counters that differ by less are no difference
@@ -149,11 +148,11 @@ def ran_differently(
 ) -> dict[str, list[str]]:
     """What differs in a plain run of each side, by row. Raises `RunError`: a process broke off."""
     words = [*arguments, test]
-    processes = Processes(sides, words, (), environment, ahead=0, evidence=True)
+    processes = Processes(sides, words, environment, evidence=True)
     records = []
     with contextlib.closing(processes):
         for name in sides:
-            process = processes.run([Turn(1, name)], None)
+            process = processes.run(Turn(1, name), None)
             if process.error is not None:
                 raise RunError(f"{process.name} {process.error}")
             records.append(process)

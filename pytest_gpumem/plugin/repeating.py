@@ -14,13 +14,9 @@ from pytest_gpumem.plugin.marks import may_measure
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.experiment import Processes
-from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import in_this_environment
 from pytest_gpumem.settings import FURTHER_PROCESS
-
-AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))
-"""Processes that get ready while another one measures."""
 
 
 class Repeats:
@@ -58,18 +54,16 @@ class Repeats:
         processes = Processes(
             {HEAD: in_this_environment(config.invocation_params.dir)},
             arguments,
-            (),
             {**os.environ, FURTHER_PROCESS: "1"},
-            ahead=AHEAD,
             evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process
             everything=True,
-            titles=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
+            title=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
+            say=self._say,
         )
-        turns = [Turn(number, HEAD) for number in range(2, self._count + 1)]
         with contextlib.closing(processes):
-            for index in range(len(turns)):
+            for number in range(2, self._count + 1):
                 self._announce()
-                process = processes.run(turns[index:], None)
+                process = processes.run(Turn(number, HEAD), None)
                 self._check(process)
                 gpu.further.append(process)
         self._announce()
@@ -89,12 +83,16 @@ class Repeats:
             )
 
     def _announce(self) -> None:
-        """Say how many processes have measured; not under -q."""
+        """Say how many processes have measured."""
+        ended = len(self._session.further)
+        self._say(f"{ended} of {counted(self._count, 'process')} measured")
+
+    def _say(self, sentence: str) -> None:
+        """Write a line at once; not under -q."""
         reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None and reporter.verbosity >= 0:
             reporter.ensure_newline()
-            ended = len(self._session.further)
-            reporter.write_line(f"gpumem: {ended} of {counted(self._count, 'process')} measured")
+            reporter.write_line(f"gpumem: {sentence}")
 
     def failed_elsewhere(self) -> bool:
         """Return True if a further process failed in a way that no test of this process reports.

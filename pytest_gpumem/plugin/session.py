@@ -126,6 +126,10 @@ class GpuSession:
         """True if each row of foreign code is watched for work on streams of its own."""
         return not self.ranges.tool_attached()
 
+    def begin_again(self) -> None:
+        """Begin in a process that was forked after collection, to measure."""
+        self._pid = os.getpid()
+
     # Limits
 
     @property

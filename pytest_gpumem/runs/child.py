@@ -8,27 +8,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import select
 import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests alone. Its name: this package is below the plugin."""
-_LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 _PIPE = 65536  # bytes that are read of a pipe at once
-WATCHED = 1.0  # seconds between two looks at a process that is watched
+_LOOK = 1.0  # seconds between two looks whether a silent process has ended
 
 
 def pytest_command(
@@ -135,57 +132,75 @@ def run(
     return CommandResult(process.returncode, "".join(lines))
 
 
-def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a pytest to its end with this process's terminal; its exit code."""
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A pytest with this process's terminal, inside the block. An exception there ends it."""
     sys.stdout.flush()
-    return subprocess.run(command, env=dict(environment), check=False).returncode
+    with subprocess.Popen(command, env=dict(environment)) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 class Background:
-    """A process that gets ready while others measure, and waits for its turn.
+    """A process that answers while this one waits, and ends with it.
 
     Two pipes carry lines of JSON; a log keeps its output.
     """
 
-    def __init__(self, within: Path | None = None) -> None:
-        """Nothing is started yet. `within`: the folder for `folder`; None: the temporary one."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="process-", dir=within)
-        self.folder = Path(self._scratch.name)  # removed by `close`
-        self.results = self.folder / "results.json"  # the file for its `--benchmark-json`
-        log = self.folder / "log"
-        self._log: IO[str] = log.open("w+", encoding="utf-8", errors="replace")  # `close` closes it
-        self.reads, tell = os.pipe()
-        heard, self.writes = os.pipe()
-        self._tell = os.fdopen(tell, "w", encoding="utf-8")
-        self._heard = os.fdopen(heard, "rb", buffering=0)
-        self._begun = b""  # a line that has not ended, and lines behind it
-        self._process: subprocess.Popen[bytes] | None = None
-        self._closing = threading.Lock()
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        job: Mapping[str, Any],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+    ) -> None:
         """Start it. Signals of the terminal, such as Ctrl-C, do not reach it.
 
-        `command`: knows the descriptors `reads` and `writes`, which it inherits.
+        `job`: its last argument, as JSON, with the descriptors `reads` and `writes`.
         """
-        try:
-            self._process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(self.reads, self.writes),
-                start_new_session=True,
-            )
-        finally:
-            os.close(self.reads)
-            os.close(self.writes)
+        self._log = log
+        reads, tell = os.pipe()
+        heard, writes = os.pipe()
+        self._tell = os.fdopen(tell, "w", encoding="utf-8")
+        self._heard = os.fdopen(heard, "rb", buffering=0)
+        self._poll = select.poll()
+        self._poll.register(self._heard, select.POLLIN)
+        self._lines = b""  # that were read, and not returned yet
+        words = json.dumps({**job, "reads": reads, "writes": writes})
+        with log.open("wb", buffering=0) as output:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, words],
+                    cwd=folder,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(reads, writes),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(reads)
+                os.close(writes)
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
+
+    @property
+    def printed(self) -> int:
+        """Bytes of its output so far."""
+        return self._log.stat().st_size
+
+    def output(self, since: int = 0) -> str:
+        """What it printed after its first `since` bytes."""
+        return self._log.read_bytes()[since:].decode(errors="replace").strip()
 
     def tell(self, value: object) -> None:
         """Send it a line. Does nothing if it has ended: its output says why."""
@@ -193,71 +208,47 @@ class Background:
             self._tell.write(json.dumps(value) + "\n")
             self._tell.flush()
 
-    def hear(
-        self, timeout: float, watch: Callable[[], object] = lambda: None
-    ) -> dict[str, Any] | None:
-        """Return its next line; None if it ended, or had to be ended after `timeout` seconds.
-
-        `watch`: is called every second meanwhile.
-        """
-        assert self._process is not None
+    def hear(self, timeout: float) -> dict[str, Any] | None:
+        """Return its next line; None if it ended, or had to be ended after `timeout` seconds."""
         until = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._heard, selectors.EVENT_READ)
-            while b"\n" not in self._begun:
-                # A process that it started may keep the pipe open.
-                ended = self._process.poll() is not None
-                left = 0.0 if ended else max(0.0, until - time.monotonic())
-                if selector.select(min(WATCHED, left)):
-                    more = self._heard.read(_PIPE)
-                    if not more:
-                        return None
-                    self._begun += more
-                elif ended:
-                    return None
-                elif time.monotonic() >= until:
-                    self._kill()
-                    return None
-                else:
-                    watch()
-        line, _, self._begun = self._begun.partition(b"\n")
-        try:
-            value = json.loads(line)
-        except ValueError:
-            return None
-        return value if isinstance(value, dict) else None
+        while True:
+            line, end, rest = self._lines.partition(b"\n")
+            if end:
+                self._lines = rest
+                with contextlib.suppress(ValueError):  # a process crashed within this line
+                    return dict(json.loads(line))
+                continue
+            # A process that it started may keep the pipe open.
+            ended = self._process.poll() is not None
+            left = 0.0 if ended else max(0.0, until - time.monotonic())
+            ready = self._poll.poll(1000 * min(_LOOK, left))
+            more = self._heard.read(_PIPE) if ready else b""
+            if more:
+                self._lines += more
+            elif ready or ended:
+                return None
+            elif left <= 0:
+                self._kill()
+                return None
 
     def wait(self, timeout: float) -> int:
         """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
-        assert self._process is not None
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._kill()
             return self._process.wait()
 
-    def last_output(self) -> str:
-        """The end of what it printed."""
-        self._log.flush()
-        self._log.seek(0)
-        return self._log.read().strip()[-_LAST_CHARACTERS:]
-
     def close(self) -> None:
-        """End it if it still runs, and free what it needed; a second call does nothing.
-
-        A gate closes it while the thread that runs it may do the same.
-        """
-        with self._closing:
-            if self._process is not None and self._process.poll() is None:
-                self._kill()
-                self._process.wait()
-            for stream in (self._tell, self._heard, self._log):
-                with contextlib.suppress(OSError):  # an unsent line to a process that has ended
-                    stream.close()
-            self._scratch.cleanup()
+        """End it and its children, if it still runs."""
+        if self._process.poll() is None:
+            self._kill()
+            self._process.wait()
+        for stream in (self._tell, self._heard):
+            with contextlib.suppress(OSError):  # an unsent line to a process that has ended
+                stream.close()
 
     def _kill(self) -> None:
-        assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -19,9 +19,8 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, covers
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.pairs import TIME, DuetVerdict, RowPairs
-from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.rows import (
     RowFilter,
     bad_conditions,
@@ -67,15 +66,6 @@ def order_of(number: int) -> tuple[str, str]:
     if number % 2 == 0:
         head_first = not head_first
     return (HEAD, BASE) if head_first else (BASE, HEAD)
-
-
-def turns_from(number: int) -> list[Turn]:
-    """Return the processes of a pair and of the next one, in their order."""
-    turns = []
-    for pair in (number, number + 1):
-        if pair <= LOOKS[-1]:
-            turns += [Turn(pair, side) for side in order_of(pair)]
-    return turns
 
 
 class Duet:
@@ -184,18 +174,16 @@ class Duet:
             open_keys = [row.key for row in self._open()] if keys is None else list(keys)
             tests = list(dict.fromkeys(self._tests_of[key] for key in open_keys))
         pair = {}
-        coming = turns_from(number)
-        for index in (0, 1):
-            turn = coming[index]
+        for side in order_of(number):
             side_tests = tests
-            if turn.side == BASE and tests is not None:
+            if side == BASE and tests is not None:
                 side_tests = [under_other_name(test, self._wanted.old_names) for test in tests]
-            process = self._processes.run(coming[index:], side_tests, attempt)
-            if turn.side == BASE:
+            process = self._processes.run(Turn(number, side), side_tests, attempt)
+            if side == BASE:
                 process = under_new_names(process, self._wanted.old_names)
             self._check_device(process)
             self._finished.append(process)
-            pair[turn.side] = process
+            pair[side] = process
             self._report()
         return pair
 

@@ -10,10 +10,8 @@ rest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,6 @@ from pytest_gpumem.records.schema import Document
 from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.base import selecting
 from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
 from pytest_gpumem.runs.duet import DuetResult
 from pytest_gpumem.runs.open_rows import (
@@ -48,7 +45,7 @@ from pytest_gpumem.runs.open_rows import (
 from pytest_gpumem.runs.pairs import DuetVerdict
 from pytest_gpumem.runs.rows import RowFilter, under_other_name
 from pytest_gpumem.runs.session import Files, SessionResult, run_session
-from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side, working_tree
+from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side
 
 PlayDuet = Callable[[Side, RowFilter, "str | None"], DuetResult]
 """Plays a duet of a side with the working tree, and prints its verdicts.
@@ -123,26 +120,18 @@ class Gate:
         base, here = request.base, Path.cwd()
         title = f"merge base with {base} {request.merge_base[:10]}"
         self._say(f"collect the tests of the merge base with {base}, and measure the change")
-        try:
+        with suppress(NoFolder):
             self._base_side = stack.enter_context(
                 revision_side(request.merge_base, here, title, python=request.base_python)
-            )
-        except NoFolder:
-            collecting: Future[Selection] = Future()
-            collecting.set_result(Selection({}))
-        else:
-            collecting = stack.enter_context(
-                selecting(self._base_side, working_tree(here), request.arguments, os.environ)
             )
         session = run_session(
             request.files,
             base,
             request.arguments,
-            collecting,
+            self._base_side,
             accepts=bool(request.accepted.files),
         )
-        if session.code != Exit.USAGE:  # the change's mistake comes first
-            self._selection = self._under_new_names(collecting.result())
+        self._selection = self._under_new_names(session.base)
         if session.selection is not None:
             self._add_looser(loosened(session.selection, self._selection), request.accepted)
         return session

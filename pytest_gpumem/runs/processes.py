@@ -1,13 +1,14 @@
-"""One fresh process of an experiment: how it starts, what it gets, and the record of its run.
+"""The fresh processes of an experiment, which measure one at a time on the GPU.
 
-The process is the script `SCRIPT`, with which pytest runs; the tree under test has its plugin.
+The pytest of a side collects once, and forks each process before any call of CUDA. It is the script
+`SCRIPT`; the tree under test has its plugin.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -26,20 +27,30 @@ from pytest_gpumem.records.schema import SchemaError, document_from_json
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
-from pytest_gpumem.runs.worktree import Side, python_path
+from pytest_gpumem.runs.worktree import (
+    Side,
+    moved_word,
+    python_path,
+    remove_leftovers,
+    spared,
+    temporary_folder,
+)
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
-READY_SECONDS = 1800.0  # to collect the tests: the first process of a side may compile CUDA sources
+READY_SECONDS = 1800.0  # to collect the tests, which may compile CUDA sources
 WORK_SECONDS = 3600.0  # to measure without an answer
-END_SECONDS = 60.0  # to end after the last line
+END_SECONDS = 60.0  # to end after the last answer
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that ended well
+LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 
 
 def _refused() -> dict[str, str]:
     refused = {
         "--benchmark-json": "the duet reads that file itself; --json writes its results",
         "--gpumem-baseline": "a duet compares with BASE alone",
+        "-n": "a duet measures one process at a time",
+        "--numprocesses": "a duet measures one process at a time",
     }
     for role, why in (
         (OptionRole.SAVING, "a duet saves nothing into a baseline"),
@@ -51,13 +62,19 @@ def _refused() -> dict[str, str]:
     ):
         for option in of_role(role):
             refused[option.flag] = why
-    for name in ("-n", "--numprocesses"):
-        refused[name] = "a duet measures one process at a time"
     return refused
 
 
 REFUSED: Mapping[str, str] = _refused()
 """Arguments of pytest that a duet refuses, and why. A process ignores them, whoever gives them."""
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise `RunError` for an argument that a process of a duet does not accept."""
+    for argument in arguments:
+        why = REFUSED.get(name_of(argument))
+        if why is not None:
+            raise RunError(f"{argument} among pytest's arguments: {why}")
 
 
 class Turn(NamedTuple):
@@ -107,21 +124,222 @@ class ProcessRecord(msgspec.Struct, frozen=True, dict=True):
         return None
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse arguments that a process of a duet does not accept.
+def _nothing(_: object) -> None:
+    pass
 
-    Raises `RunError`: names the argument and why.
-    """
-    for argument in arguments:
-        why = REFUSED.get(name_of(argument))
-        if why is not None:
-            raise RunError(f"{argument} among pytest's arguments: {why}")
+
+class Processes:
+    """The processes of an experiment."""
+
+    def __init__(
+        self,
+        sides: Mapping[str, Side],
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        files: Sequence[str] = (),
+        evidence: bool = False,
+        tree: Side | None = None,
+        everything: bool = False,
+        title: Callable[[Turn], str] | None = None,
+        say: Callable[[str], object] = _nothing,
+    ) -> None:
+        """Start none yet.
+
+        `arguments`: of pytest. `files`: further test files to collect, on each side that has them.
+        `evidence`: the processes record what a launch runs.
+        `tree`: the working tree if it is neither side: they import nothing of it.
+        `everything`: records keep every sample.
+        `title`: how messages name a process; None: by its side.
+        `say`: prints a sentence.
+        """
+        self._sides = sides
+        self._arguments, self._files = arguments, files
+        self._environment, self._evidence, self._tree = environment, evidence, tree
+        self._everything, self._title, self._say = everything, title, say
+        self._parents: dict[str, Background] = {}  # the pytest that collected, by side
+        self._anew: set[str] = set()  # sides that use CUDA while they are collected
+        self._stack = ExitStack()
+        remove_leftovers()
+        self._folder = temporary_folder(self._stack)
+        self._nothing = self._folder / "no-baseline"
+        self._nothing.mkdir()
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._parents:
+            self._parents.popitem()[1].close()
+        self._stack.close()
+
+    def run(
+        self,
+        turn: Turn,
+        tests: Sequence[str] | None,
+        attempt: int = 1,
+    ) -> ProcessRecord:
+        """Let a process measure, and wait for its end.
+
+        `tests`: node ids to run, of those that the first process of the side had; None: all.
+        `attempt`: number of this run of the turn, from 1 on.
+        Raises `RunError`: pytest did not accept its arguments or the device, or a side imported
+        modules of the other.
+        """
+        side = turn.side
+        answers = _Answers()
+        parent, printed, collecting = self._parents.get(side), 0, 0.0
+        if parent is None:
+            begun = time.perf_counter()
+            parent = self._parents[side] = self._start(side, tests)
+            answers.read(parent, ("ready", "exit"), READY_SECONDS)
+            collecting = time.perf_counter() - begun
+        else:
+            printed = parent.printed
+        utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        begun = time.perf_counter()
+        if "exit" not in answers.words:
+            parent.tell(tests)
+            answers.read(parent, ("exit", "ended"), WORK_SECONDS)
+        code = answers.read(parent, ("ended",), END_SECONDS)
+        if code is None:  # it measured itself, or it is lost
+            code = parent.wait(END_SECONDS)
+            del self._parents[side]
+        record = ProcessRecord(
+            turn,
+            attempt,
+            utc,
+            time.perf_counter() - begun,
+            answers.words.get("pid", parent.pid),
+            outcomes=answers.outcomes,
+            strict=str(answers.words.get("strict")).lower() in YES,
+            name=self.name(turn),
+            texts=answers.texts,
+            finished=frozenset(answers.finished),
+        )
+        output = parent.output(printed)
+        if side not in self._parents:
+            parent.close()
+        if "anew" in answers.words and side not in self._anew:
+            self._anew.add(side)
+            self._say(
+                f"{record.name}: tests use CUDA while they are collected, so processes cannot be "
+                f"forked: each starts anew, which takes {collecting:.1f} s"
+            )
+        return self._ended(record, answers, code, output)
+
+    def name(self, turn: Turn) -> str:
+        """The process of a turn in messages."""
+        if self._title is not None:
+            return self._title(turn)
+        return f"{turn.side} ({self._sides[turn.side].title})"
+
+    def _start(self, name: str, tests: Sequence[str] | None) -> Background:
+        """Start the pytest of a side."""
+        side = self._sides[name]
+        others = [other for key, other in self._sides.items() if key != name]
+        if self._tree is not None:
+            others.append(self._tree)
+        tree = self._tree or self._sides.get(HEAD)
+        arguments = list(self._arguments)
+        if tree is not None:
+            arguments = [moved_word(word, side, tree) for word in arguments]
+        arguments += [file for file in self._files if (side.folder / file).exists()]
+        # The last of an option counts. One word each: pytest looks for its root folder among all
+        # words that are paths.
+        arguments += [
+            "--no-header",  # which would read the state of the GPU before the fork
+            f"--gpumem-baseline={self._nothing}",
+            f"--benchmark-storage=file://{self._folder}",
+            f"--benchmark-json={self._folder / 'unused.json'}",
+        ]
+        roots = [side.folder, side.root, *spared()]
+        if side.environment is not None:
+            roots.append(side.environment)
+        job = {
+            "tests": tests,
+            "lenient": name == BASE,
+            "cwd": str(side.folder),
+            "roots": [str(path) for path in roots],
+            "foreign": [str(other.root) for other in others],
+            "arguments": ["--gpumem", *arguments],
+        }
+        environment = environment_of(side, others, self._environment, evidence=self._evidence)
+        # PyTorch then counts GPUs without CUDA, as `torch.cuda.is_available` of a test file does.
+        environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        # Unbuffered: what a process printed before it crashed is its last words.
+        command = [side.python, "-u", str(SCRIPT)]
+        return Background(command, job, environment, side.folder, self._folder / f"{name}.log")
+
+    def _ended(
+        self, record: ProcessRecord, answers: _Answers, code: int, output: str
+    ) -> ProcessRecord:
+        """The record with how the session ended, and with its rows. `code`: of the process."""
+        words, name = answers.words, record.name
+        if words.get("strays"):
+            raise RunError(
+                f"{name} ran code of the other side: {words['strays'][0]}; --base-python names "
+                "an environment that holds BASE"
+            )
+        if "exit" not in words:
+            return replace(record, error=f"{_ended_with(code)}: {_errors(output)}")
+        exit_code = words["exit"]
+        if exit_code in (Exit.INTERNAL_ERROR, Exit.USAGE) and "pid" not in words:
+            raise RunError(f"{name}: pytest ended with {exit_code}: {_errors(output)}")
+        failed = any(outcome == "failed" for outcome, _ in answers.outcomes.values())
+        if exit_code not in RAN:
+            record = replace(record, error=f"{_ended_with(exit_code)}: {_errors(output)}")
+        elif exit_code == Exit.FAILED and not failed:
+            record = replace(record, failed_as_a_whole=output[-LAST_CHARACTERS:])
+        if "results" not in words:  # no test measured
+            return record
+        try:
+            document = document_from_json(words["results"])
+        except SchemaError as error:
+            raise RunError(
+                f"{name} wrote results of another version of this plugin: {error}"
+            ) from None
+        rows = list(document.rows)
+        if not self._everything:
+            rows = [with_medians(row) for row in rows]
+        return replace(record, device=document.device, settings=document.settings, rows=tuple(rows))
+
+
+class _Answers:
+    """The lines of one process so far."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, Any] = {}
+        self.outcomes: dict[str, tuple[str, str]] = {}
+        self.texts: dict[str, str] = {}
+        self.finished: set[str] = set()
+
+    def read(self, parent: Background, words: Sequence[str], seconds: float) -> Any:
+        """Read lines until one has such a word, and return its value; None if no more come."""
+        while True:
+            for word in words:
+                if word in self.words:
+                    return self.words[word]
+            line = parent.hear(seconds)
+            if line is None:
+                return None
+            if "finished" in line:
+                self.finished.add(line["finished"])
+            elif "nodeid" in line:
+                self._take(line["nodeid"], line)
+            else:
+                self.words.update(line)
+
+    def _take(self, nodeid: str, report: Mapping[str, str]) -> None:
+        # The first failure is the cause of those that follow.
+        if self.outcomes.get(nodeid, ("", ""))[0] != "failed":
+            self.outcomes[nodeid] = report["outcome"], report["why"]
+            if report["outcome"] == "failed":
+                self.texts[nodeid] = report["text"]
 
 
 def environment_of(
     side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
 ) -> dict[str, str]:
-    """Variables of a process that measures a side: it is no run, and sees nothing of the others."""
+    """Return variables of a process that measures a side: it is no run, and sees no other side."""
     variables = for_a_part(environment, evidence=evidence)
     path = python_path(environment, side, others)
     if path is not None:
@@ -129,174 +347,27 @@ def environment_of(
     return of_no_hook(variables) if others else variables
 
 
-class Worker:
-    """One process: it collects and imports while others measure, and waits for its turn."""
-
-    def __init__(
-        self,
-        turn: Turn,
-        name: str,
-        side: Side,
-        job: dict[str, Any],
-        environment: Mapping[str, str],
-        within: Path,
-    ) -> None:
-        """Start it.
-
-        `name`: for messages.
-        `job`: as the script takes it, without the pipes and the files of this process.
-        `within`: the folder for its files.
-        """
-        self.turn = turn
-        self._name = name
-        self._child = child = Background(within)
-        # The last of an option counts: these replace the user's. One word each: pytest looks for
-        # its root folder among all words that are paths.
-        files = [f"--benchmark-storage=file://{child.folder}", f"--benchmark-json={child.results}"]
-        job = {
-            **job,
-            "reads": child.reads,
-            "writes": child.writes,
-            "arguments": [*job["arguments"], *files],
-        }
-        # Unbuffered: what a process printed before it crashed is its last words.
-        child.start([side.python, "-u", str(SCRIPT), json.dumps(job)], environment, side.folder)
-
-    def run(
-        self,
-        tests: Sequence[str] | None,
-        attempt: int,
-        watch: Callable[[int], None] = lambda finished: None,
-        *,
-        everything: bool = False,
-    ) -> ProcessRecord:
-        """Let it measure, and wait for its end; arguments and errors as of `Processes.run`.
-
-        `everything`: keep every sample.
-        """
-        answers = _Answers(self._child, watch)
-        answers.read_until("ready", READY_SECONDS)
-        utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        begun = time.perf_counter()
-        if answers.ready:
-            self._child.tell({"tests": tests})
-            answers.read_until("exit", WORK_SECONDS)
-        code = self._child.wait(END_SECONDS)
-        record = ProcessRecord(
-            self.turn,
-            attempt,
-            utc,
-            time.perf_counter() - begun,
-            self._child.pid,
-            strict=answers.strict,
-            outcomes=answers.outcomes,
-            name=self._name,
-            texts=answers.texts,
-            finished=frozenset(answers.finished),
-        )
-        if answers.strays:
-            raise RunError(
-                f"{self._name} ran code of the other side: {answers.strays[0]}; --base-python names "
-                "an environment that holds BASE"
-            )
-        if answers.exit is None:
-            return replace(record, error=f"{ended_with(code)}: {self._errors()}")
-        if answers.exit in (Exit.INTERNAL_ERROR, Exit.USAGE) and not answers.ready:
-            raise RunError(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
-        failed = any(outcome == "failed" for outcome, _ in answers.outcomes.values())
-        if answers.exit not in RAN:
-            record = replace(record, error=f"{ended_with(answers.exit)}: {self._errors()}")
-        elif answers.exit == Exit.FAILED and not failed:
-            record = replace(record, failed_as_a_whole=self._child.last_output())
-        return self._with_rows(record, everything)
-
-    def _with_rows(self, record: ProcessRecord, everything: bool) -> ProcessRecord:
-        """The rows from pytest's results, which it writes only if a test measured."""
-        results = self._child.results
-        if not results.exists() or not results.stat().st_size:
-            return record
-        try:
-            plain = json.loads(results.read_text(encoding="utf-8")).get("gpumem")
-            document = document_from_json(plain)
-        except SchemaError as error:
-            raise RunError(
-                f"{self._name} wrote results of another version of this plugin: {error}"
-            ) from None
-        except (ValueError, AttributeError) as error:
-            raise RunError(f"{self._name} wrote no results: {error}") from None
-        rows = list(document.rows)
-        if not everything:
-            rows = [with_medians(row) for row in rows]
-        return replace(record, device=document.device, settings=document.settings, rows=tuple(rows))
-
-    def _errors(self) -> str:
-        """The last errors that pytest printed, else its last lines."""
-        lines, errors = [], []
-        for printed in self._child.last_output().splitlines():
-            line = printed.strip()
-            if not line:
-                continue
-            lines.append(line)
-            # pytest's parser names the mistake on the line after its usage, and Python the signal
-            # of a crash before its stack.
-            begins = line.startswith(("ERROR", "E  ", "Fatal Python error"))
-            if (begins and "usage:" not in line) or ": error: " in line:
-                error = line.removeprefix("E  ").strip()
-                errors.append(error.removeprefix("pytest.main(): error: "))
-        return " | ".join((errors or lines)[-3:]) or "it printed nothing"
-
-    def close(self) -> None:
-        """End it and its children."""
-        self._child.close()
-
-
-class _Answers:
-    """The lines of one process so far."""
-
-    def __init__(self, child: Background, watch: Callable[[int], None]) -> None:
-        self._child = child
-        self._watch = watch  # gets the number of finished tests
-        self.ready = False
-        self.strict = False
-        self.exit: int | None = None  # pytest's exit code, once the session has ended
-        self.strays: list[str] = []
-        self.outcomes: dict[str, tuple[str, str]] = {}
-        self.texts: dict[str, str] = {}
-        self.finished: dict[str, None] = {}
-
-    def read_until(self, word: str, seconds: float) -> None:
-        """Read lines until a line has this word, the session ends, or nothing comes any more."""
-        while self.exit is None:
-            line = self._child.hear(seconds, lambda: self._watch(len(self.finished)))
-            if line is None:
-                return
-            self._take(line)
-            if "finished" in line:
-                self._watch(len(self.finished))
-            if word in line:
-                return
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        if "ready" in line:
-            self.ready = True
-            self.strict = str(line["strict"]).lower() in YES
-        elif "finished" in line:
-            self.finished[line["finished"]] = None
-        elif "nodeid" in line:
-            nodeid, outcome = line["nodeid"], line["outcome"]
-            # The first failure is the cause of those that follow.
-            if self.outcomes.get(nodeid, ("", ""))[0] != "failed":
-                self.outcomes[nodeid] = outcome, line["why"]
-                if outcome == "failed":
-                    self.texts[nodeid] = line["text"]
-        elif "exit" in line:
-            self.exit, self.strays = line["exit"], line["strays"]
-
-
-def ended_with(code: int) -> str:
+def _ended_with(code: int) -> str:
     """How a session broke off: "ended with exit code 7", "ended by SIGKILL"."""
     how = ending(code)
     return how if how.startswith("ended") else f"ended with {how}"
+
+
+def _errors(output: str) -> str:
+    """The last errors that pytest printed, else its last lines."""
+    lines, errors = [], []
+    for printed in output[-LAST_CHARACTERS:].splitlines():
+        line = printed.strip()
+        if not line:
+            continue
+        lines.append(line)
+        # pytest's parser names the mistake on the line after its usage, and Python the signal of a
+        # crash before its stack.
+        begins = line.startswith(("ERROR", "E  ", "Fatal Python error"))
+        if (begins and "usage:" not in line) or ": error: " in line:
+            error = line.removeprefix("E  ").strip()
+            errors.append(error.removeprefix("pytest.main(): error: "))
+    return " | ".join((errors or lines)[-3:]) or "it printed nothing"
 
 
 def with_medians(row: Row) -> Row:

@@ -1,4 +1,4 @@
-"""The session of a gate: pytest with the tests of the change, and what it leaves behind."""
+"""The session of a gate: pytest with the tests of the change, while those of BASE are collected."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import re
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import Selection
-from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.row import DID_NOT_RUN
-from pytest_gpumem.records.schema import Document, from_plain, to_plain
+from pytest_gpumem.records.schema import Document, SchemaError, from_plain, to_plain
 from pytest_gpumem.reporting.github import place_of
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.result_files import FileError, load
-from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.child import for_a_run, pytest_command, running
+from pytest_gpumem.runs.processes import BASE, Processes, Turn
+from pytest_gpumem.runs.worktree import Side, working_tree
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION
 
 _OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')
@@ -51,6 +52,7 @@ class SessionResult:
     document: Document | None = None  # its results; None if it wrote none
     selection: Selection | None = None  # its tests; None if it did not come to its end
     places: Mapping[str, Place] = field(default_factory=dict)  # of its tests, by node id
+    base: Selection = field(default_factory=lambda: Selection({}))  # the tests that BASE selects
 
 
 class Files(NamedTuple):
@@ -65,7 +67,7 @@ def run_session(
     files: Files,
     base: str,
     arguments: Sequence[str],
-    selecting: Future[Selection],
+    base_side: Side | None,
     *,
     accepts: bool,
 ) -> SessionResult:
@@ -73,9 +75,9 @@ def run_session(
 
     `base`: BASE as written; the history that HEAD shares with it is compared with.
     `arguments`: pytest's.
-    `selecting`: finds the tests that BASE selects. No test runs before it is done.
+    `base_side`: BASE, which selects nothing if it is None. No test runs before its are known.
     `accepts`: what the change accepts counts.
-    Raises `UserError`: its results cannot be read.
+    Raises `UserError`: its results cannot be read. Raises `NoAnswer`: BASE cannot be collected.
     """
     # pytest looks for its root folder among all words that are paths: an option is one word.
     # In this family, JUnit's file says where each test is defined.
@@ -85,32 +87,60 @@ def run_session(
     command = pytest_command([*arguments, *options], options=["--no-header"], results=files.results)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
-        selecting.add_done_callback(partial(_write_selection, of_base))
         variables = {BASELINE_OF: base, BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
         if accepts:
             variables[ACCEPTS] = "1"
-        code = run_here(command, for_a_run(os.environ) | variables)
+        with running(command, for_a_run(os.environ) | variables) as process:
+            selected, not_collected = Selection({}), None
+            try:
+                if base_side is not None:
+                    selected = _collect(base_side, arguments, of_base)
+            except NoAnswer as error:
+                not_collected = error
+            known = None if not_collected else to_plain(selected)
+            write_whole(of_base, json.dumps(known))
+            code = process.wait()
+        if not_collected is not None and code != Exit.USAGE:  # the change's mistake comes first
+            raise not_collected
         selection = None
         if of_head.exists():
             selection = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection)
     if not files.results.exists() or not files.junit.exists():
-        return SessionResult(code, selection=selection)
+        return SessionResult(code, selection=selection, base=selected)
     try:
         document = load(files.results)
         failures, places = _read_junit(files.junit, selection)
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         folder = str(files.results.parent)
         raise UserError(f"the session's results in {folder} cannot be read: {error}") from None
-    return SessionResult(code, failures, document, selection, places)
+    return SessionResult(code, failures, document, selection, places, selected)
 
 
-def _write_selection(file: Path, selecting: Future[Selection]) -> None:
-    """Give the session what BASE selects: null if that is not known."""
-    selection = None
-    if not selecting.cancelled() and selecting.exception() is None:
-        selection = to_plain(selecting.result())
-    with suppress(OSError):  # the session has ended
-        write_whole(file, json.dumps(selection))
+def _collect(side: Side, arguments: Sequence[str], of_base: Path) -> Selection:
+    """Collect the tests that BASE selects on this machine, without a GPU.
+
+    It selects by the gate's arguments and its files.
+    """
+    file = of_base.with_name("collected.json")
+    processes = Processes(
+        {BASE: side},
+        [*arguments, "--collect-only", "--gpumem-device=sim"],
+        {**os.environ, SELECTION: str(file)},
+        tree=working_tree(Path.cwd()),
+    )
+    try:
+        with closing(processes):
+            process = processes.run(Turn(1, BASE), None)
+        if process.error is not None:
+            raise RunError(f"{process.name} {process.error}")
+        return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
+    except RunError as error:
+        raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
+    except (OSError, ValueError, SchemaError):
+        raise NoAnswer(
+            f"BASE: {side.title} has another version of pytest-gpumem, which does not say what it "
+            "selects"
+        ) from None
 
 
 def _name_in_junit(nodeid: str) -> tuple[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 from sessions import Run, row_in, stored_in
@@ -59,6 +61,44 @@ def test_each_row_is_of_several_fresh_processes(
     row = row_in(pytester.path)
     comparison = row["verdict"]["comparison"]
     assert (comparison["processes"], comparison["days"]) == (3, 1)
+
+
+def collected_and_measured(pytester: pytest.Pytester, run: Run) -> tuple[str, list[list[str]]]:
+    """What three processes print, and of each its id, and that of the process which collected."""
+    source = COPY.replace("import os", "import os\nCOLLECTED = os.getpid()")
+    pytester.makepyfile(source.replace("{os.getpid()}", "{os.getpid()} {COLLECTED}"))
+    result = run("--gpumem-processes", "3")
+    result.assert_outcomes(passed=2)
+    lines = (pytester.path / "processes.txt").read_text().splitlines()
+    return result.stdout.str(), [line.split() for line in lines]
+
+
+def test_processes_are_forked_from_one_that_has_collected(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    text, [(first, parent), (second, again), (main, collected)] = collected_and_measured(
+        pytester, gpumem
+    )
+    assert (parent, main) == (again, collected)
+    assert len({first, second, parent, main}) == 4
+    assert "tests use CUDA" not in text
+
+
+def test_where_tests_use_cuda_while_they_are_collected_processes_start_anew(
+    pytester: pytest.Pytester, gpumem: Run
+) -> None:
+    source, library = pytester.path / "driver.c", pytester.path / "driver.so"
+    source.write_text("int cuDeviceGetCount(int *count) { *count = 1; return 0; }")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    name = "-Wl,-soname,libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", name, "-o", library, source], check=True)
+    pytester.makeconftest(f"import ctypes\n\nctypes.CDLL({str(library)!r})\n")
+    text, processes = collected_and_measured(pytester, gpumem)
+    assert all(pid == collected for pid, collected in processes)
+    said = "process 2 of 3 of --gpumem-processes: tests use CUDA while they are collected, so "
+    assert text.count("tests use CUDA") == text.count(said) == 1
 
 
 def test_a_process_that_cannot_measure_ends_the_run(

@@ -98,11 +98,12 @@ class ConditionReader:
             return None
         pids = {p.pid for p in running}
         if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
-            # The process that waits for this one, and those that wait for their turn, may have
+            # The processes that wait for this one, and those that wait for their turn, may have
             # contexts, and do nothing with them.
-            pids -= {
-                pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()
-            }
+            parent = os.getppid()
+            waiting = {parent, _parent(parent)}
+            waiting |= {pid for pid in pids if _parent(pid) == parent}
+            pids -= waiting - {os.getpid()}
         return other_processes(pids, os.getpid())
 
 

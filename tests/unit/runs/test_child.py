@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,9 @@ from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 ECHO = """
 import json, os, sys
-reads, writes = map(int, sys.argv[1:])
+job = json.loads(sys.argv[1])
 print("said", flush=True)
-with os.fdopen(reads) as told, os.fdopen(writes, "w") as say:
+with os.fdopen(job["reads"]) as told, os.fdopen(job["writes"], "w") as say:
     for line in told:
         say.write(json.dumps({"heard": json.loads(line)}) + "\\n")
         say.flush()
@@ -80,65 +82,48 @@ def test_the_option_of_a_word(argument: str, name: str) -> None:
     assert name_of(argument) == name
 
 
-def start(child: Background, program: str) -> None:
-    child.start(
-        [sys.executable, "-c", program, str(child.reads), str(child.writes)],
-        os.environ,
-        child.folder,
-    )
+@contextmanager
+def started(program: str, folder: Path) -> Iterator[Background]:
+    command = [sys.executable, "-c", program]
+    with closing(Background(command, {}, os.environ, folder, folder / "log")) as process:
+        yield process
 
 
-def test_a_process_in_the_background_answers() -> None:
-    child = Background()
-    try:
-        start(child, ECHO)
-        child.tell(["a"])
-        assert child.hear(60) == {"heard": ["a"]}
-        assert child.last_output() == "said"
-        assert os.getpgid(child.pid) == child.pid
-    finally:
-        child.close()
-    assert not child.folder.exists()
-    child.close()
+def test_a_process_in_the_background_answers(tmp_path: Path) -> None:
+    with started(ECHO, tmp_path) as process:
+        process.tell(["a"])
+        assert process.hear(60) == {"heard": ["a"]}
+        assert process.output() == "said"
+        assert process.output(since=process.printed) == ""
+        assert os.getpgid(process.pid) == process.pid
 
 
-def test_a_process_that_ended_hears_nothing_and_says_why() -> None:
-    child = Background()
-    try:
-        start(child, "import sys; print('the cause'); sys.exit(3)")
-        assert child.wait(60) == 3
-        child.tell({"tests": []})
-        assert child.hear(60) is None
-        assert child.last_output() == "the cause"
-    finally:
-        child.close()
+def test_a_process_that_ended_hears_nothing_and_says_why(tmp_path: Path) -> None:
+    with started("import sys; print('the cause'); sys.exit(3)", tmp_path) as process:
+        assert process.wait(60) == 3
+        process.tell({"tests": []})
+        assert process.hear(60) is None
+        assert process.output() == "the cause"
 
 
-def test_lines_come_one_by_one_and_the_last_of_a_process_that_left_another_one_behind_is_its_end() -> (
-    None
-):
-    """The process that it leaves keeps the pipe open."""
-    child = Background()
-    try:
-        program = "import os, sys; os.set_inheritable(int(sys.argv[2]), True); "
-        program += 'os.write(int(sys.argv[2]), b\'{"one": 1}\\n{"two": 2}\\n{\'); '
-        program += "os.fork() or __import__('threading').Event().wait()"
-        start(child, program)
-        assert [child.hear(60), child.hear(60), child.hear(60)] == [{"one": 1}, {"two": 2}, None]
-        assert child.wait(60) == 0
-    finally:
-        os.killpg(child.pid, 9)
-        child.close()
+def test_a_process_that_leaves_another_one_behind_has_ended(tmp_path: Path) -> None:
+    """The process that it leaves keeps the pipe open. Half a line is none."""
+    program = "import json, os, sys; writes = json.loads(sys.argv[1])['writes']; "
+    program += 'os.write(writes, b\'{"one": 1}\\n{\\n{"two": 2}\\n{\'); '
+    program += "os.fork() or __import__('threading').Event().wait()"
+    with started(program, tmp_path) as process:
+        try:
+            lines = [process.hear(60) for _ in range(3)]
+            assert lines == [{"one": 1}, {"two": 2}, None]
+            assert process.wait(60) == 0
+        finally:
+            os.killpg(process.pid, 9)
 
 
-def test_a_process_that_does_not_answer_is_ended() -> None:
-    child = Background()
-    try:
-        start(child, "import threading; threading.Event().wait()")
-        assert child.hear(0.01) is None
-        assert child.wait(60) == -9
-    finally:
-        child.close()
+def test_a_process_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+    with started("import threading; threading.Event().wait()", tmp_path) as process:
+        assert process.hear(0.01) is None
+        assert process.wait(60) == -9
 
 
 def test_run_passes_on_each_line_and_keeps_both_streams() -> None:

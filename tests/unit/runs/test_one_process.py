@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,20 @@ from processes import row
 
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import RunError, processes
-from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn, Worker
+from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 
 TURN = Turn(3, HEAD)
 START = """
 import json, os, sys
-job = json.loads(sys.argv[1])
-told, answers = os.fdopen(job["reads"]), os.fdopen(job["writes"], "w")
-options = dict(word.split("=", 1) for word in job["arguments"] if "=" in word)
+job = json.loads(sys.argv[-1])
+requests, answers = os.fdopen(job["reads"]), os.fdopen(job["writes"], "w")
 
 def say(**words):
     answers.write(json.dumps(words) + "\\n")
     answers.flush()
-
-def results(text):
-    with open(options["--benchmark-json"], "w") as file:
-        file.write(text)
 """
-READY = 'say(ready=True, strict="yes")\ntold = json.loads(told.readline())\n'
+READY = 'say(ready=True)\nrequest = json.loads(requests.readline())\nsay(pid=7, strict="yes")\n'
 Played = Callable[..., ProcessRecord]
 
 
@@ -42,24 +38,14 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Runs a process that is this program, and ends it."""
 
     def play(
-        program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any
+        program: str, tests: list[str] | None = None, *, everything: bool = False, **named: Any
     ) -> ProcessRecord:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
         monkeypatch.setattr(processes, "SCRIPT", script)
-        side = Side("head", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
-        worker = Worker(
-            TURN,
-            "head (working tree)",
-            side,
-            {"arguments": ["--gpumem", "--benchmark-json=mine.json"]},
-            os.environ,
-            tmp_path,
-        )
-        try:
-            return worker.run(tests, attempt, **named)
-        finally:
-            worker.close()
+        side = Side("working tree", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
+        with closing(Processes({HEAD: side}, [], os.environ, everything=everything)) as experiment:
+            return experiment.run(TURN, tests, **named)
 
     return play
 
@@ -68,20 +54,14 @@ def outcome(nodeid: str, outcome: str, why: str) -> str:
     return f"say(nodeid={nodeid!r}, outcome={outcome!r}, why={why!r}, text='all of ' + {why!r})\n"
 
 
-def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played, tmp_path: Path) -> None:
+def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     measured = row("t.py::test_a", 1e-4, placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
-    text = json.dumps({"gpumem": document(H100, [measured], {"budget": 1.0})})
-    check = "assert told == {'tests': ['t.py::test_a']}\n"
-    program = (
-        READY + check + f"results({text!r})\nsay(finished='t.py::test_a')\nsay(exit=0, strays=[])"
-    )
+    text = json.dumps(document(H100, [measured], {"budget": 1.0}))
+    program = READY + "assert request == ['t.py::test_a']\nsay(finished='t.py::test_a')\n"
+    program += f"say(results=json.loads({text!r}))\nsay(exit=0, strays=[])"
     done = played(program, ["t.py::test_a"], attempt=2)
-    assert (done.turn, done.attempt, done.name, done.strict) == (
-        TURN,
-        2,
-        "head (working tree)",
-        True,
-    )
+    assert (done.turn, done.attempt, done.pid, done.strict) == (TURN, 2, 7, True)
+    assert done.name == "head (working tree)"
     assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts) == (None, None, {}, {})
     assert done.finished == {"t.py::test_a"}
     assert (done.device, done.settings, list(done.by_key)) == (
@@ -92,10 +72,8 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played, tmp_path
     (stored,) = done.rows
     assert stored.measurement is not None
     assert stored.measurement.placements == ((2e-4,), (3e-4,))
-    assert not (tmp_path / "mine.json").exists()
     kept = played(program, ["t.py::test_a"], everything=True)
     assert kept.rows == (measured,)
-    assert not [one for one in tmp_path.iterdir() if one.is_dir()]
 
 
 def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> None:
@@ -155,7 +133,7 @@ def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_repo
             r"ran code of the other side: m from /base; --base-python names",
         ),
         (
-            READY + "results('{}')\nsay(exit=0, strays=[])",
+            READY + "say(results={})\nsay(exit=0, strays=[])",
             "wrote results of another version of this plugin: ",
         ),
     ],
