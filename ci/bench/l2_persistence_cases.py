@@ -16,8 +16,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.harness import Flush
-from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.harness import Flush, held
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer

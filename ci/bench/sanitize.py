@@ -23,7 +23,7 @@ from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.target_kernel import KernelLaunches
+from pytest_gpumem.measuring.target import KernelTarget
 from pytest_gpumem.memory.buffers import Arena
 
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
@@ -89,11 +89,11 @@ def launch_every_kernel(choice: str) -> int:
                     for p in kernel.parameters
                     if p.role is not Role.SCALAR
                 ]
-                target = KernelLaunches(
+                target = KernelTarget(
                     getattr(kernels, name), tuple(buffers), scalars, arena, arena.stream
                 ).target
                 if target.check is not None:
-                    target.check()
+                    target.check(arena.stream)
                 target.close()
                 launched += 1
             arena.close()

@@ -118,9 +118,6 @@ class Kernel:
     """Name of the template or function, as in "triad<{dtype}, {vectors}>"; `{dtype}` stands for the
     C++ type of the first array and `{vectors}` for the launch shape's."""
     reference: Reference | None = None
-    elementwise: bool = False
-    """The reference holds for every piece: with all arrays cut to the same elements, the result is
-    that piece of the full result."""
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
     """C parameters in order: an array's name (its address), a scalar's name (passed in the element
     type of the first array), or an integer (passed as 64-bit). None: arrays, the element count of

@@ -91,7 +91,6 @@ def _map(
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {{vectors}}>",
         reference=reference,
-        elementwise=True,
         launch_arguments=launch_arguments,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
         checks=tuple(checks),

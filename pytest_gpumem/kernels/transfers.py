@@ -81,7 +81,6 @@ KERNELS = (
         accesses=calls.whole(reads=("source",), writes=("destination",)),
         source=None,
         reference=_copy,
-        elementwise=True,
         dtypes=("f4", "f8", "i4", "i8", "u1", "u4"),
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
         checks=(_no_grid_chosen, calls.same_size("destination", "source")),
@@ -94,7 +93,6 @@ KERNELS = (
         source="transfers.cu",
         entry="elementwise<{dtype}>",
         reference=_elementwise,
-        elementwise=True,
         on_chip_cycles=_elementwise_cycles,
         dtypes=("f4", "f8"),
         section=(

@@ -1,23 +1,42 @@
-"""A `Case`, the user's own code with its checks, and what is read from its fields.
+"""Code of the user as a target: a `Case`, or a call of a function with the same fields.
 
-A call of a function with `moved=`, `reads=`, `writes=`, `check=` or `reference=` has these fields
-too.
+A call moves the buffers among its arguments, and a `Case` is built anew at each placement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from pytest_gpumem.devices.protocol import Device, Foreign
-from pytest_gpumem.judging.traffic import two_declarations
+import numpy as np
+
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Foreign, Graph, OutOfMemory, Stream
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.traffic import beyond_arguments, two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes
+from pytest_gpumem.measuring.target import (
+    Target,
+    WrongResult,
+    captured,
+    nothing,
+    out_of_memory,
+    padding,
+    window_notes,
+)
 from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.l2 import PersistingStream, persisting
+from pytest_gpumem.memory.managed import notes as managed_notes
+from pytest_gpumem.memory.shapes import BadBuffer
+from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import did_you_mean
+from pytest_gpumem.units import did_you_mean, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -60,152 +79,392 @@ class Case:
         return super().__new__(cls)
 
 
-def by_buffers(case: Case, arena: Arena, named: str) -> Case:
-    """Return the case with the buffers that its arrays lie in, and with its declared bytes.
+class _Code:
+    """A case on the buffers of an arena.
 
-    Not every library's array knows its bytes.
     `named`: how the user wrote a field, such as "Case.{}".
     Raises `BadCall`: a field is wrong.
     """
-    moved = declared_bytes(named.format("moved").rstrip("="), case.moved)
-    reads, writes = _buffers_of(case.reads, arena), _buffers_of(case.writes, arena)
-    case = replace(case, reads=reads, writes=writes, moved=moved)
-    for field in ("launch", "restore", "check", "reference"):
-        function = getattr(case, field)
-        if not callable(function) and (function is not None or field == "launch"):
-            raise BadCall(
-                f"{named.format(field)} is a function without arguments, not {function!r}"
-            )
-    for field, arrays in (("reads", case.reads), ("writes", case.writes)):
-        if not isinstance(arrays, (list, tuple)):
-            raise BadCall(
-                f"{named.format(field)} is a list of arrays or buffers, not {type(arrays).__name__}"
-            )
-        for array in arrays:
-            if not hasattr(array, "nbytes"):
+
+    def __init__(self, case: Case, arena: Arena, named: str, *, on_simulated: bool = False) -> None:
+        self.case, self._arena, self._named = case, arena, named
+        self._on_simulated = on_simulated
+        for field in ("launch", "restore", "check", "reference"):
+            function = getattr(case, field)
+            if not callable(function) and (function is not None or field == "launch"):
                 raise BadCall(
-                    f"{named.format(field)} takes arrays or buffers; {array!r} has no nbytes"
+                    f"{named.format(field)} is a function without arguments, not {function!r}"
                 )
-    return case
+        self.moved = _declared_bytes(named.format("moved").rstrip("="), case.moved)
+        self.reads = self._arrays("reads")
+        self.writes = self._arrays("writes")
 
-
-def _buffers_of(arrays: Sequence[Any], arena: Arena) -> Sequence[Any]:
-    if not isinstance(arrays, (list, tuple)):
+    def _arrays(self, field: str) -> list[Any]:
+        """Return the arrays of a field; for those that lie in a buffer, the buffer."""
+        given, name = getattr(self.case, field), self._named.format(field)
+        if not isinstance(given, (list, tuple)):
+            raise BadCall(f"{name} is a list of arrays or buffers, not {type(given).__name__}")
+        arrays = []
+        for array in given:
+            buffer = self._arena.find(array)  # not every library's array knows its bytes
+            arrays.append(array if buffer is None else buffer)
+            if not hasattr(arrays[-1], "nbytes"):
+                raise BadCall(f"{name} takes arrays or buffers; {array!r} has no nbytes")
         return arrays
-    buffers = []
-    for array in arrays:
-        buffer = arena.find(array)
-        buffers.append(array if buffer is None else buffer)
-    return buffers
 
-
-def known_buffers(arrays: Sequence[Any], arena: Arena) -> list[Buffer]:
-    """Return the buffers of the fixtures that arrays lie in."""
-    buffers = []
-    for array in arrays:
-        buffer = arena.find(array)
-        if buffer is not None:
-            buffers.append(buffer)
-    return buffers
-
-
-def traffic_of(case: Case) -> MovedBytes | None:
-    """Return the compulsory bytes of a launch, if they are declared."""
-    if case.moved is not None:
-        return MovedBytes(0, 0, declared=int(case.moved))
-    if not case.reads and not case.writes:
-        return None
-    return MovedBytes(reads=_nbytes(case.reads), writes=_nbytes(case.writes))
-
-
-def _nbytes(arrays: Sequence[Any]) -> int:
-    return sum(int(array.nbytes) for array in arrays)
-
-
-def footprint_of(case: Case) -> int | None:
-    """Return the bytes of the distinct arrays, else the declared bytes."""
-    arrays = {id(array): array for array in (*case.reads, *case.writes)}
-    nbytes = _nbytes(list(arrays.values()))
-    if nbytes == 0 and case.moved is not None:
-        return int(case.moved)
-    return nbytes or None
-
-
-def notes_of(case: Case, arena: Arena) -> list[str]:
-    """Return what a reader of the result must know."""
-    notes = []
-    if case.check is not None and len(known_buffers(case.writes, arena)) < len(case.writes):
-        notes.append(
-            "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
-            "check"
-        )
-    if case.moved is not None:
-        note = two_declarations(int(case.moved), _nbytes(case.reads), _nbytes(case.writes))
-        if note:
+    def target(
+        self,
+        name: str,
+        stream: Stream,
+        launch: Callable[[int, Stream], None],
+        window: PersistingStream | None,
+        notes: list[str],
+        **fields: Any,
+    ) -> Target:
+        """Describe the case; `fields`: further ones of the target."""
+        case, device = self.case, self._arena.device
+        reads = sum(int(array.nbytes) for array in self.reads)
+        writes = sum(int(array.nbytes) for array in self.writes)
+        distinct = {id(array): int(array.nbytes) for array in (*self.reads, *self.writes)}
+        moved_bytes: MovedBytes | None = None
+        note: str | None = None
+        if self.moved is not None:
+            moved_bytes = MovedBytes(0, 0, declared=self.moved)
+            note = two_declarations(self.moved, reads, writes)
+        elif self.reads or self.writes:
+            moved_bytes = MovedBytes(reads, writes)
+        if case.check is not None and not all(isinstance(array, Buffer) for array in self.writes):
+            notes.append(
+                "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
+                "check"
+            )
+        if note is not None:
             notes.append(note)
-    return notes
+        notes += window_notes(device, window)
+        notes += managed_notes(device.facts, self._arena.managed)
+        target = Target(
+            name=name,
+            stream=stream,
+            launch=launch,
+            foreign=True,
+            moved_bytes=moved_bytes,
+            footprint=sum(distinct.values()) or self.moved,
+            # It may touch any managed buffer, through closures or other libraries.
+            managed=self._arena.homes,
+            window=window,
+            notes=tuple(notes),
+            **fields,
+        )
+        if case.check is None:
+            return target
+        return replace(target, check=partial(self._check, target))
+
+    def foreign(
+        self, function: Callable[[], object], reference: Callable[[], object] | None
+    ) -> Foreign:
+        """Return a function with the buffers that it touches, where they are now."""
+        accesses, allocations = [], []
+        for index, array in enumerate(self.reads):
+            if isinstance(array, Buffer):
+                accesses.append(Access(f"read {index}", "read", array.nbytes, array.nbytes))
+                allocations.append(array.allocation)
+        for index, array in enumerate(self.writes):
+            if isinstance(array, Buffer):
+                accesses.append(Access(f"write {index}", "write", array.nbytes, array.nbytes))
+                allocations.append(array.allocation)
+        return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
+
+    def _check(self, target: Target, stream: Stream) -> None:
+        """Check the result of a launch on poisoned outputs and restored inputs.
+
+        Raises `WrongResult`; `BadCall` if the check gives no truth value.
+        """
+        device, check = self._arena.device, self.case.check
+        assert check is not None
+        inputs = [id(array) for array in self.reads]
+        for array in self.writes:
+            if isinstance(array, Buffer) and id(array) not in inputs:
+                device.content.poison(array.allocation, stream)
+        # The poison is on our stream. What restores, launches and checks need not be on any of
+        # ours, and no stream of ours waits for another.
+        device.streams.synchronize()
+        target.prepare(stream)
+        device.streams.synchronize()
+        target.launch(0, stream)
+        device.streams.synchronize()
+        try:
+            result = check()
+        except AssertionError as error:
+            why = str(error) or "its check failed"
+            raise WrongResult(f"{target.name}: the result of one launch is wrong: {why}") from error
+        try:
+            # Libraries answer with their own False: numpy.bool, or an array of one element.
+            right = result is None or bool(result)
+        except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
+            raise BadCall(
+                f"{self._named.format('check')} returned a value of type {type(result).__name__} "
+                f"that is neither true nor false ({error}); return one truth value, such as that "
+                "of (y == wanted).all(), or raise an AssertionError"
+            ) from error
+        if not right:
+            raise WrongResult(f"{target.name}: its check returned {result} after one launch")
+        for buffer in target.managed:
+            buffer.put_home(stream)
+        device.streams.synchronize(stream)
 
 
-def foreign_of(
-    function: Callable[[], object],
-    reference: Callable[[], object] | None,
-    reads: Sequence[Buffer],
-    writes: Sequence[Buffer],
-    *,
-    on_simulated: bool = False,
-) -> Foreign:
-    """Return a function of the user with the buffers that it touches, where they are now."""
-    accesses, allocations = [], []
-    for index, buffer in enumerate(reads):
-        accesses.append(Access(f"read {index}", "read", buffer.nbytes, buffer.nbytes))
-        allocations.append(buffer.allocation)
-    for index, buffer in enumerate(writes):
-        accesses.append(Access(f"write {index}", "write", buffer.nbytes, buffer.nbytes))
-        allocations.append(buffer.allocation)
-    return Foreign(function, reference, tuple(accesses), tuple(allocations), on_simulated)
-
-
-def check_launch(
-    device: Device,
-    target: Target,
-    case: Case,
-    reads: Sequence[Buffer],
-    writes: Sequence[Buffer],
-    named: str,
-) -> None:
-    """Check the result of a launch on poisoned outputs and restored inputs.
-
-    `reads`, `writes`: the known buffers among the arrays of `case`.
-    Raises `WrongResult`; `BadCall` if the check gives no truth value.
-    """
-    assert case.check is not None
-    for buffer in writes:
-        if buffer not in reads:
-            device.content.poison(buffer.allocation, target.stream)
-    # The poison is on our stream. What restores, launches and checks need not be on any of ours,
-    # and no stream of ours waits for another.
-    device.streams.synchronize()
-    target.prepare(target.stream)
-    device.streams.synchronize()
-    target.launch(0, target.stream)
-    device.streams.synchronize()
-    try:
-        result = case.check()
-    except AssertionError as error:
-        raise WrongResult(
-            f"{target.name}: the result of one launch is wrong: {str(error) or 'its check failed'}"
-        ) from error
-    try:
-        # Libraries answer with their own False: numpy.bool, or an array of one element.
-        right = result is None or bool(result)
-    except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
+def _declared_bytes(name: str, moved: object) -> int | None:
+    """Return the bytes that a user declares as `name`. Raises `BadCall` or `QuantityError`."""
+    if moved is None:
+        return None
+    if isinstance(moved, str):
+        moved = parse_bytes(moved)
+    if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
         raise BadCall(
-            f"{named.format('check')} returned a value of type {type(result).__name__} that is "
-            f"neither true nor false ({error}); return one truth value, such as that of "
-            "(y == wanted).all(), or raise an AssertionError"
-        ) from error
-    if not right:
-        raise WrongResult(f"{target.name}: its check returned {result} after one launch")
-    for buffer in target.managed:
-        buffer.put_home(target.stream)
-    device.streams.synchronize(target.stream)
+            f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a "
+            'size such as "64 MiB"'
+        )
+    return int(moved)
+
+
+class CallTarget:
+    """A call of a function, which launches work on the current stream; `target` describes it.
+
+    `window`: the persisting stream, if `stream` is one.
+    `declared`: fields of a `Case` that the user gave for the call.
+    Raises `BadCall`: a declared field is wrong, or the window reaches no kernel of the function.
+    Raises `CannotCapture`: the window is to lie on a graph's kernels.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None = None,
+        declared: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        on_simulated: bool = False,
+    ) -> None:
+        name = getattr(function, "__name__", type(function).__name__)
+        if window is not None and window.where == "launch":
+            raise BadCall(
+                f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; '
+                '"stream" and "graph" reach them'
+            )
+        values = (*arguments, *keywords.values())
+        self._movable: list[Buffer] = []
+        for value in values:
+            if isinstance(value, Buffer) and value not in self._movable and arena.can_move(value):
+                self._movable.append(value)
+        self._name, self._arena, self._window = name, arena, window
+        case = Case(partial(function, *arguments, **keywords), **declared)
+        self._code = code = _Code(case, arena, "{}=", on_simulated=on_simulated)
+        self._foreign = code.foreign(case.launch, case.reference)
+        self._graph: Graph | None = None
+        if window is not None and window.where == "graph":
+            # What a library sets up at its first call cannot be captured.
+            arena.device.kernels.call(self._foreign, stream)
+            arena.device.streams.synchronize()
+            self._bind()
+        notes = []
+        if not self._movable:
+            notes.append(
+                "one placement: the callable's arrays are its own; a Case is built anew for each"
+            )
+        if code.moved is not None:
+            note = beyond_arguments(code.moved, _nbytes(values))
+            if note:
+                notes.append(note)
+        move = self._move if self._movable else None
+        self.target = code.target(name, stream, self._launch, window, notes, move=move)
+
+    def _bind(self) -> None:
+        """Describe the call, and capture its graph, for where its buffers now are."""
+        case, window = self._code.case, self._window
+        self._foreign = self._code.foreign(case.launch, case.reference)
+        if window is not None and window.where == "graph":
+            body = partial(self._arena.device.kernels.call, self._foreign, window.stream)
+            self._graph = captured(self._name, self._arena.device, window, body)
+
+    def _launch(self, place: int, stream: Stream) -> None:
+        device = self._arena.device
+        if self._graph is not None:
+            device.graphs.replay(self._graph, stream)
+        else:
+            device.kernels.call(self._foreign, stream)
+
+    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+        self._arena.pad(padding(random))
+        try:
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._bind()
+        return self.target
+
+
+def _nbytes(arguments: Iterable[Any]) -> int:
+    """Return the bytes of the distinct buffers and arrays, also in lists and tuples."""
+    sizes: dict[int, int] = {}
+    waiting = list(arguments)
+    while waiting:
+        value = waiting.pop()
+        nbytes = getattr(value, "nbytes", None)
+        if isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif isinstance(nbytes, int):
+            sizes[id(value)] = nbytes
+    return sum(sizes.values())
+
+
+class CaseTarget:
+    """A case at its present placement; `target` describes it.
+
+    `arena`: the test's; its seed gives every placement the same content.
+    """
+
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
+        _check_takes_memory(build)
+        self._build, self._arena, self._device = build, arena, arena.device
+        self._window = ExitStack()  # closes the window that is open
+        self._addresses: list[tuple[int, ...]] = []  # of its own arrays, at each placement
+        self._built, self._code = self._make()
+        try:
+            self.target = self._describe()
+        except BaseException:
+            self._window.close()
+            self._built.close()
+            raise
+
+    def _make(self) -> tuple[Arena, _Code]:
+        """Build the case, once more with more free memory if it runs out."""
+        try:
+            return self._make_once()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            if not self._device.memory.make_room() and not self._arena.keeps:
+                raise
+        self._arena.close_kept()  # of earlier cases of the test
+        return self._make_once()
+
+    def _make_once(self) -> tuple[Arena, _Code]:
+        # The same seed for every placement: the same content at other addresses.
+        arena = Arena(self._device, self._arena.seed, oversubscribes=self._arena.oversubscribes)
+        try:
+            case = self._build(Memory(arena, self._arena.stream))
+            if not isinstance(case, Case):
+                raise BadCall(
+                    f"the function given to gpu_benchmark.case() returned {case!r}, not a Case"
+                )
+            code = _Code(case, arena, "Case.{}")
+            if case.window is not None and arena.find(case.window) is None:
+                raise BadCall(
+                    "Case.window is a buffer or array made by the `memory` that the function is "
+                    "given"
+                )
+            addresses = []
+            for array in (*code.reads, *code.writes):
+                if not isinstance(array, Buffer):
+                    addresses.append(_address(array))
+            self._addresses.append(tuple(addresses))
+        except BaseException:
+            arena.close()
+            raise
+        return arena, code
+
+    def _describe(self) -> Target:
+        """Open the window of what was built, and describe it."""
+        code, case = self._code, self._code.case
+        window: PersistingStream | None = None
+        stream = self._arena.stream
+        buffer = None if case.window is None else self._built.find(case.window)
+        if buffer is not None:
+            window = self._window.enter_context(persisting(self._device, buffer))
+            stream = window.stream
+        prepare: Callable[[Stream], None] = nothing
+        if case.restore is not None:
+            prepare = partial(self._device.kernels.call, code.foreign(case.restore, case.restore))
+        return code.target(
+            case.name or getattr(self._build, "__name__", "case"),
+            stream,
+            partial(self._call, code.foreign(case.launch, case.reference)),
+            window,
+            self._same_memory(),
+            restores=case.restore is not None,
+            prepare=prepare,
+            move=self._move,
+            close=self._close,
+        )
+
+    def _call(self, foreign: Foreign, place: int, stream: Stream) -> None:
+        self._device.kernels.call(foreign, stream)
+
+    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+        self._arena.pad(padding(random))
+        # Both placements live for a moment, so that the new one cannot get the old addresses.
+        old = self._built
+        if not self._fits():
+            self._arena.close_kept()
+        if not self._fits():
+            raise OutOfMemory("two placements of the case do not fit at once")
+        try:
+            self._built, self._code = self._make()
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            sentence = str(error).partition(".")[0]
+            raise OutOfMemory(f"a second placement of the case does not fit: {sentence}") from error
+        try:
+            self._window.close()
+        finally:
+            old.close()
+        # After the old window is closed: two would share the device's set-aside.
+        self.target = self._describe()
+        return self.target
+
+    def _fits(self) -> bool:
+        free = self._device.memory.free_bytes(MemoryKind.DEVICE)
+        return free >= (self.target.footprint or 0)
+
+    def _same_memory(self) -> list[str]:
+        """Note that placements do not differ, because a library's pool gives the same memory."""
+        different, placements = len(set(self._addresses)), len(self._addresses)
+        if different == placements or not any(any(each) for each in self._addresses):
+            return []
+        return [
+            f"its own arrays lie at {counted(different, 'place')} in {placements} placements, "
+            "because a library's pool gives the same memory again: the interval may be too narrow; "
+            "arrays of the function's `memory` move"
+        ]
+
+    def _close(self) -> None:
+        """Close the window.
+
+        The memory lives until the test ends, which may look at the arrays of the last placement.
+        """
+        self._arena.keep(self._built)
+        self._window.close()
+
+
+def _check_takes_memory(build: Callable[..., object]) -> None:
+    try:
+        inspect.signature(build).bind(None)
+    except TypeError as error:
+        name = getattr(build, "__name__", "the function")
+        raise BadCall(
+            f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: {error}"
+        ) from None
+    except ValueError:  # a callable without a signature
+        pass
+
+
+def _address(array: Any) -> int:
+    """Return the address of an array of any library; 0 where the array does not give it."""
+    try:
+        return address_of(array)
+    except BadBuffer:
+        return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +9,11 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, PLENTY, Device, DeviceError, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.case import Case
+from pytest_gpumem.measuring.case import CallTarget, Case, CaseTarget
 from pytest_gpumem.measuring.harness import Floors, Harness
-from pytest_gpumem.measuring.measure import measure
+from pytest_gpumem.measuring.measure import Measuring
 from pytest_gpumem.measuring.plan import NO_PASSES, Passes, Plan
-from pytest_gpumem.measuring.target import Target
-from pytest_gpumem.measuring.target_callable import callable_target
-from pytest_gpumem.measuring.target_case import CasePlacements
-from pytest_gpumem.measuring.target_kernel import KernelLaunches
+from pytest_gpumem.measuring.target import KernelTarget, Target
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
@@ -66,13 +62,13 @@ class Conductor:
             return work_target(function, arena)
         if isinstance(function, BoundKernel):
             self._check_kernel(function, stream, declared)
-            return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
+            return KernelTarget(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
             raise _not_callable(function)
         self.device.memory.make_room(unless_free=PLENTY)
-        return callable_target(
+        return CallTarget(
             function, arguments, keywords, arena, queue, stream, declared, on_simulated=on_simulated
-        )
+        ).target
 
     @on_its_device
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
@@ -83,7 +79,7 @@ class Conductor:
                 f"not an object of type {type(build).__name__}"
             )
         self.device.memory.make_room(unless_free=PLENTY)
-        return CasePlacements(build, arena, arena.stream).target
+        return CaseTarget(build, arena).target
 
     def measure(
         self,
@@ -105,19 +101,17 @@ class Conductor:
         Raises `Unsupported`, `DeviceError`: the device cannot do it, or a launch failed.
         """
         elsewhere = self.device.elsewhere()
-        if target.foreign:
-            if elsewhere == OWN_CONTEXT:
-                raise DeviceError(
-                    f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot "
-                    "be measured together"
-                )
-            launch = _FirstLaunch(self.device, target.launch)
-            target = dataclasses.replace(target, launch=launch)
+        if target.foreign and elsewhere == OWN_CONTEXT:
+            raise DeviceError(
+                f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot "
+                "be measured together"
+            )
         with self.device.current(), self.device.footprints.paused():
             try:
                 _check_word("mode", plan.mode, MODES)
                 _check_word("sampler", plan.sampler, SAMPLERS)
-                measured = measure(self._harness, target, plan, passes, arena, label, name)
+                measuring = Measuring(self._harness, target, plan, passes, arena, name)
+                measured = measuring.run(label)
             finally:
                 try:
                     arena.pad(0)
@@ -155,21 +149,6 @@ class Conductor:
                         f"{kernel.name}.with_stream(stream): with_stream() is for untimed calls; "
                         "measure with stream=stream"
                     )
-
-
-class _FirstLaunch:
-    """A launch whose first call, a warm-up, counts in the test's footprint and may load code."""
-
-    def __init__(self, device: Device, launch: Callable[[int, Stream], None]) -> None:
-        self._device, self._launch, self._launched = device, launch, False
-
-    def __call__(self, place: int, stream: Stream) -> None:
-        if self._launched:
-            self._launch(place, stream)
-            return
-        self._launched = True
-        with self._device.footprints.resumed(), self._device.counters.loading():
-            self._launch(place, stream)
 
 
 def _check_word(option: str, value: str, accepted: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Device, Stream
-from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT, held
+from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, held
 from pytest_gpumem.records.measurement import NOTHING_RAN
 
 LOOKS = 2
@@ -68,10 +68,8 @@ def find_stream(
 
     The search launches short work some seven times, and long work at most twice.
 
-    `prepare`: restores the work's inputs.
-    `launch`: queues the work once; it ran before, so that nothing is compiled now.
-    `current`: the current stream of the launch.
-    `floor`: seconds of an empty interval.
+    `prepare`: restores the work's inputs. `launch`: queues the work once; it ran before.
+    `current`: the current stream of the launch. `floor`: seconds of an empty interval.
     `first`: seconds of the first launch, with what it compiled.
     Raises `HoldExpired`: the work waits for the device.
     Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.

@@ -1,33 +1,43 @@
-"""The state that the measurements of a session share.
-
-These are streams, flushes of L2, the floors of readings, and clocks that are up.
-"""
+"""What the measurements of a session share: streams, flushes of L2, floors, and clocks that are up;
+and what disturbs a measurement."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, HoldExpired, Launch, Stream
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    Device,
+    DeviceError,
+    Hold,
+    HoldExpired,
+    Launch,
+    Stream,
+)
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.stream import VECTOR_BYTES, tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
+HOLD_TIMEOUT = 0.5
+"""Seconds after which a hold expires: work that waits for the device would never return."""
 FLUSH_FACTOR = 2
 """Size of a flush over L2: nothing of the sample before survives least-recently-used eviction, an
 eighth survives random eviction."""
@@ -44,12 +54,41 @@ LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
 because looks of one rhythm could all miss work of the same rhythm."""
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
+LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
 WAKE_SECONDS = 0.3
 """Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds."""
 WAKE_LIMIT = 2.0
 """Most seconds of that work: every measurement warms up besides."""
+
+
+class held:  # noqa: N801 - a context manager; not a generator, which takes longer
+    """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
+
+    The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises,
+    only its own error counts.
+    """
+
+    __slots__ = ("_device", "_hold", "_stream", "_timeout")
+
+    def __init__(self, device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> None:
+        self._device, self._stream, self._timeout = device, stream, timeout
+
+    def __enter__(self) -> Hold:
+        self._hold = self._device.streams.hold(self._stream, self._timeout)
+        return self._hold
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._hold.release()
+        if kind is not None:
+            with suppress(DeviceError):
+                self._device.streams.synchronize(self._stream)
 
 
 class Flush:
@@ -205,19 +244,6 @@ class Harness:
         device.streams.synchronize(stream)
         return device.streams.elapsed(start, end) - queued
 
-    def wait_out(self, most: float) -> float:
-        """Wait while the device is throttled or busy; return the seconds.
-
-        `most`: seconds after which it waits no longer.
-        """
-        device = self.device
-        begun = device.now()
-        while True:
-            waited = device.now() - begun
-            if waited >= most or not (device.conditions().throttle_reasons or self.busy()):
-                return waited
-            device.pause(min(WAIT, most - waited))
-
     def after_passes(self, *, busy: bool, counted: bool, looked: bool) -> None:
         """Measure the floors anew where other work or a first look by CUPTI may change them.
 
@@ -235,6 +261,77 @@ class Harness:
             flush.close()
         self._flushes.clear()
         self._arena.close()
+
+
+class Disturbances:
+    """What disturbs a measurement: other work on the device, and clocks that throttle.
+
+    `patience`: seconds of waiting while the device is throttled or busy.
+    """
+
+    def __init__(self, harness: Harness, patience: float) -> None:
+        self._harness, self._device, self._patience = harness, harness.device, patience
+        self.waited = 0.0
+        self.looks: list[bool] = []  # whether other work kept the device busy
+        self.seen: list[Conditions] = []  # between the first sample and the last
+        self.notes: list[str] = []
+        self._looked = 0.0  # when the last look ended
+        self._clocks: list[float | None] = []  # SM clock that ran, of each group of samples
+
+    def wait_out(self) -> None:
+        """Wait while the device is throttled or busy."""
+        if self._harness.profiled:
+            return
+        device, most = self._device, self._patience - self.waited
+        begun = device.now()
+        while True:
+            waited = device.now() - begun
+            if waited >= most:
+                break
+            if not device.conditions().throttle_reasons and not self._harness.busy():
+                break
+            device.pause(min(WAIT, most - waited))
+        self.waited += waited
+
+    def look(self, times: int) -> None:
+        """Look whether other work keeps the device busy."""
+        for _ in range(times):
+            self.looks.append(self._harness.busy())
+        self._looked = self._device.now()
+
+    def after_samples(self, clocks: Sequence[float]) -> bool:
+        """Read the conditions; return True if samples were taken under throttling.
+
+        Looks for other work from time to time, and waits while the device is throttled.
+        `clocks`: hertz of the SM clock that ran, where they are known.
+        """
+        reported = self._device.conditions()
+        self._clocks.append(statistics.median(clocks) if clocks else None)
+        conditions = self._slowing(reported, self._clocks[-1])
+        self.seen.append(conditions)
+        if self._device.now() - self._looked >= LOOK_SECONDS:
+            self.look(1)
+        if reported.throttle_reasons:
+            self.wait_out()
+        return bool(conditions.throttle_reasons)
+
+    def slowed(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
+        """Return conditions without throttle reasons that slowed nothing."""
+        if not self._clocks:
+            return before, after
+        return self._slowing(before, self._clocks[0]), self._slowing(after, self._clocks[-1])
+
+    def _slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
+        """Return conditions without throttle reasons if the SM clock ran at full speed."""
+        highest = self._device.facts.sm_clock_hz
+        if not reported.throttle_reasons or ran_at_hz is None or highest is None:
+            return reported
+        if ran_at_hz < FULL_SPEED * highest:
+            return reported
+        full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
+        reasons = ", ".join(reported.throttle_reasons)
+        self.notes.append(f"{reasons} reported, but the SM clock ran at {full}")
+        return replace(reported, throttle_reasons=())
 
 
 def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
@@ -285,23 +382,6 @@ def readings(
     return seconds[len(streams) :]
 
 
-def at_full_speed(
-    reported: Conditions, ran_at_hz: float | None, highest_hz: float | None
-) -> str | None:
-    """Return a note if throttle reasons are reported although the SM clock ran at full speed."""
-    if not reported.throttle_reasons or ran_at_hz is None or highest_hz is None:
-        return None
-    if ran_at_hz < FULL_SPEED * highest_hz:
-        return None
-    full = f"{100 * FULL_SPEED:.0f} % or more of {highest_hz / 1e6:.0f} MHz"
-    return f"{', '.join(reported.throttle_reasons)} reported, but the SM clock ran at {full}"
-
-
-def without_throttling(reported: Conditions) -> Conditions:
-    """Return conditions without throttle reasons."""
-    return replace(reported, throttle_reasons=())
-
-
 def worst(conditions: Sequence[Conditions]) -> Conditions | None:
     """Return the least favourable conditions, or None if there are none.
 
@@ -310,20 +390,18 @@ def worst(conditions: Sequence[Conditions]) -> Conditions | None:
     """
     if not conditions:
         return None
+    values: dict[str, Any] = {}
+    for field in Conditions.__struct_fields__:
+        known = [getattr(each, field) for each in conditions]
+        values[field] = [value for value in known if value is not None]
     reasons = None
-    for each in conditions:
-        if each.throttle_reasons is not None:
-            reasons = dict.fromkeys((*(reasons or ()), *each.throttle_reasons))
+    if values["throttle_reasons"]:
+        reasons = tuple(dict.fromkeys(chain.from_iterable(values["throttle_reasons"])))
     return Conditions(
-        sm_clock_hz=min(_known(conditions, "sm_clock_hz"), default=None),
-        memory_clock_hz=min(_known(conditions, "memory_clock_hz"), default=None),
-        temperature_c=max(_known(conditions, "temperature_c"), default=None),
-        power_w=max(_known(conditions, "power_w"), default=None),
-        throttle_reasons=None if reasons is None else tuple(reasons),
-        other_processes=max(_known(conditions, "other_processes"), default=None),
+        sm_clock_hz=min(values["sm_clock_hz"], default=None),
+        memory_clock_hz=min(values["memory_clock_hz"], default=None),
+        temperature_c=max(values["temperature_c"], default=None),
+        power_w=max(values["power_w"], default=None),
+        throttle_reasons=reasons,
+        other_processes=max(values["other_processes"], default=None),
     )
-
-
-def _known(conditions: Sequence[Conditions], field: str) -> list[int]:
-    values = [getattr(each, field) for each in conditions]
-    return [value for value in values if value is not None]

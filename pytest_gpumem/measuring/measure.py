@@ -1,29 +1,30 @@
 """A measurement, in order: check the target, wait for a quiet GPU, warm up, sample placement after
 placement until the interval is narrow enough, take the untimed passes, check again.
 
-`timing` takes the samples, `stopping` says when there are enough, `untimed` has the passes.
+`samplers` takes a sample, `stopping` says when there are enough, `untimed` has the passes.
 """
 
 from __future__ import annotations
 
 import statistics
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from msgspec import UNSET
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import HoldExpired, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring import stopping
-from pytest_gpumem.measuring.finding_stream import LONG
-from pytest_gpumem.measuring.harness import Harness, at_full_speed, without_throttling, worst
-from pytest_gpumem.measuring.plan import Passes, Plan, Stopwatch
-from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT
+from pytest_gpumem.measuring.finding_stream import LONG, Elsewhere, NoWork, find_stream
+from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
+from pytest_gpumem.measuring.plan import Passes, Plan
+from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import NotChecked, Target
-from pytest_gpumem.measuring.timing import Timing
 from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import MEASURE, phase
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions
 from pytest_gpumem.records.what_ran import StepKind
 from pytest_gpumem.units import format_share, format_time
 
@@ -34,228 +35,188 @@ LOOKS = 3  # looks for other work before the samples, and after them
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of the conditions, or two looks
 
 
-def measure(
-    harness: Harness,
-    target: Target,
-    plan: Plan,
-    passes: Passes,
-    arena: Arena,
-    label: str,
-    name: str,
-) -> Measurement:
-    """Measure a target; see `Conductor.measure`."""
-    device, ranges = harness.device, harness.ranges
-    stopwatch = Stopwatch(device.now)
-
-    # Check. Work that the test queued before, on whatever stream, must not race with it.
-    device.streams.synchronize()
-    with device.counters.loading() if target.foreign else nullcontext():
-        not_checked = _check(harness, target, name)
-    stopwatch.lap("check")
-
-    # Make the GPU ready. A read flush does not evict lines that were left persisting.
-    if target.window is None and device.facts.persists:
-        device.l2.reset_persisting()
-    harness.wake()
-    floors = harness.floors()
-
-    # Warm up and sample.
-    sampling = Sampling(harness, target, plan, arena.seed, name, stopwatch)
-    sampling.wait_out()
-    before = device.conditions()
-    sampling.sample()
-    outside: float | None = None
-    if target.foreign and sampling.timing.choice.sampler in ("blocked", "batched"):
-        outside = _seconds_outside(sampling, passes)
-        if outside is not None and sampling.timing.choice.fallback:
-            # The host's clock sees all of the work.
-            sampling = sampling.by_host(outside)
-            sampling.sample()
-            outside = None
-    before, after = sampling.slowing(before, device.conditions())
-    timing, readings, target = sampling.timing, sampling.timing.readings, sampling.timing.target
-    stopwatch.lap("samples")
-
-    # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
-    migrations, ran = None, None
-    if passes.pages:
-        with ranges.range(phase(name, "count")):
-            migrations = count_migrations(device, target, profiled=harness.profiled)
-    if passes.ran:
-        with ranges.range(phase(name, "watch")):
-            latency = min(readings.medians, default=0.0)
-            ran = find_what_ran(device, target, arena.managed, latency, profiled=harness.profiled)
-    window = None if target.window is None else target.window.window
-    launches_wait = device.launches_wait()
-    looked = passes.ran or (target.foreign and passes.streams)
-    harness.after_passes(busy=any(sampling.looks), counted=migrations is not None, looked=looked)
-    stopwatch.lap("passes")
-
-    # Check again.
-    not_checked = _check(harness, target, name) or not_checked
-    stopwatch.lap("check")
-
-    notes = [*target.notes, *sampling.notes]
-    if not_checked is not None:
-        notes.append(not_checked)
-    notes += sampling.last_notes
-    work_seen = timing.work_seen
-    if ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
-        # A function that waits for its own work, as those of JAX, leaves no work to be seen.
-        work_seen = True
-    sampler = timing.choice.sampler
-    return Measurement(
-        label=label,
-        target=target.name,
-        mode=plan.mode,
-        sampler=sampler,
-        sampler_reason=timing.choice.reason,
-        placements=tuple(readings.placements),
-        half_width=sampling.half_width,
-        moved_bytes=target.moved_bytes,
-        footprint=target.footprint,
-        floor=floors.empty / timing.batch if timing.batched else floors.empty,
-        overhead=floors.launch if sampler == "blocked" else None,
-        conditions=(before, after),
-        during=worst(sampling.seen),
-        discarded=readings.discarded,
-        window=window,
-        profiled=harness.profiled,
-        migrations=migrations,
-        what_ran=ran,
-        accesses_per_launch=target.accesses_per_launch,
-        sectors_per_request=target.sectors_per_request,
-        requested=target.requested,
-        managed=bool(target.managed),
-        work_seen=UNSET if work_seen else False,
-        launches_wait=launches_wait or UNSET,
-        busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
-        host_time=statistics.median(timing.host_times) if timing.host_times else UNSET,
-        outside=UNSET if outside is None else outside,
-        checked=target.check is not None and not_checked is None,
-        notes=tuple(dict.fromkeys(notes)),
-        took=stopwatch.seconds,
-    )
-
-
-def _check(harness: Harness, target: Target, name: str) -> str | None:
-    """Check the result of a launch; return the reason if it could not be compared."""
-    if target.check is None:
-        return None
-    with harness.ranges.range(phase(name, "check")):
-        try:
-            target.check()
-        except NotChecked as reason:
-            return str(reason)
-    return None
-
-
-def _seconds_outside(sampling: Sampling, passes: Passes) -> float | None:
-    """Return the seconds of a launch's work outside of the timed interval, if they matter."""
-    timing, harness = sampling.timing, sampling.harness
-    if timing.alone:
-        return None
-    if not passes.streams:
-        sampling.last_notes.append("own streams not checked")
-        return None
-    medians = timing.readings.medians
-    try:
-        with harness.ranges.range(phase(sampling.name, "watch")):
-            seconds = find_outside(harness.device, timing.target, harness.idle())
-    except (NotCounted, HoldExpired) as reason:
-        sampling.last_notes.append(f"own streams not checked: {reason}")
-        return None
-    if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
-        return None
-    return seconds
-
-
-class Sampling:
-    """The samples of a target: warm-up, then placements, with looks for other work."""
+class Measuring:
+    """The measurement of a target. `run` has its steps in order."""
 
     def __init__(
         self,
         harness: Harness,
         target: Target,
         plan: Plan,
-        seed: int,
+        passes: Passes,
+        arena: Arena,
         name: str,
-        stopwatch: Stopwatch,
     ) -> None:
-        self.harness, self.plan, self.name = harness, plan, name
-        self.timing = Timing(harness, target, plan.mode, plan.sampler, seed, name)
-        self.seen: list[Conditions] = []  # conditions between the first sample and the last
-        self.looks: list[bool] = []  # whether other work kept the device busy
-        self.last_notes: list[str] = []  # for the end of the record's notes
-        self.notes = self.timing.notes
-        self._device, self._stopwatch = harness.device, stopwatch
-        self._looked = 0.0  # when the last look ended
-        self._chunk_clocks: list[float | None] = []  # SM clock that ran, of each chunk of samples
-        self._waited = 0.0  # seconds of waiting while the device was throttled or busy
+        self._harness, self._device, self._plan = harness, harness.device, plan
+        self._first_target, self._passes, self._arena, self._name = target, passes, arena, name
+        self._took: dict[str, float] = {}  # seconds of each phase
+        self._lap_began = self._device.now()
+        self._notes: list[str] = []
+        self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
+        self._alone: float | None = None  # seconds of long work that runs on one stream alone
+        self._first_sample: float | None = None  # the same, until it was counted as a sample
+        self._work_seen = True  # False if the device did nothing in a launch of a foreign callable
 
-    @property
-    def half_width(self) -> float | None:
-        """Half of the 95 % interval of the latency over placements, in seconds."""
-        return stopping.half_width(self.timing.counting(self.timing.readings.medians))
+    def run(self, label: str) -> Measurement:
+        """Measure; see `Conductor.measure`."""
+        harness, device, passes = self._harness, self._device, self._passes
+        target = self._first_target
 
-    def by_host(self, outside: float) -> Sampling:
-        """Return a sampling of the same target by the host's clock."""
-        target = self.timing.target
-        again = Sampling(self.harness, target, self.plan, 0, self.name, self._stopwatch)
-        what = f"{format_time(outside)} of its work run"
-        reason = f"{what} on a stream that the timed one does not wait for"
-        again.timing.take_over(self.timing, reason)
-        return again
+        # Check. Work that the test queued before, on whatever stream, must not race with it.
+        device.streams.synchronize()
+        with device.counters.loading() if target.foreign else nullcontext():
+            not_checked = self._check(target)
+        self._lap("check")
 
-    def wait_out(self) -> None:
-        """Wait while the device is throttled or busy, within a share of the budget."""
-        if not self.harness.profiled:
-            most = WAIT_SHARE * self.plan.budget - self._waited
-            self._waited += self.harness.wait_out(most)
+        # Make the GPU ready. A read flush does not evict lines that were left persisting.
+        if target.window is None and device.facts.persists:
+            device.l2.reset_persisting()
+        harness.wake()
+        floors = harness.floors()
 
-    def slowing(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
-        """Return conditions without throttle reasons that slowed nothing."""
-        first, last = None, None
-        if self._chunk_clocks:
-            first, last = self._chunk_clocks[0], self._chunk_clocks[-1]
-        return self._slowing(before, first), self._slowing(after, last)
+        # Warm up and sample.
+        plan = self._plan
+        self._sampler = sampler = Sampler(
+            harness, target, plan.mode, plan.sampler, self._arena.seed, self._name
+        )
+        self._others.wait_out()
+        before = device.conditions()
+        self._sample()
+        outside = self._seconds_outside()
+        if outside is not None and sampler.may_fall_back:
+            # The host's clock sees all of the work.
+            self._use_host(
+                f"{format_time(outside)} of its work run on a stream that the timed one does not "
+                "wait for"
+            )
+            self._sample()
+            outside = None
+        others = self._others
+        before, after = others.slowed(before, device.conditions())
+        target, readings = sampler.target, sampler.readings
+        self._lap("samples")
 
-    def sample(self) -> None:
-        """Warm up, then fill the readings of `timing`."""
-        if self.harness.profiled:
+        # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
+        migrations, ran = None, None
+        if passes.pages:
+            with self._range("count"):
+                migrations = count_migrations(device, target, profiled=harness.profiled)
+        if passes.ran:
+            with self._range("watch"):
+                latency = min(readings.medians, default=0.0)
+                managed = self._arena.managed
+                ran = find_what_ran(device, target, managed, latency, profiled=harness.profiled)
+            if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
+                # A function that waits for its own work, as those of JAX, leaves none to be seen.
+                self._work_seen = True
+        window = None if target.window is None else target.window.window
+        launches_wait = device.launches_wait()
+        looked = passes.ran or (target.foreign and passes.streams)
+        busy = any(others.looks)
+        harness.after_passes(busy=busy, counted=migrations is not None, looked=looked)
+        self._lap("passes")
+
+        # Check again.
+        not_checked = self._check(target) or not_checked
+        self._lap("check")
+        if not_checked is not None:
+            self._notes.append(not_checked)
+
+        return Measurement(
+            label=label,
+            target=target.name,
+            mode=plan.mode,
+            sampler=sampler.name,
+            sampler_reason=sampler.reason,
+            placements=tuple(readings.placements),
+            half_width=stopping.half_width(self._counting(readings.medians)),
+            moved_bytes=target.moved_bytes,
+            footprint=target.footprint,
+            floor=floors.empty / sampler.batch if sampler.in_batches else floors.empty,
+            overhead=floors.launch if sampler.name == "blocked" else None,
+            conditions=(before, after),
+            during=worst(others.seen),
+            discarded=readings.discarded,
+            window=window,
+            profiled=harness.profiled,
+            migrations=migrations,
+            what_ran=ran,
+            accesses_per_launch=target.accesses_per_launch,
+            sectors_per_request=target.sectors_per_request,
+            requested=target.requested,
+            managed=bool(target.managed),
+            work_seen=UNSET if self._work_seen else False,
+            launches_wait=launches_wait or UNSET,
+            busy=statistics.fmean(others.looks) if busy else UNSET,
+            host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
+            outside=UNSET if outside is None else outside,
+            checked=target.check is not None and not_checked is None,
+            notes=tuple(
+                dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
+            ),
+            took=self._took,
+        )
+
+    def _range(self, step: str) -> AbstractContextManager[None]:
+        """Return an NVTX range of a step."""
+        return self._harness.ranges.range(phase(self._name, step))
+
+    def _lap(self, step: str) -> None:
+        """Count the time since the last lap as the step's."""
+        now = self._device.now()
+        self._took[step] = self._took.get(step, 0.0) + now - self._lap_began
+        self._lap_began = now
+
+    def _check(self, target: Target) -> str | None:
+        """Check the result of a launch; return the reason if it could not be compared."""
+        if target.check is None:
+            return None
+        with self._range("check"):
+            try:
+                target.check(target.stream)
+            except NotChecked as reason:
+                return str(reason)
+        return None
+
+    def _sample(self) -> None:
+        """Warm up, then sample placement after placement."""
+        sampler, readings, plan = self._sampler, self._sampler.readings, self._plan
+        now = self._device.now
+        if self._harness.profiled:
             self._sample_profiled()
             return
-        now, plan, timing, readings = self._device.now, self.plan, self.timing, self.timing.readings
-        self._look(LOOKS)
-        begun = now() - self._waited
-        with self.harness.ranges.range(phase(self.name, "warm-up")):
+        self._others.look(LOOKS)
+        begun = now() - self._others.waited
+        with self._range("warm-up"):
             cost = self._warm_up()
-        self._stopwatch.lap("warm-up")
-        timing.host_times.clear()
-        timing.clocks.clear()
+        self._lap("warm-up")
+        sampler.host_times.clear()
+        sampler.clocks.clear()
 
         wanted, most = plan.placements, stopping.MOST_PLACEMENTS_FACTOR * plan.placements
-        if timing.target.move is None:
+        if sampler.target.move is None:
             wanted, most = 1, 1
         budget = max(plan.budget - (now() - begun), 0.1 * plan.budget)
-        begun = now() - (timing.first_sample or 0.0)
-        with self.harness.ranges.range(phase(self.name, MEASURE)):
+        begun = now() - (self._first_sample or 0.0)
+        with self._range(MEASURE):
             while True:
                 started = bool(readings.placements or readings.throttled)
                 # What moves a placement at a time starts where it is.
-                if wanted > 1 and (timing.target.any_stream or started):
+                if wanted > 1 and (sampler.target.any_stream or started):
                     moved = self._move(wanted, cost, budget)
                     if not moved and started:
                         break
-                self._stopwatch.lap("placements")
+                self._lap("placements")
                 self._sample_placements(wanted, cost, begun, budget)
-                self._stopwatch.lap("samples")
+                self._lap("samples")
                 spent = now() - begun
-                medians = readings.all_medians
-                if timing.has_modes(medians) and len(medians) < most and spent < budget:
+                medians = readings.medians
+                for samples in readings.throttled:
+                    medians.append(statistics.median(samples))
+                if self._has_modes(medians) and len(medians) < most and spent < budget:
                     continue  # more placements show which mode counts
                 if not stopping.go_on(
-                    timing.counting(medians),
+                    self._counting(medians),
                     wanted=plan.precision,
                     placements=wanted,
                     most=most,
@@ -263,77 +224,114 @@ class Sampling:
                     budget=budget,
                 ):
                     break
-        self._look(LOOKS)
-        self._add_notes(wanted)
+        self._others.look(LOOKS)
+        self._note_lacks(wanted)
 
     def _warm_up(self) -> float:
         """Sample until steady; return the seconds that a sample costs."""
-        now, timing = self._device.now, self.timing
+        now, sampler = self._device.now, self._sampler
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
         begun = now()
-        timing.launch_once()
+        sampler.launch_once()
         first = now() - begun
         self._device.memory.settle()
-        if timing.target.foreign and timing.choice.sampler != "host":
-            timing.find_stream(first)
-        limit = WARM_UP_SHARE * self.plan.budget
-        if timing.latency is not None and timing.latency > max(limit, LONG):
+        if sampler.target.foreign and sampler.name != "host":
+            self._find_stream(first)
+        limit = WARM_UP_SHARE * self._plan.budget
+        if sampler.latency is not None and sampler.latency > max(limit, LONG):
             # The look for its stream was its warm-up.
-            timing.renew()
-            return timing.latency
-        timing.first_sample = None
-        timing.renew()
-        begun, expired_before = now(), timing.expired
-        if timing.batched:
-            timing.latency = timing.samples(1)[-1][1]
-            timing.renew()
+            sampler.renew()
+            return sampler.latency
+        self._first_sample = None
+        sampler.renew()
+        begun, expired_before = now(), sampler.expired
+        if sampler.in_batches:
+            sampler.latency = sampler.samples(1)[-1][1]
+            sampler.renew()
         samples: list[float] = []
         step = 1
         while True:
-            step_begun, expired = now(), timing.expired
-            latest = [seconds for _, seconds in timing.samples(step)]
+            step_begun, expired = now(), sampler.expired
+            latest = [seconds for _, seconds in sampler.samples(step)]
             # The time-out of a hold is not what a sample costs.
-            spent = now() - begun - HOLD_TIMEOUT * (timing.expired - expired_before)
-            step_seconds = now() - step_begun - HOLD_TIMEOUT * (timing.expired - expired)
+            spent = now() - begun - HOLD_TIMEOUT * (sampler.expired - expired_before)
+            step_seconds = now() - step_begun - HOLD_TIMEOUT * (sampler.expired - expired)
             cost = max(step_seconds / len(latest), latest[-1])
             samples += latest
-            timing.latency = latest[-1]
+            sampler.latency = latest[-1]
             if stopping.steady(samples):
                 break
             if spent > limit:
-                self._note_unsteady(samples)
+                # Too few samples to see a drift through their noise are no drift.
+                window = stopping.WINDOW
+                if len(samples) >= window and not stopping.steady(samples, most=window):
+                    median = format_time(statistics.median(samples))
+                    self._notes.append(
+                        f"not steady after {len(samples)} warm-up samples of {median}"
+                    )
                 break
             step = stopping.WINDOW // 2
-        if timing.batched:
+        if sampler.in_batches:
             # The length of a batch follows from the latency.
-            timing.renew()
+            sampler.renew()
             step_begun = now()
-            timing.samples(1)
+            sampler.samples(1)
             cost = now() - step_begun
         return cost
 
+    def _find_stream(self, first: float) -> None:
+        """Time a foreign callable where it works; by the host's clock where no stream shows it.
+
+        `first`: seconds of the first launch, with what it compiled.
+        """
+        sampler = self._sampler
+        target = sampler.target
+        while True:
+            sampler.ready()
+            floor = self._harness.floors().empty
+            try:
+                with uncollected():
+                    launch = partial(target.launch, 0)
+                    site = find_stream(
+                        self._device, sampler.restore, launch, target.stream, floor, first
+                    )
+                break
+            except HoldExpired as expired:
+                if sampler.expire(expired):
+                    return
+            except Elsewhere as reason:
+                sampler.use_host(str(reason))
+                self._work_seen = not isinstance(reason, NoWork)
+                return
+        sampler.latency = site.seconds
+        self._alone = self._first_sample = site.sample
+        if site.stream is not target.stream:
+            sampler.use_stream(site.stream)
+        if site.name is not None:
+            self._notes.append(f"timed on {site.name}, where it launches")
+
     def _move(self, wanted: int, cost: float, budget: float) -> bool:
         """Go to fresh addresses for the next placements; return False if there are none."""
-        most = stopping.MOST_PLACEMENTS_FACTOR * wanted
-        if self.timing.batched:
+        sampler, most = self._sampler, stopping.MOST_PLACEMENTS_FACTOR * wanted
+        if sampler.in_batches:
             most = wanted  # capturing a batch for each placement takes longer than a cold sample
         # The budget cuts no round of placements side by side short.
         limit = stopping.affordable(cost, budget)
         # Long work does not notice new page tables.
-        warm = not (self.timing.target.foreign and cost > LONG)
-        return self.timing.move(min(wanted, limit), min(most, limit), warm=warm)
+        warm = not (sampler.target.foreign and cost > LONG)
+        return sampler.move(min(wanted, limit), min(most, limit), warm=warm)
 
     def _sample_placements(self, wanted: int, cost: float, begun: float, budget: float) -> None:
         """Sample the placements that live now until there are enough samples."""
-        plan, timing, readings = self.plan, self.timing, self.timing.readings
-        places = timing.target.places
+        plan, sampler, readings = self._plan, self._sampler, self._sampler.readings
+        places = sampler.target.places
         # Placements in turn share the budget; those side by side are sampled until they agree.
         side_by_side = places >= wanted
         quota = stopping.samples_per_placement(cost, budget, wanted)
         chunk = quota
         if cost > 0:
             chunk = max(1, int(CHUNK_SECONDS / (cost * places)))
-        if not side_by_side and (timing.latency or 0.0) >= stopping.SHORT:
+        if not side_by_side and (sampler.latency or 0.0) >= stopping.SHORT:
             chunk = min(chunk, stopping.FEW_IN_TURN)
         readings.begin(places)
         while True:
@@ -348,7 +346,7 @@ class Sampling:
             else:
                 enough = stopping.enough_in_turn(
                     readings.live[0],
-                    timing.counting(readings.medians),
+                    self._counting(readings.medians),
                     wanted=plan.precision,
                     placements=wanted,
                     most=quota,
@@ -359,71 +357,83 @@ class Sampling:
 
     def _sample_chunk(self, rounds: int) -> None:
         """Take samples, then read the conditions, and look for other work from time to time."""
-        timing = self.timing
-        clocks_before = len(timing.clocks)
-        if timing.first_sample is not None:
-            samples = [(0, timing.first_sample)]
-            timing.first_sample = None
+        sampler = self._sampler
+        clocks_before = len(sampler.clocks)
+        if self._first_sample is not None:
+            samples = [(0, self._first_sample)]
+            self._first_sample = None
         else:
-            samples = timing.samples(rounds)
-        reported, clocks = self._device.conditions(), timing.clocks[clocks_before:]
-        self._chunk_clocks.append(statistics.median(clocks) if clocks else None)
-        now = self._slowing(reported, self._chunk_clocks[-1])
-        self.seen.append(now)
-        timing.readings.add(samples, throttled=bool(now.throttle_reasons))
-        if self._device.now() - self._looked >= CHUNK_SECONDS:
-            self._look(1)
-        if reported.throttle_reasons:
-            self.wait_out()
+            samples = sampler.samples(rounds)
+        throttled = self._others.after_samples(sampler.clocks[clocks_before:])
+        sampler.readings.add(samples, throttled=throttled)
 
     def _sample_profiled(self) -> None:
         """Take few samples: a profiler measures each of them in its own way."""
-        self.timing.renew()
-        with self.harness.ranges.range(phase(self.name, "warm-up")):
-            self.timing.launch_once()
-        self.timing.readings.begin(1)
-        self.timing.readings.add(self.timing.samples(PROFILED_SAMPLES), throttled=False)
-        self.timing.readings.finish()
-        self.notes.append("measured under a profiler: times are not comparable")
+        sampler = self._sampler
+        sampler.renew()
+        with self._range("warm-up"):
+            sampler.launch_once()
+        sampler.readings.begin(1)
+        sampler.readings.add(sampler.samples(PROFILED_SAMPLES), throttled=False)
+        sampler.readings.finish()
+        self._notes.append("measured under a profiler: times are not comparable")
 
-    def _look(self, times: int) -> None:
-        """Look whether other work keeps the device busy."""
-        for _ in range(times):
-            self.looks.append(self.harness.busy())
-        self._looked = self._device.now()
+    def _seconds_outside(self) -> float | None:
+        """Return the seconds of a launch's work outside of the timed interval, if they matter."""
+        sampler, device = self._sampler, self._device
+        if not sampler.target.foreign or sampler.name not in ("blocked", "batched"):
+            return None
+        if self._alone is not None:
+            return None
+        if not self._passes.streams:
+            self._notes.append("own streams not checked")
+            return None
+        medians = sampler.readings.medians
+        try:
+            with self._range("watch"):
+                seconds = find_outside(device, sampler.target, self._harness.idle())
+        except (NotCounted, HoldExpired) as reason:
+            self._notes.append(f"own streams not checked: {reason}")
+            return None
+        if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
+            return None
+        return seconds
 
-    def _slowing(self, reported: Conditions, ran_at_hz: float | None) -> Conditions:
-        """Return conditions without throttle reasons if the SM clock ran at full speed."""
-        note = at_full_speed(reported, ran_at_hz, self._device.facts.sm_clock_hz)
-        if note is None:
-            return reported
-        self.notes.append(note)
-        return without_throttling(reported)
+    def _use_host(self, reason: str) -> None:
+        """Begin again with the host's clock."""
+        self._sampler.restart_by_host(reason)
+        self._others = Disturbances(self._harness, WAIT_SHARE * self._plan.budget)
+        self._notes.clear()
 
-    def _note_unsteady(self, samples: list[float]) -> None:
-        # Too few samples to see a drift through their noise are no drift.
-        window = stopping.WINDOW
-        if len(samples) >= window and not stopping.steady(samples, most=window):
-            median = format_time(statistics.median(samples))
-            self.notes.append(f"not steady after {len(samples)} warm-up samples of {median}")
+    def _counting(self, medians: list[float]) -> list[float]:
+        """Return the medians that count (`Measurement.counting`)."""
+        if self._sampler.target.window is None:
+            return medians
+        return list(without_exceptions(medians))
 
-    def _add_notes(self, wanted: int) -> None:
+    def _has_modes(self, medians: list[float]) -> bool:
+        """True if placements under a window are in several modes."""
+        return self._sampler.target.window is not None and max(modes_of(medians), default=0) > 0
+
+    def _note_lacks(self, wanted: int) -> None:
         """Note what the samples lack."""
-        readings = self.timing.readings
+        sampler, notes, precision = self._sampler, self._notes, self._plan.precision
+        readings = sampler.readings
         if not readings.placements:
             # The samples stay visible, and their conditions leave the row UNDECIDED.
             readings.placements = list(readings.throttled)
-            self.notes.append("every sample was taken under throttling")
-        if self.timing.expired == 1:
-            self.notes.append(
+            notes.append("every sample was taken under throttling")
+        if sampler.expired == 1:
+            notes.append(
                 "a launch waited for the device once, until its hold expired: it was tried again"
             )
         if len(readings.placements) < wanted:
-            self.notes.append(f"{len(readings.placements)} of {counted(wanted, 'placement')}")
-        medians, width = self.timing.counting(readings.medians), self.half_width
-        if width is not None and not stopping.precise(medians, self.plan.precision):
+            notes.append(f"{len(readings.placements)} of {counted(wanted, 'placement')}")
+        medians = self._counting(readings.medians)
+        width = stopping.half_width(medians)
+        if width is not None and not stopping.precise(medians, precision):
             noise = format_share(width / statistics.fmean(medians))
-            self.notes.append(
-                f"less precise than gpumem_precision {format_share(self.plan.precision)}: "
+            notes.append(
+                f"less precise than gpumem_precision {format_share(precision)}: "
                 f"noise {noise} after {counted(len(medians), 'placement')}"
             )

@@ -1,33 +1,35 @@
-"""The target of a measurement: a kernel, a callable, a `Case` or work, by the same record.
+"""The target of a measurement: one record of a kernel, a callable, a `Case` or work.
 
-How the four differ is in the fields; `target_kernel`, `target_callable`, `target_case` and `works`
-fill them in.
+What the four differ in is in the fields. `KernelTarget` fills them in for a kernel of the catalogue,
+`case` for code of the user, and `works` for copies and what overlaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, Graph, OutOfMemory, Stream
-from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Device, Graph, OutOfMemory, Stream
+from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
+from pytest_gpumem.kernels.kernel import Call, Role
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
+from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.records.measurement import MovedBytes
-from pytest_gpumem.units import GiB, MiB, parse_bytes
+from pytest_gpumem.units import GiB, MiB
 
-
-class WrongResult(AssertionError):
-    """The result of one launch is not the reference's; no speed is reported for it."""
-
-
-class NotChecked(Exception):
-    """The result of a launch could not be compared; the message is the reason."""
-
-
+PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
+MOST_PADDING = 64  # steps of padding
+SMALL_BYTES = 16 * GiB
+"""Memory up to which placements beyond the wanted number are made at once: copying their content
+takes milliseconds."""
+MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 _MEMORY_ERRORS = (
     "out of memory",
     "out_of_memory",
@@ -40,14 +42,12 @@ _MEMORY_ERRORS = (
 cuSOLVER, cuSPARSE and cuRAND."""
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Return True for a lack of memory, whichever library raised it; none is imported."""
-    if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if isinstance(error, AssertionError):
-        return False
-    text = str(error).lower()
-    return any(words in text for words in _MEMORY_ERRORS)
+class WrongResult(AssertionError):
+    """The result of one launch is not the reference's; no speed is reported for it."""
+
+
+class NotChecked(Exception):
+    """The result of a launch could not be compared; the message is the reason."""
 
 
 def nothing(*_: object) -> None:
@@ -56,32 +56,27 @@ def nothing(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to measure, where it is now."""
+    """What is measured, where it is now."""
 
     name: str
-    kind: Literal["kernel", "callable", "case", "work"]
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
+    foreign: bool = False  # code of the user, which is not captured unasked: it may do anything
+    any_stream: bool = False  # launches may go to any stream; else they belong on `stream`
     places: int = 1  # placements of its buffers that live side by side
     moved_bytes: MovedBytes | None = None  # compulsory bytes of one launch, if known
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
-    sectors_per_request: float | None = None
-    """Mean sectors of a launch's warp-wide requests, if it makes any and their pattern is known."""
-    requested: int | None = None
-    """Bytes that the threads of a launch request, repeats counted, if `sectors_per_request` is."""
-    host_memory: tuple[tuple[str, str], ...] = ()
-    """Name and kind of memory of each argument that is not plain device memory, if known."""
+    sectors_per_request: float | None = None  # mean sectors of a launch's warp-wide requests
+    requested: int | None = None  # bytes that the threads of a launch request, repeats counted
+    host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     window: PersistingStream | None = None  # the persisting stream, if it runs on one
     notes: tuple[str, ...] = ()  # what a reader of the result must know
-    waits: bool = False
-    """The host takes part in every launch, as in a copy of pageable memory: no held stream can show
-    its time."""
-    restores: bool = False
-    """Something comes before every launch: launches do not follow each other in a batch."""
+    waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory
+    restores: bool = False  # something comes before every launch, so that no batch is possible
     prepare: Callable[[Stream], None] = nothing  # queues what restores changed inputs, untimed
-    check: Callable[[], None] | None = None
+    check: Callable[[Stream], None] | None = None
     """Launches once on poisoned outputs and restored inputs and compares.
 
     Raises `WrongResult`, or `NotChecked` where memory is short.
@@ -92,56 +87,252 @@ class Target:
     Takes the number of placements wanted side by side, and the largest number where they are small.
     Raises `OutOfMemory` and leaves everything usable where not even a single placement fits.
     """
-    run_on: Callable[[Stream], Target] | None = None
-    """Returns the same thing on another stream, for functions whose library sends its work there.
-
-    Raises `BadCall` on a persisting stream, whose window covers its own work alone.
-    """
     close: Callable[[], None] = nothing  # frees what the target itself holds
 
-    @property
-    def foreign(self) -> bool:
-        """True for code of the user, which is not captured unasked: it may do anything."""
-        return self.kind in ("callable", "case")
 
-    @property
-    def any_stream(self) -> bool:
-        """True if launches may go to any stream; else they belong on `stream`."""
-        return self.kind == "kernel" and self.window is None and not self.managed
+class KernelTarget:
+    """A kernel of the catalogue on its buffers, wherever these are now; `target` describes it.
 
-
-def declared_bytes(name: str, moved: object) -> int | None:
-    """The compulsory bytes that a user declares for one launch, or None.
-    Raises `BadCall`: `moved`, which the user gave as `name`, is no positive integer.
-    Raises `QuantityError`: it is a text, and no size.
+    `window`: the persisting stream, if `stream` is one.
     """
-    if moved is None:
-        return None
-    if isinstance(moved, str):
-        moved = parse_bytes(moved)
-    if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
-        raise BadCall(
-            f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a "
-            'size such as "64 MiB"'
+
+    def __init__(
+        self,
+        bound: BoundKernel,
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None = None,
+    ) -> None:
+        self._bound, self._arena, self._stream, self._window = bound, arena, stream, window
+        self._device = device = arena.device
+        self._buffers, self._values = bound.arguments(
+            tuple(arena.taken(value) for value in arguments),
+            {name: arena.taken(value) for name, value in keywords.items()},
         )
-    return int(moved)
+        call = bound.call(self._buffers, self._values)
+        if window is not None and window.where != "stream" and bound.kernel.source is None:
+            raise BadCall(
+                f'where="{window.where}": {bound.name} is a copy, which is no kernel that could '
+                "carry a window"
+            )
+        self._places: list[list[Allocation]] = []  # copies of the movable buffers, side by side
+        self._graph: Graph | None = None  # the launch, where the window is on a graph's kernels
+        self._launches = [bound.launch(self._buffers, self._values)]
+        device.kernels.compile(self._launches[0])
+        bound.fill(self._buffers, stream)
+        self._movable = [b for b in dict.fromkeys(self._buffers.values()) if arena.can_move(b)]
+        self._saved: dict[str, Allocation] = {}  # content that updated arguments start from
+        for parameter in bound.kernel.parameters:
+            if parameter.role is Role.UPDATE:
+                self._save(parameter.name)
+        if window is not None and window.where == "graph":
+            # A kernel is loaded at its first launch, which waits: not within a capture.
+            device.kernels.launch(self._launches[0], stream)
+            device.streams.synchronize(stream)
+            self._bind()
+        self.target = self._describe(call)
 
+    def _describe(self, call: Call) -> Target:
+        kernel, buffers, window = self._bound.kernel, self._buffers, self._window
+        accesses = kernel.accesses(call)
+        footprints: dict[str, int] = {}
+        for access in accesses:
+            largest = max(footprints.get(access.argument, 0), access.footprint)
+            footprints[access.argument] = largest
+        managed = tuple(buffer for buffer in buffers.values() if buffer.goes_home)
+        notes = window_notes(self._device, window)
+        notes += managed_notes(self._device.facts, buffers.values())
+        if window is not None and window.set_aside and window.buffer not in buffers.values():
+            notes.append(
+                f"{kernel.name} touches nothing of the buffer under the window: a cost without a "
+                "gain"
+            )
+        target = Target(
+            name=kernel.name,
+            stream=self._stream,
+            launch=self.launch,
+            any_stream=window is None and not managed,
+            moved_bytes=kernel.traffic(call),
+            footprint=sum(footprints.values()),
+            host_memory=tuple(
+                (name, b.kind.value) for name, b in buffers.items() if not b.kind.on_device
+            ),
+            managed=managed,
+            window=window,
+            notes=tuple(notes),
+            waits=any(buffer.kind.pageable for buffer in buffers.values()),
+            check=None if kernel.reference is None else self.check,
+            move=self._move if self._movable else None,
+            close=self.close,
+        )
+        if kernel.accesses_per_launch is not None:
+            target = replace(target, accesses_per_launch=kernel.accesses_per_launch(call))
+        if kernel.source is None:
+            return target  # a copy engine makes no requests
+        if not any(access.dependent for access in accesses):  # a thread that follows a chain
+            target = replace(
+                target,
+                sectors_per_request=sectors_per_request(accesses),
+                requested=requested_bytes(accesses),
+            )
+        return target
 
-# Placements
+    def _save(self, name: str) -> None:
+        """Keep the content that an updated argument has now: every check starts from it."""
+        buffer, device, stream = self._buffers[name], self._device, self._arena.stream
+        saved = self._arena.allocate(buffer.nbytes, MemoryKind.DEVICE)
+        device.content.copy(saved, buffer.allocation, buffer.nbytes, stream)
+        device.streams.synchronize(stream)
+        buffer.put_home(stream)
+        self._saved[name] = saved
 
-PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
-MOST_PADDING = 64  # steps of padding at most, 128 MiB
-SMALL_BYTES = 16 * GiB
-"""Memory up to which placements beyond the wanted number are made at once: copying their content
-takes milliseconds."""
-MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
+    def launch(self, place: int, stream: Stream) -> None:
+        """Queue a launch on the buffers of a placement."""
+        device = self._device
+        if self._graph is not None:
+            device.graphs.replay(self._graph, stream)
+        elif self._window is not None and self._window.where == "launch":
+            device.kernels.launch(self._launches[place], stream, window=self._window.spec)
+        else:
+            device.kernels.launch(self._launches[place], stream)
+
+    def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
+        self._leave()
+        # A window lies on one buffer, and managed pages are put home one buffer at a time.
+        if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
+            nbytes = sum(buffer.nbytes for buffer in self._movable)
+            if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
+                self._arena.close_kept()
+            count = self._fitting(nbytes, wanted, most)
+            if count:
+                self._scatter(count, random)
+                return replace(self.target, places=count)
+        self._arena.pad(padding(random))
+        try:
+            for buffer in self._movable:
+                buffer.move()
+        finally:
+            self._bind()
+        return self.target
+
+    def _fitting(self, nbytes: int, wanted: int, most: int) -> int:
+        return side_by_side(nbytes, wanted, most, self._device.memory.free_bytes(MemoryKind.DEVICE))
+
+    def _bind(self) -> None:
+        """Make the launch, and its graph, for where the buffers now are."""
+        self._launches = [self._bound.launch(self._buffers, self._values)]
+        if self._window is not None and self._window.where == "graph":
+            body = partial(self._device.kernels.launch, self._launches[0], self._stream)
+            self._graph = captured(self._bound.name, self._device, self._window, body)
+
+    def _scatter(self, count: int, random: np.random.Generator) -> None:
+        """Copy the buffers to `count` placements at random addresses."""
+        sizes = [buffer.nbytes for buffer in self._movable]
+        copies = self._arena.scatter(sizes * count, int(random.integers(2**32)))
+        outputs = []
+        for parameter in self._bound.kernel.parameters:
+            if parameter.role is Role.WRITE:
+                outputs.append(self._buffers[parameter.name])
+        for first in range(0, len(copies), len(sizes)):
+            self._places.append(copies[first : first + len(sizes)])
+        self._launches = []
+        for place in self._places:
+            placed = dict(zip(self._movable, place, strict=True))
+            for buffer, copy in placed.items():
+                if buffer not in outputs:
+                    self._device.content.copy(
+                        copy, buffer.allocation, buffer.nbytes, self._arena.stream
+                    )
+            self._launches.append(self._bound.launch(self._buffers, self._values, placed))
+
+    def _leave(self) -> None:
+        """Go back to the buffers themselves."""
+        if self._places:
+            self._launches = [self._bound.launch(self._buffers, self._values)]
+            places, self._places = self._places, []
+            for place in places:
+                for allocation in place:
+                    self._arena.release(allocation)
+
+    def check(self, stream: Stream) -> None:
+        """Launch once on poisoned outputs and restored inputs, and compare with the reference."""
+        device, kernel = self._device, self._bound.kernel
+        self._leave()
+        for parameter in kernel.parameters:
+            name = parameter.name
+            if parameter.role is Role.UPDATE:
+                buffer = self._buffers[name]
+                device.content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
+            elif parameter.role is Role.WRITE:
+                device.content.poison(self._buffers[name].allocation, stream)
+        device.streams.synchronize(stream)
+        expected = self._reference()
+        self.launch(0, stream)
+        device.streams.synchronize(stream)
+        outputs = self._arrays({name: self._buffers[name].allocation for name in expected})
+        for name, content in expected.items():
+            # A reference may give fewer elements than the array has room for, such as tile sums.
+            output = outputs[name][: content.size]
+            wrong = device.content.mismatch(output, content, kernel.relative_tolerance)
+            if wrong is not None:
+                raise WrongResult(
+                    f"{kernel.name}: {wrong[0]} of {content.size} elements of {name!r} are wrong "
+                    "after one launch on poisoned outputs; the first is element "
+                    f"{wrong[1]}"
+                )
+        for buffer in self.target.managed:
+            buffer.put_home(stream)
+        device.streams.synchronize(stream)
+
+    def _reference(self) -> Mapping[str, Any]:
+        """Return the reference's result, for updated arguments from their saved content."""
+        inputs = {}
+        for name, buffer in self._buffers.items():
+            inputs[name] = self._saved.get(name, buffer.allocation)
+        try:
+            return self._bound.expected(self._arrays(inputs), self._values)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self._device.memory.make_room()
+            raise NotChecked(
+                "the result was not checked: memory is too short for its reference"
+            ) from error
+
+    def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
+        """Return arrays over arguments: copies as soon as an argument lies beyond the link."""
+        content: dict[str, tuple[Allocation, str, int]] = {}
+        for name, allocation in allocations.items():
+            buffer = self._buffers[name]
+            content[name] = allocation, buffer.dtype_name, buffer.size
+            if self._bound.kernel.source is None:
+                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
+                content[name] = allocation, "u1", buffer.nbytes
+        if any(buffer.kind.beyond_link for buffer in self._buffers.values()):
+            copies = self._device.content.copies(list(content.values()))
+            return dict(zip(content, copies, strict=True))
+        arrays = {}
+        for name, (allocation, dtype, size) in content.items():
+            arrays[name] = self._device.memory.view(allocation, dtype, size)
+        return arrays
+
+    def close(self) -> None:
+        """Free the placements and the saved inputs; a second call does nothing."""
+        try:
+            self._leave()
+        finally:
+            for saved in self._saved.values():
+                self._arena.release(saved)
+            self._saved.clear()
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
-    """Number of placements to make at once; 0 where not even one more fits.
-    `set_bytes`: bytes of the buffers of one placement.
+    """Return the placements to make at once; 0 where not even one more fits.
+
+    `set_bytes`: bytes of the buffers of one placement. `free`: bytes of device memory.
     `most`: largest number where they are small.
-    `free`: bytes of device memory that are free.
     """
     count = max(wanted, min(most, SMALL_BYTES // set_bytes))
     return min(count, int(free * MEMORY_SHARE) // set_bytes)
@@ -152,32 +343,20 @@ def padding(random: np.random.Generator) -> int:
     return int(random.integers(1, MOST_PADDING + 1)) * PADDING_STEP
 
 
-# Windows
-
-
-def window_notes(device: Device, window: PersistingStream | None) -> tuple[str, ...]:
-    """What a reader must know of the window, or of a set-aside without one."""
+def window_notes(device: Device, window: PersistingStream | None) -> list[str]:
+    """Return what a reader must know of the window, or of a set-aside without one."""
     if window is not None:
-        return window.notes
+        return list(window.notes)
     idle = idle_set_aside(device)
-    return () if idle is None else (idle,)
-
-
-def refuse_window(name: str, window: PersistingStream | None) -> None:
-    """Raise `BadCall` if work that runs on another stream has a window."""
-    if window is not None:
-        raise BadCall(
-            f"{name} does not launch on the persisting stream, so its window does not cover what "
-            f"{name} does"
-        )
+    return [] if idle is None else [idle]
 
 
 def captured(
     name: str, device: Device, window: PersistingStream, body: Callable[[], None]
 ) -> Graph:
-    """The graph of `body`, with the window on its kernels.
-    Raises `BadCall`: it has no kernel that could carry the window.
-    Raises `CannotCapture`: with the reason.
+    """Return the graph of `body`, with the window on its kernels.
+
+    Raises `BadCall`: it has no kernel that could carry the window. Raises `CannotCapture`.
     """
     graph = device.graphs.capture(window.stream, body, window=window.spec)
     windows = device.graphs.windows(graph)
@@ -185,3 +364,13 @@ def captured(
         raise BadCall(f'where="graph": {name} queues no kernel that could carry the window')
     window.read_back(windows)
     return graph
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return True for a lack of memory, whichever library raised it; none is imported."""
+    if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, AssertionError):
+        return False
+    text = str(error).lower()
+    return any(words in text for words in _MEMORY_ERRORS)

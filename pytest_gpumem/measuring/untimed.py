@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Span, Undelivered
-from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.harness import held
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer

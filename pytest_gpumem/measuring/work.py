@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -160,16 +159,6 @@ class KernelWork(Work):
         return self._device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """A part of the data of a `StagedCopy`."""
-
-    there: Allocation
-    source: Allocation
-    launch: Launch
-    target: Allocation | None
-
-
 class StagedCopy(Work):
     """A copy to the device, a kernel there, and a copy back, by chunks over several streams.
 
@@ -207,20 +196,17 @@ class StagedCopy(Work):
             self.on_host = source.kind.pageable or target.kind.pageable
         self.name = f"staged {kernel.name}"
         self._lanes = tuple(self._device.streams.create() for _ in range(streams))
-        self._chunks = []
-        for offset, nbytes in cut(there.nbytes, chunks or streams):
-            self._chunks.append(self._chunk(offset, nbytes))
-        self._expected: Any = None
-        self._device.kernels.compile(self._chunks[0].launch)
-
-    def _chunk(self, offset: int, nbytes: int) -> _Chunk:
+        self._chunks: list[tuple[Allocation, Allocation, Launch, Allocation | None]] = []
         part, back = self._device.memory.part, None
-        there = part(self._there.allocation, offset, nbytes)
-        source = part(self._source.allocation, offset, nbytes)
-        if self._target is not None:
-            back = part(self._target.allocation, offset, nbytes)
-        launch = self._kernel.launch(self._buffers, self._scalars, {self._there: there})
-        return _Chunk(there, source, launch, back)
+        for offset, nbytes in cut(there.nbytes, chunks or streams):
+            device_part = part(there.allocation, offset, nbytes)
+            source_part = part(source.allocation, offset, nbytes)
+            if target is not None:
+                back = part(target.allocation, offset, nbytes)
+            launch = kernel.launch(self._buffers, self._scalars, {there: device_part})
+            self._chunks.append((device_part, source_part, launch, back))
+        self._expected: Any = None
+        self._device.kernels.compile(self._chunks[0][2])
 
     @property
     def streams(self) -> int:
@@ -247,12 +233,12 @@ class StagedCopy(Work):
         device = self._device
         for lane in self._lanes:
             device.streams.join(lane, stream)
-        for index, chunk in enumerate(self._chunks):
+        for index, (there, source, launch, back) in enumerate(self._chunks):
             lane = self._lanes[index % len(self._lanes)]
-            device.content.copy(chunk.there, chunk.source, chunk.there.nbytes, lane)
-            device.kernels.launch(chunk.launch, lane)
-            if chunk.target is not None:
-                device.content.copy(chunk.target, chunk.there, chunk.there.nbytes, lane)
+            device.content.copy(there, source, there.nbytes, lane)
+            device.kernels.launch(launch, lane)
+            if back is not None:
+                device.content.copy(back, there, there.nbytes, lane)
         for lane in self._lanes:
             device.streams.join(stream, lane)
 

@@ -25,12 +25,12 @@ def work_target(work: Work, arena: Arena) -> Target:
 
     Its buffers do not move, because addresses make no difference to a link.
     """
-    device, stream = arena.device, arena.stream
+    device = arena.device
 
-    def launch(place: int, queue: Stream) -> None:
-        work.queue(queue)
+    def launch(place: int, stream: Stream) -> None:
+        work.queue(stream)
 
-    def check() -> None:
+    def check(stream: Stream) -> None:
         work.poison(stream)
         device.streams.synchronize(stream)
         work.queue(stream)
@@ -39,8 +39,7 @@ def work_target(work: Work, arena: Arena) -> Target:
 
     return Target(
         name=work.name,
-        kind="work",
-        stream=stream,
+        stream=arena.stream,
         launch=launch,
         moved_bytes=work.moved_bytes,
         waits=work.on_host,

@@ -205,10 +205,6 @@ class Buffer:
             self._arena.device.managed.prefetch(self.allocation, False, stream)
 
 
-def _given(allocation: Allocation) -> Allocation:
-    return allocation
-
-
 class Arena:
     """Everything that one test allocates; `close` frees it, whatever happened.
     `oversubscribes`: managed memory may be more than the device has free.
@@ -226,7 +222,6 @@ class Arena:
         self._managed: list[Buffer] = []
         self._made = 0
         self._padding: list[Allocation] = []
-        self._offered: list[Allocation] = []
         self._kept: list[Arena] = []
         """Of measured cases: they live until the test ends, or until their memory is needed."""
 
@@ -265,12 +260,6 @@ class Arena:
         allocate = partial(self.device.memory.allocate, nbytes, kind, **flags)
         if make is not None:
             allocate = partial(make, nbytes)
-        else:
-            for offered in self._offered:
-                if (offered.nbytes, offered.kind) == (nbytes, kind):
-                    self._offered.remove(offered)
-                    allocate = partial(_given, offered)
-                    break
         # The driver decides where page-locked memory lies while it allocates.
         with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
@@ -287,19 +276,6 @@ class Arena:
         if populate:
             self.populate(buffer)
         return buffer
-
-    def offer(self, allocations: Sequence[Allocation], owner: Arena) -> None:
-        """Take allocations from another arena, for the next buffers of their sizes."""
-        for allocation in allocations:
-            owner._allocations.pop(id(allocation))
-            self._allocations[id(allocation)] = allocation
-        self._offered += allocations
-
-    @property
-    def scattered_sizes(self) -> list[int]:
-        """Bytes of each buffer that `scatter` can replace, in their order."""
-        allocations = self._allocations.values()
-        return [each.nbytes for each in allocations if each.kind.traits.scattered]
 
     @uncounted
     def populate(self, buffer: Buffer, *, content: bool = True) -> None:

@@ -317,9 +317,9 @@ def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gp
     result.stdout.fnmatch_lines(
         [">*raise ZeroDivisionError*", "E*ZeroDivisionError: the user's own"]
     )
-    assert "target_case.py" not in result.stdout.str()
+    assert "measuring/case.py" not in result.stdout.str()
     gpumem("--full-trace").stdout.fnmatch_lines(
-        ["*target_case.py*", "E*ZeroDivisionError: the user's own"]
+        ["*measuring/case.py*", "E*ZeroDivisionError: the user's own"]
     )
 
 

@@ -49,7 +49,7 @@ class RecordedRanges(Ranges):
 def check(target: Target) -> None:
     """Check the result of one launch, which the target is able to."""
     assert target.check is not None
-    target.check()
+    target.check(target.stream)
 
 
 def moved(target: Target, wanted: int, most: int, random: Any) -> int:

@@ -388,17 +388,3 @@ def test_memory_of_an_earlier_case_is_freed_where_it_is_needed(bench: Bench) -> 
         assert len(bench.case(build, placements=3, budget=1.0).placements) >= 3
     bench.memory.device(60 * GiB)
     assert bench.leftovers() == 0
-
-
-def test_a_case_that_needs_the_memory_of_placements_to_come_gets_it(bench: Bench) -> None:
-    built = list[int]()
-
-    def build(memory: Memory) -> Case:
-        built.append(1)
-        if len(built) == 3:
-            raise MemoryError("CUDA out of memory")
-        return scaling(memory)
-
-    taken = bench.case(build, placements=4)
-    assert len(taken.placements) >= 4
-    assert bench.leftovers() == 0

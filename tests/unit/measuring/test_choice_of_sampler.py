@@ -9,7 +9,7 @@ import pytest
 from cases import naming
 
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.samplers import (
+from pytest_gpumem.measuring.plan import (
     BATCH_SECONDS,
     LEAST_BATCH,
     LEAST_FOREIGN_BATCH,
@@ -18,7 +18,6 @@ from pytest_gpumem.measuring.samplers import (
     QUEUED_SECONDS,
     SLOW_BATCH_SECONDS,
     UNTIMED,
-    Choice,
     batch_of,
     choose,
     untimed_of,
@@ -70,11 +69,9 @@ def test_one_slow_launch_follows_another_unless_other_placements_come_between() 
 
 def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
-) -> Choice:
+) -> tuple[str, str, bool]:
     nowhere: Any = None
-    target = Target(
-        **{"name": "it", "kind": "kernel", "stream": nowhere, "launch": nothing, **described}
-    )
+    target = Target(**{"name": "it", "stream": nowhere, "launch": nothing, **described})
     return choose(requested, target, mode, profiled=profiled)
 
 
@@ -82,22 +79,21 @@ def test_a_sampler_is_chosen() -> None:
     cases: list[tuple[dict[str, Any], str, bool]] = [
         ({}, "blocked", True),
         ({"mode": "dirty-cold"}, "blocked", True),
-        ({"kind": "callable"}, "blocked", True),
-        ({"kind": "case"}, "blocked", True),
+        ({"foreign": True}, "blocked", True),
         ({"managed": ("a buffer",)}, "blocked", True),
         ({"waits": True}, "host", False),
         ({"mode": "hot"}, "graph", True),
-        ({"mode": "hot", "kind": "callable"}, "batched", True),
-        ({"mode": "hot", "kind": "callable", "restores": True}, "blocked", True),
+        ({"mode": "hot", "foreign": True}, "batched", True),
+        ({"mode": "hot", "foreign": True, "restores": True}, "blocked", True),
         ({"profiled": True}, "plain", False),
         ({"profiled": True, "mode": "hot"}, "plain", False),
         ({"requested": "host"}, "host", False),
         ({"requested": "host", "profiled": True}, "plain", False),
     ]
     for facts, sampler, fallback in cases:
-        choice = chosen(**facts)
-        assert (choice.sampler, choice.fallback) == (sampler, fallback), facts
-        assert choice.reason, facts
+        name, reason, may_fall_back = chosen(**facts)
+        assert (name, may_fall_back) == (sampler, fallback), facts
+        assert reason, facts
 
 
 def test_batches_refuse_a_cold_mode() -> None:

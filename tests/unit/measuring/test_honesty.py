@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.plan import Passes
-from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
+from pytest_gpumem.measuring.harness import HOLD_TIMEOUT
+from pytest_gpumem.measuring.plan import BATCH_SECONDS, Passes
 from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench import Bench, check, moved
-from counted_device import CountedDevice
+from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import Launch, OutOfMemory, Stream
 from pytest_gpumem.devices.simulated import memory
@@ -100,47 +100,6 @@ def test_a_wrong_result_names_array_count_and_first_element(
     with pytest.raises(WrongResult, match=message) as caught:
         check(target)
     assert "\n" not in str(caught.value)
-
-
-def lacking(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """From now on a reference runs out of memory for arrays of more than `most` bytes."""
-    expected = BoundKernel.expected
-
-    def short(bound: BoundKernel, arrays: Any, values: Any) -> Any:
-        if max(array.nbytes for array in arrays.values()) > most:
-            raise MemoryError("made to be full")
-        return expected(bound, arrays, values)
-
-    monkeypatch.setattr(BoundKernel, "expected", short)
-
-
-def test_wrong_elements_of_all_pieces_are_counted(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.PIECE_BYTES", 1000)
-    target = bench.kernel_target("copy", *bench.buffers(2, 4 * ELEMENTS))
-    lacking(monkeypatch, 1000)
-    does(
-        bench,
-        lambda device, launch, stream, once: once_but(device, launch, stream, once, 300, 900),
-        monkeypatch,
-    )
-    with pytest.raises(
-        WrongResult, match=r"copy: 2 of 1024 elements of 'c' are wrong .* the first is element 300"
-    ):
-        check(target)
-
-
-def once_but(
-    device: CountedDevice,
-    launch: Launch,
-    stream: Stream,
-    once: Callable[[Launch, Stream], None],
-    *elements: int,
-) -> None:
-    once(launch, stream)
-    for element in elements:
-        device.memory.view(launch.arrays["c"], "f4", ELEMENTS)[element] += 1
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1 + 5e-6, True), (1 + 5e-5, False)])
@@ -347,3 +306,14 @@ def test_traffic_is_the_kernels_own(bench: Bench) -> None:
     )
     with pytest.raises(BadCall, match="moved=4096: the traffic of triad is known from the kernel"):
         bench.target(bench.kernels.triad, *bench.buffers(3), moved=4096)
+
+
+def test_where_the_reference_does_not_fit_the_row_says_that_it_was_not_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = bench.kernel_target("copy", *bench.buffers(2, 4 * ELEMENTS))
+    monkeypatch.setattr(BoundKernel, "expected", failing(error=MemoryError))
+    taken = bench.take(target)
+    assert not taken.checked
+    assert len([note for note in taken.notes if "the result was not checked" in note]) == 1
+    assert bench.leftovers() == 0

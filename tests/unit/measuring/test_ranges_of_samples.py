@@ -10,7 +10,7 @@ from bench import Bench
 
 from pytest_gpumem import MiB
 from pytest_gpumem.measuring.harness import Harness
-from pytest_gpumem.measuring.timing import category_of
+from pytest_gpumem.measuring.plan import category_of
 from pytest_gpumem.records.measurement import MovedBytes
 
 SAMPLERS: dict[str, dict[str, Any]] = {

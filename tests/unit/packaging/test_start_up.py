@@ -112,17 +112,17 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
 
 MEASURES = """
 import sys
-from pytest_gpumem.measuring.samplers import BlockedSampler
+from pytest_gpumem.measuring.samplers import Sampler
 
 def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
-    samples = BlockedSampler.samples
+    samples = Sampler.samples
 
     def first(*arguments):
         print("imported:", *sys.modules)
         monkeypatch.undo()
         return samples(*arguments)
 
-    monkeypatch.setattr(BlockedSampler, "samples", first)
+    monkeypatch.setattr(Sampler, "samples", first)
     gpu_benchmark(gpu_kernels.copy, device_buffer(4096), device_buffer(4096))
 """
 
