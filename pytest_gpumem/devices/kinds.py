@@ -38,7 +38,7 @@ class MemoryKind(str, Enum):
         "pooled",
         Traits("device", fixed="its pool chooses the address, and gives the same one again"),
     )
-    """Device memory of a pool: the driver's stream-ordered one, or a library's."""
+    """Device memory of the driver's stream-ordered pool."""
     MANAGED = "managed", Traits("managed")
     PINNED = "pinned", Traits("host", locked=True, fixed=_BEHIND_LINK)
     # pageable host memory, page-locked afterwards

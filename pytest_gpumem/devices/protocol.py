@@ -220,14 +220,6 @@ class DeviceMemory(Protocol):
         Raises `Unsupported`: `PEER` where there is one GPU.
         """
 
-    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
-        """Memory of a library's pool: `pool(nbytes)` gives its owner, with the address as `ptr`.
-
-        Freeing drops the owner.
-        Raises `DeviceError`: the object has no such address.
-        Raises `Unsupported`: the device is simulated.
-        """
-
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A part, for copies and launches: not freed, and living no longer than the whole."""
 

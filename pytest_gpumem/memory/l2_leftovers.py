@@ -42,7 +42,6 @@ class L2Watch:
         self._works = unsupported(device.facts, device.l2.set_aside) is None
         self._expected: State = {}
         self._kept: dict[Hashable, State] = {}  # before the changes of owners that outlive a test
-        self._ending: dict[Hashable, State] = {}
         self._forgotten: list[str] = []
         self.begin()
 
@@ -80,20 +79,9 @@ class L2Watch:
                 kept[key] = before.get(key)
             self._expected[key] = value
 
-    def ending(self, owner: Hashable) -> None:
-        """Note that `owner` is about to undo its changes."""
-        self._ending[owner] = self.look()
-
     def ended(self, owner: Hashable) -> None:
-        """Note that `owner` has ended: the state before its changes is expected again. For an owner
-        that changed it before the device was opened, that is the state which it restored."""
-        before, kept = self._ending.pop(owner, {}), self._kept.pop(owner, None)
-        if kept is None:
-            kept = {}
-            for key, value in self.look().items():
-                if key in before and value != before[key]:
-                    kept[key] = value
-        self._expected.update(kept)
+        """Note that `owner` has ended: the state before its changes is expected again."""
+        self._expected.update(self._kept.pop(owner, {}))
 
     def forgotten(self, stream: PersistingStream) -> None:
         """Note that a persisting stream was closed before its block ended."""
@@ -122,7 +110,7 @@ class L2Watch:
         changes += [self._described(key, now[key]) for key in left]
         text = "; ".join(changes) + "; put back as found, and persisting lines reset"
         if remaining:
-            text += f"; except {', '.join(self._subject(key) for key in remaining)}"
+            text += f"; except {', '.join(self._name(key) for key in remaining)}"
         return Leftover(text, repaired=not remaining)
 
     def _read(self) -> State:
@@ -162,25 +150,18 @@ class L2Watch:
         before = self._expected.get(key)
         if isinstance(value, int) and isinstance(before, int):
             return f"an L2 set-aside of {format_bytes(value)} (found: {format_bytes(before)})"
-        left, was = "no window", "none"
-        if value is not None:
-            left = f"a window of {_size(value)}"
-        if before is not None:
-            was = f"one of {_size(before)}"
-        return f"{left} on {self._name(key)} (found: {was})"
-
-    def _subject(self, key: int | str) -> str:
-        if key == _LIMIT:
-            return "the set-aside"
-        return f"the window on {self._name(key)}"
+        return f"{self._name(key)}: {_window(value)} (found: {_window(before)})"
 
     def _name(self, key: int | str) -> str:
+        if key == _LIMIT:
+            return "the set-aside"
         for stream, name in zip(self._device.streams.defaults(), _DEFAULT_STREAMS, strict=False):
             if stream.handle == key:
-                return name
-        return f"stream 0x{key:x}"
+                return f"the window on {name}"
+        return f"the window on stream 0x{key:x}"
 
 
-def _size(window: _Value) -> str:
-    assert isinstance(window, WindowSpec)
+def _window(window: _Value) -> str:
+    if not isinstance(window, WindowSpec):
+        return "none"
     return f"{format_bytes(window.nbytes)} at hit ratio {window.hit_ratio:.3g}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -50,22 +49,14 @@ class Memory:
         shape: int | str | Sequence[int],
         dtype: Any = "f4",
         *,
-        pool: Callable[[int], Any] | None = None,
         like: Any = None,
     ) -> Any:
-        """Device memory of a pool, which stays at its address.
-
-        Args:
-            shape, dtype, like: as for every kind.
-            pool: gives an object that owns so many bytes, with their address as `ptr`, such as
-                `cupy.get_default_memory_pool().malloc` or `lambda nbytes:
-                rmm.DeviceBuffer(size=nbytes)`; None: the driver's stream-ordered pool
-                (`cudaMallocAsync`).
+        """Device memory of the driver's stream-ordered pool (`cudaMallocAsync`), which stays at its
+        address.
 
         Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator.
         """
-        make = None if pool is None else partial(self.arena.device.memory.pooled, pool=pool)
-        return self._give(self.arena.buffer(shape, dtype, MemoryKind.POOLED, make=make), like)
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.POOLED), like)
 
     def managed(
         self,

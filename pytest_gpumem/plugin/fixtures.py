@@ -91,7 +91,7 @@ def device_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
 
 @pytest.fixture
 def pooled_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`pooled_buffer(bytes_or_shape, dtype="f4", pool=None, like=None)`: device memory of the driver's stream-ordered pool, or `pool`'s."""
+    """`pooled_buffer(bytes_or_shape, dtype="f4", like=None)`: device memory of the driver's stream-ordered pool."""
     return _gpumem_test.memory.pooled
 
 

@@ -52,16 +52,11 @@ class LeftoverFeature(Feature):
             yield
             return
         before = None if watch is None else watch.look()
-        # Finalizers run in reverse order: this one after the fixture's own teardown.
+        # Finalizers run in reverse order: after the fixture's own teardown.
         fixturedef.addfinalizer(partial(self._ended, fixturedef))
         yield
         if watch is not None and before is not None:
             watch.keep(fixturedef, before)
-        fixturedef.addfinalizer(partial(self._ending, fixturedef))  # before it
-
-    def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        if self._session.watch is not None:
-            self._session.watch.ending(fixturedef)
 
     def _ended(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if self._session.watch is not None:

@@ -360,10 +360,6 @@ def test_jax_cycle(jax):
     Ring(jax.numpy.zeros(4 * MIB, "uint8").block_until_ready())
 
 
-def test_fixture_of_a_pool(cupy, pooled_buffer):
-    pooled_buffer("4 MiB", pool=cupy.get_default_memory_pool().malloc)
-
-
 def test_fixtures_measured(gpu_benchmark, gpu_kernels, device_buffer):
     gpu_benchmark(gpu_kernels.copy, device_buffer("8 MiB"), device_buffer("8 MiB"))
 
@@ -452,7 +448,6 @@ FOUND: dict[str, dict[str, Any]] = {
     },  # the driver gives graphs 32 MiB at once
     "numba_pattern": {"peak": 6 * MIB, "kept": 0},
     "numba_keeps": {"kept": 4096},
-    "fixture_of_a_pool": {"peak": 4 * MIB, "kept": 0, "reserved": 0},
     "fixtures_measured": {"peak": 16 * MIB, "kept": 0, "reserved": 0},
     "rmm_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 0, "RMM device": {"allocations": 3}},
     "rmm_keeps": {"kept": 4096, "RMM device": {"kept": 4096, "allocations": 1}},

@@ -132,7 +132,7 @@ def test_after_the_neighbour(victim: Callable[[str], float], said: list[tuple[st
     assert [
         name
         for name in DEFAULT_STREAMS
-        if f"a window of 8 MiB at hit ratio 1 on {name} (found: none)" in text
+        if f"the window on {name}: 8 MiB at hit ratio 1 (found: none)" in text
     ] == seen["windowed"]
     assert text.endswith("put back as found, and persisting lines reset")
 

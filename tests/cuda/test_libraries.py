@@ -267,39 +267,15 @@ def test_cudf(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None
     assert result.latency > 0.9 * scaled().latency
 
 
-def test_memory_of_pools(
+def test_memory_of_a_pool(
     gpu_benchmark: GpuBenchmark,
     gpu_kernels: Kernels,
     pooled_buffer: Any,
     memory_kind: Any,
     scaled: Callable[[], Result],
 ) -> None:
-    """The driver's stream-ordered pool, CuPy's and RMM's: as fast as memory by cudaMalloc, and device memory to the driver."""
-    cupy = pytest.importorskip("cupy")
-    pools = {"driver": None, "CuPy": cupy.cuda.MemoryPool().malloc}
+    """The driver's stream-ordered pool: as fast as memory by cudaMalloc, and device memory to the driver."""
     ours = scaled()
-    for name, pool in pools.items():
-        x, y = (pooled_buffer(NBYTES, pool=pool) for _ in range(2))
-        assert memory_kind(x) == "device"
-        assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label=f"pool: {name}"), ours, 1.1)
-
-
-def test_rmms_pool(
-    gpu_benchmark: GpuBenchmark,
-    gpu_kernels: Kernels,
-    pooled_buffer: Any,
-    scaled: Callable[[], Result],
-) -> None:
-    rmm = pytest.importorskip("rmm")
-    before = rmm.mr.get_current_device_resource()
-    rmm.mr.set_current_device_resource(
-        rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * NBYTES)
-    )
-    try:
-        x, y = (
-            pooled_buffer(NBYTES, pool=lambda nbytes: rmm.DeviceBuffer(size=nbytes))
-            for _ in range(2)
-        )
-        assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label="pool: RMM"), scaled(), 1.1)
-    finally:
-        rmm.mr.set_current_device_resource(before)
+    x, y = pooled_buffer(NBYTES), pooled_buffer(NBYTES)
+    assert memory_kind(x) == "device"
+    assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label="pool"), ours, 1.1)

@@ -199,7 +199,7 @@ def test_the_next_test_is_measured_as_before(beside: Run) -> None:
     result.stdout.re_match_lines(
         [
             r".*LeftoverWarning: test_the_next_test_is_measured_as_before\.py::test_neighbour left an L2 set-aside of 31\.25 MiB "
-            r"\(found: 9\.375 MiB\); a window of 16 MiB at hit ratio 1 on stream 0x\w+ \(found: none\); put back as found, "
+            r"\(found: 9\.375 MiB\); the window on stream 0x\w+: 16 MiB at hit ratio 1 \(found: none\); put back as found, "
             r"and persisting lines reset$"
         ]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -235,18 +235,6 @@ class CudaMemory:
         if left > 0:
             time.sleep(left)
 
-    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
-        owner = pool(nbytes)
-        address = getattr(owner, "ptr", None)
-        if not isinstance(address, int) or address <= 0:
-            raise DeviceError(
-                "a pool gives an object with the address of its memory as ptr, not "
-                f"{type(owner).__name__}"
-            )
-        # it may have given it in the order of a stream of its own
-        check(R.cudaDeviceSynchronize(), "waiting for a pool")
-        return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
-
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError`
         for one that cannot be."""
@@ -316,9 +304,7 @@ class CudaMemory:
             return
         for start in _starts(allocation):
             self._ends.pop(start, None)
-        of_library = allocation.kind is MemoryKind.POOLED and backing is not None
-        if not of_library:  # a library's pool gives its own back
-            self._free(allocation)
+        self._free(allocation)
 
     def _free(self, allocation: Allocation) -> None:
         kind, doing = allocation.kind, f"freeing {allocation.kind.value} memory"

@@ -109,9 +109,6 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
             problem += f"{free / GiB:.3g} GiB are free on the simulated device"
             raise OutOfMemory(problem)
 
-    def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
-        raise Unsupported("the simulated device has no memory of other libraries' pools")
-
     def oversubscribe(self, nbytes: int) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)

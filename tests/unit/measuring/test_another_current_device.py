@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.conductor import Conductor
@@ -32,9 +30,6 @@ def made() -> SimpleNamespace:
     device = CountedDevice()
     arena = Arena(device, seed=7)
     memory, kernels = Memory(arena), Kernels(device)
-    device.memory.pooled = lambda nbytes, pool: Allocation(  # type: ignore[method-assign]
-        MemoryKind.POOLED, nbytes, 2**40, 0, np.zeros(nbytes, np.uint8)
-    )
     return SimpleNamespace(
         device=device,
         arena=arena,
@@ -109,7 +104,7 @@ CALLS: dict[str, Callable[[SimpleNamespace], object]] = {
     "device buffer": lambda made: made.memory.device(4096),
     "managed buffer": lambda made: made.memory.managed(4096),
     "prefetched buffer": lambda made: made.memory.prefetched(4096, read_mostly=True),
-    "pool": lambda made: made.memory.pooled(4096, pool=bytearray),
+    "pool": lambda made: made.memory.pooled(4096),
     "pinned buffer": lambda made: made.memory.pinned(4096),
     "registered buffer": lambda made: made.memory.registered(4096),
     "read": lambda made: made.x.read(),

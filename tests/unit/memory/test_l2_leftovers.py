@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -56,12 +55,10 @@ def test_a_window_on_a_stream_is_put_back(
     device.l2.set_window(dropped, None)
     names = {stream: f"stream 0x{stream.handle:x}" for stream in (new, changed, dropped)}
     said = text(watch)
-    assert f"a window of 8 MiB at hit ratio 0.75 on {names[new]} (found: none)" in said
-    assert (
-        f"a window of 4 MiB at hit ratio 0.75 on {names[changed]} (found: one of 8 MiB at hit ratio 0.75)"
-        in said
-    )
-    assert f"no window on {names[dropped]} (found: one of 8 MiB at hit ratio 0.75)" in said
+    before = "8 MiB at hit ratio 0.75"
+    for stream, left in ((new, f"{before} (found: none)"), (dropped, f"none (found: {before})")):
+        assert f"the window on {names[stream]}: {left}" in said
+    assert f"{names[changed]}: 4 MiB at hit ratio 0.75 (found: {before})" in said
     assert [device.l2.window(stream) for stream in (new, changed, dropped)] == [
         None,
         WINDOW,
@@ -82,14 +79,6 @@ def owner(
     return living
 
 
-def end(
-    device: CountedDevice, watch: L2Watch, living: object, restore: Callable[[], object]
-) -> None:
-    watch.ending(living)
-    restore()
-    watch.ended(living)
-
-
 def test_what_lives_on_keeps_what_it_changed(
     device: CountedDevice, watch: L2Watch, resets: list[str]
 ) -> None:
@@ -103,20 +92,11 @@ def test_what_lives_on_keeps_what_it_changed(
     device.l2.set_window(stream, None)
     said = text(watch)
     assert "12.5 MiB (found: 31.25 MiB)" in said
-    assert "no window on" in said
+    assert "none (found: 8 MiB" in said
     assert (device.l2.set_aside(), device.l2.window(stream)) == (MOST, WINDOW)
-    watch.ending(living)
     device.l2.request_set_aside(FOUND)
     device.l2.set_window(stream, None)
     watch.ended(living)
     assert watch.settle() is None
     watch.fresh()
     assert resets[-1:] == ["reset"]
-
-
-def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(
-    device: CountedDevice, watch: L2Watch
-) -> None:
-    device.l2.request_set_aside(MOST)
-    end(device, watch, object(), lambda: None)
-    assert "31.25 MiB (found: 6.25 MiB)" in text(watch)
