@@ -48,9 +48,8 @@ class _MemoryCall(NamedTuple):
     kind: MemoryPlace
     returned: bool = True
     nbytes: int | None = 1  # None: it frees
-    rows: tuple[int, int] | None = None
-    """Of pitched memory: where the bytes of a row are written to, and how many rows there are."""
     stream: int | None = None  # of a stream-ordered call
+    rows: int | None = None  # of pitched memory, whose second parameter returns the bytes of a row
 
 
 _PINNED = _MemoryCall("pinned")
@@ -60,7 +59,7 @@ _FROM_POOL = _MemoryCall("device", stream=3)
 _ORDERED_FREE = _MemoryCall("device", returned=False, nbytes=None, stream=1)
 _CALLS = {
     "cuMemAlloc_v2": _MemoryCall("device"),
-    "cuMemAllocPitch_v2": _MemoryCall("device", rows=(1, 3)),
+    "cuMemAllocPitch_v2": _MemoryCall("device", rows=3),
     "cuMemAllocManaged": _MemoryCall("managed"),
     "cuMemAllocHost_v2": _PINNED,
     "cuMemHostAlloc": _PINNED,
@@ -127,11 +126,10 @@ class DriverMemory(Source):
         self._names: dict[int, str] = {}  # of the calls that are watched, by CUPTI's number
         self._pool_calls: set[int] = set()  # CUPTI's numbers of the calls of `_POOLS`
         self._end: Callable[[], None] | None = None
-        self._failed: Exception | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
-        """By handle of a CUDA array or virtual memory: its handles and mappings."""
-        self._others: set[int] = set()  # handles of other devices and of other processes
+        """By handle of a CUDA array or virtual memory, whose memory need not be this process's or
+        this device's: its handles and mappings."""
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
         self._default: Any = None  # the device's own stream-ordered pool
@@ -171,27 +169,29 @@ class DriverMemory(Source):
         call, name = ApiCall.from_address(address), self._names[number]
         if number in self._pool_calls:
             self._nothing = None
-        try:
-            if call.failed:
-                return
-            if name in _CALLS:
-                self._take(_CALLS[name], call.parameters, call.correlation)
-            elif name in _BY_HANDLE:
-                self._take_handle(name, words(call.parameters, _BY_HANDLE[name]))
-        except Exception as error:  # which CUPTI would lose
-            self._failed = error
+        if call.failed:
+            return
+        if name in _CALLS:
+            self._take(_CALLS[name], call.parameters, call.correlation)
+        elif name in _BY_HANDLE:
+            values = words(call.parameters, _BY_HANDLE[name])
+            if name.startswith("cuArray"):
+                self._take_array(name, values)
+            elif name.startswith("cuMemPool"):
+                self._take_pool(name, values)
+            else:
+                self._take_virtual(name, values)
 
     def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
-        last = max(call.nbytes or 0, call.stream or 0, *(call.rows or ()))
-        values = words(parameters, last + 1)
+        values = words(parameters, 1 + max(call.nbytes or 0, call.stream or 0, call.rows or 0))
         address, nbytes = values[0], 0
         if call.nbytes is not None:
             nbytes = values[call.nbytes]
         if call.returned:
             (address,) = words(address, 1)
         if call.rows is not None:
-            place, rows = call.rows
-            nbytes = words(values[place], 1)[0] * values[rows]
+            (pitch,) = words(nbytes, 1)
+            nbytes = pitch * values[call.rows]
         if not address or (correlation, address) == self._last:  # a call within the call
             return
         if call.stream is not None and is_captured(values[call.stream]):
@@ -203,14 +203,6 @@ class DriverMemory(Source):
         self._last = correlation, address
         self._emit(call.kind, address, nbytes)
 
-    def _take_handle(self, name: str, values: Sequence[int]) -> None:
-        if name.startswith("cuArray"):
-            self._take_array(name, values)
-        elif name.startswith("cuMemPool"):
-            self._take_pool(name, values)
-        else:
-            self._take_virtual(name, values)
-
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
         """Count the handles and mappings of virtual memory, whose handle stands for its address.
 
@@ -220,22 +212,18 @@ class DriverMemory(Source):
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
-            if kind in _ON_HOST or (kind, device) == (_ON_DEVICE, self._index):
-                self._others.discard(handle)
-                self._handles[handle] = 1
-                self._emit("pinned" if kind in _ON_HOST else "device", handle, values[1])
-            else:
-                self._others.add(handle)
+            self._handles[handle] = 1
+            if kind in _ON_HOST:
+                self._emit("pinned", handle, values[1])
+            elif (kind, device) == (_ON_DEVICE, self._index):
+                self._emit("device", handle, values[1])
         elif name in ("cuMemImportFromShareableHandle", "cuMulticastCreate"):
             (handle,) = words(values[0], 1)
-            if handle in self._handles:  # the process exported it itself
-                self._count(handle, 1)
-            else:
-                self._others.add(handle)
+            self._handles[handle] = self._handles.get(handle, 0) + 1
         elif name == "cuMemMap":
             address, nbytes, _, handle = values
             self._mapped[address] = nbytes, handle
-            if handle not in self._handles and handle not in self._others:
+            if handle not in self._handles:
                 self.lost("virtual memory was mapped that was created before the watch")
             self._count(handle, 1)
         elif name.startswith("cuMemMapArrayAsync"):
@@ -244,7 +232,6 @@ class DriverMemory(Source):
             (handle,) = words(values[0], 1)
             self._count(handle, 1)
         elif name == "cuMemRelease":
-            self._others.discard(values[0])  # its number may be given out again
             self._count(values[0], -1)
         else:
             begin, end = values[0], values[0] + values[1]
@@ -304,11 +291,6 @@ class DriverMemory(Source):
         now, series = time.perf_counter(), (DRIVER, kind)
         self._log.emit(AllocationEvent(now, series, "driver", address, nbytes, line))
 
-    def drain(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:  # of every watch that is open, whichever reads first
-            self._missed(f"a call of the driver could not be read: {failed}")
-
     def figures(self) -> Mapping[Series, Figures]:
         if self._nothing is not None and self._end is not None:
             return self._nothing
@@ -363,7 +345,6 @@ class DriverMemory(Source):
 
     def stop(self) -> None:
         self._nothing = None
-        self._others.clear()  # handles may be released unseen, and their numbers given out again
         if self._pools:
             self._missed(
                 "a stream-ordered pool of the test's own lived during a measurement: what it keeps "

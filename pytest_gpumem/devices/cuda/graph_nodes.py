@@ -1,8 +1,8 @@
 """The arguments of kernels in launches and in CUDA graphs.
 
 A launch of a graph has no arguments: its nodes have, and a library may destroy the graph once it is
-made executable. So calls that make, change and destroy graphs are followed, all of them rare, and
-the nodes are read when a graph is launched in a pass, or else before they change or go.
+made executable. So calls that make and change executable graphs are followed, all of them rare, and
+the nodes are read at once.
 Sources: CUDA Driver API, cuLaunchKernel (`kernelParams`), cuFuncGetParamInfo,
 cuPointerGetAttributes; Graph Management: cuGraphKernelNodeGetParams, CUDA_KERNEL_NODE_PARAMS, and
 the parameters of the calls in `CALLS`.
@@ -42,14 +42,7 @@ _LOST = (
     "cuGraphExecKernelNodeSetParams_v2",
 )
 """Calls after which the nodes of the executable graph are not known."""
-_TEMPLATE_CHANGES = (
-    "cuGraphDestroy",
-    "cuGraphNodeSetParams",
-    "cuGraphKernelNodeSetParams",
-    "cuGraphKernelNodeSetParams_v2",
-)
-"""Calls that destroy a graph or change a kernel of it, and leave executable ones as they are."""
-CALLS = (*_MADE, *_UPDATED, *_LOST, *_TEMPLATE_CHANGES)
+CALLS = (*_MADE, *_UPDATED, *_LOST)
 
 
 class Kernel(NamedTuple):
@@ -109,39 +102,20 @@ class GraphNodes:
     """The kernels of the executable graphs that were made while calls were followed."""
 
     def __init__(self) -> None:
-        self._templates: dict[int, int] = {}
-        """By executable graph: the graph whose nodes it has, until they are read."""
-        self._kernels: dict[int, list[Kernel]] = {}  # by executable graph, once read
+        self._kernels: dict[int, list[Kernel]] = {}  # by executable graph
 
     def kernels(self, executable: int) -> list[Kernel] | None:
         """Return the kernels of an executable graph; None if they are not known."""
-        self._read(executable)
         return self._kernels.get(executable)
 
-    def begins(self, name: str, parameters: int) -> None:
-        """A call of `CALLS` begins. `parameters`: their address."""
-        if name in _TEMPLATE_CHANGES and self._templates:
-            graph = words(parameters, 1)[0] if name == "cuGraphDestroy" else None
-            for executable, template in list(self._templates.items()):
-                if graph in (None, template):
-                    self._read(executable)
-
-    def ended(self, name: str, parameters: int) -> None:
+    def changed(self, name: str, parameters: int) -> None:
         """A call of `CALLS` has ended without an error. `parameters`: their address."""
-        if name in _TEMPLATE_CHANGES:
-            return
         (executable,) = words(parameters, 1)
         if name in _MADE:
             (executable,) = words(executable, 1)
-        self._templates.pop(executable, None)
         self._kernels.pop(executable, None)
         if name not in _LOST:
-            self._templates[executable] = words(parameters, 2)[1]
-
-    def _read(self, executable: int) -> None:
-        """Read the nodes of an executable graph while its template still has them."""
-        graph = self._templates.pop(executable, None)
-        if graph is not None:
+            graph = words(parameters, 2)[1]
             with suppress(RuntimeError):  # the kernels stay unknown
                 self._kernels[executable] = list(_kernels(graph))
 

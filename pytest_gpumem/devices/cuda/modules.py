@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
-from pytest_gpumem.devices.cuda import graph_nodes
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.cuda.graph_nodes import CALLS as GRAPH_CALLS
 from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, Kernel, read_kernel
 
 _LOADS = (
@@ -116,7 +116,7 @@ class Modules:
             for domain, names, receive in (
                 ("RESOURCE", ("MODULE_LOADED",), self._module_loaded),
                 ("DRIVER_API", (*_LOADS, *_LOOKS_UP), self._called),
-                ("DRIVER_API", graph_nodes.CALLS, self._graph_changed),
+                ("DRIVER_API", GRAPH_CALLS, self._graph_changed),
             ):
                 ends.callback(CALLBACKS.add(domain, names, receive, self._forget))
             self._followed = True
@@ -262,11 +262,10 @@ class Modules:
             self._launches.append(Launch(call.correlation, kernels, graph=True))
 
     def _graph_changed(self, number: int, address: int) -> None:
-        name, call = imported().driver_api_trace_cbid(number).name, ApiCall.from_address(address)
-        if not call.site:
-            self._graphs.begins(name, call.parameters)
-        elif not call.failed:
-            self._graphs.ended(name, call.parameters)
+        call = ApiCall.from_address(address)
+        if call.site and not call.failed:
+            name = imported().driver_api_trace_cbid(number).name
+            self._graphs.changed(name, call.parameters)
 
 
 MODULES = Modules()  # the modules of this process
