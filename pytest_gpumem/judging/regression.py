@@ -58,13 +58,6 @@ class ComparedRun:
         """Return log(1 + `max_regression`). Raises `QuantityError`: it cannot be read."""
         return math.log1p(parse_margin(check.written).over(self.reference.latency))
 
-    def limit_text(self, check: Check) -> str:
-        """Return "max_regression 1% (marker)", with the sum if the limit has an absolute part."""
-        total = ""
-        if parse_margin(check.written).absolute:
-            total = f" = {format_share(math.expm1(self.limit(check)))} here"
-        return f"{NAME} {check.written}{total} ({check.origin})"
-
     @property
     def text(self) -> str:
         """The change with what it is against, and its data."""
@@ -94,25 +87,20 @@ def ran_the_same(measurement: Measurement, *past: Measurement) -> bool:
 
     Never for rows by the host's clock: what the host does between its calls was not watched.
     """
-    if any(run.sampler in ("host", "plain") for run in (measurement, *past)):
-        return False
-    if measurement.what_ran is None:
-        return False
-    ran_then = []
-    for run in past:
-        if run.what_ran is None:
+    records = []
+    for run in (measurement, *past):
+        if run.what_ran is None or run.sampler in ("host", "plain"):
             return False
-        ran_then.append(run.what_ran)
-    return what_ran.ran_the_same(measurement.what_ran, ran_then)
+        records.append(run.what_ran)
+    return what_ran.ran_the_same(records[0], records[1:])
 
 
 def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
     """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
     if not fails_in_plain_session(run.latency, run.limit(check), run.reference):
         return None
-    limit = run.limit_text(check)
-    reason = f"{run.text}: slower than {limit} allows, by 10 % more than the slowest of them"
-    return check.finding(Outcome.FAIL, reason, Code.SLOWER)
+    why = f"slower than {check.limit} allows, by 10 % more than the slowest of them"
+    return check.finding(Outcome.FAIL, f"{run.text}: {why}", Code.SLOWER)
 
 
 def at_the_sessions_end(
@@ -123,34 +111,30 @@ def at_the_sessions_end(
     `others`: changes of all other rows of the session, as log-ratios.
     `nodeid`: of the test, for the command that decides what is open; empty in a gate.
     """
-    limit, written = run.limit(check), run.limit_text(check)
+    limit = run.limit(check)
     outcome = screen(run.log_ratio, limit, run.reference, others, same_code=run.same_code)
     if outcome is Outcome.PASS:
         sure = f"{run.reference.confidence(run.same_code) * 100:g} %"
-        reason = f"within {written}; we are {sure} sure that it is not slower by the limit"
+        reason = f"within {check.limit}; we are {sure} sure that it is not slower by the limit"
         return check.finding(outcome, f"{run.text}: {reason}")
-    code = Code.NOISY
+    code, needs = Code.NOISY, f"{check.limit} needs a duet"
     # What a reader acts on comes first.
     if run.log_ratio > limit:
         code = Code.LOOKS_SLOWER
-        why = f": looks slower than {written} allows"
+        why = f"looks slower than {check.limit} allows"
     elif run.reference.processes < 2:
         code = Code.TOO_FEW_RUNS
-        why = (
-            f": {written} needs a duet, or more saved processes (--gpumem-save), as one does not "
-            "show the noise"
-        )
+        why = f"{needs}, or more saved processes (--gpumem-save), as one does not show the noise"
     elif others and abs(statistics.median(others)) > SHIFT:
         shift = format_share(math.expm1(statistics.median(others)), sign=True)
-        why = f", but the other rows changed by {shift}, as on another card: {written} needs a duet"
+        why = f"the other rows changed by {shift}, as on another card: {needs}"
     elif run.log_ratio < -limit:
-        why = f": a gain beyond {written} needs a duet, as it would hide a later loss"
+        why = f"{needs}, as a gain beyond it would hide a later loss"
     else:
-        reach = format_share(run.comparison.reach or 0.0)
-        why = f": {written} needs a duet, as noise may hide {reach}"
+        why = f"{needs}, as noise may hide {format_share(run.comparison.reach or 0.0)}"
     if nodeid:
         why += f": gpumem duet BASE --test {shlex.quote(nodeid)} decides"
-    return check.finding(outcome, f"{run.text}{why}", code)
+    return check.finding(outcome, f"{run.text}: {why}", code)
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
