@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import counted, window_text
+from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.limits import STEPS
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Outcome
@@ -111,41 +111,33 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     """Return what head ran differently from base: steps, then state.
 
-    Steps are matched in their order: kernels by name, copies by direction, the others by kind. What
-    was not watched on a side may be missing: see `WhatRan.not_watched`.
+    Kernels are matched by name, copies by direction, other steps by kind. What was not watched on a
+    side may be missing: see `WhatRan.not_watched`.
     """
     if ran_the_same(head, [base]):
         return ()
     steps = []
     for difference, times in Counter(_of_steps(base.launch, head.launch)).items():
         steps.append(replace(difference, times=times))
-    if not steps and _tokens(base.launch) != _tokens(head.launch):
+    before, after = map(_token, base.launch), map(_token, head.launch)
+    if not steps and list(before) != list(after):
         steps.append(Difference(ORDER))
     return (*steps, *_of_state(base.state, head.state))
 
 
 def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
-    matcher = SequenceMatcher(None, _tokens(base), _tokens(head), autojunk=False)
-    removed, added = list[Step](), list[Step]()
-    for tag, first, last, begin, end in matcher.get_opcodes():
-        if tag == "equal":
-            for was, now in zip(base[first:last], head[begin:end], strict=True):
-                yield from _of_pair(was, now)
-        else:
-            removed += base[first:last]
-            added += head[begin:end]
-    # What moved is on both lists.
-    for was in list(removed):
-        for now in added:
-            if _token(now) == _token(was):
-                removed.remove(was)
-                added.remove(now)
-                yield from _of_pair(was, now)
-                break
-    for step in removed:
-        yield Difference(step.kind.value, was=_properties(step), name=step.name)
-    for step in added:
-        yield Difference(step.kind.value, now=_properties(step), name=step.name)
+    matched: dict[tuple[str, str], tuple[list[Step], list[Step]]] = {}
+    for step in base:
+        matched.setdefault(_token(step), ([], []))[0].append(step)
+    for step in head:
+        matched.setdefault(_token(step), ([], []))[1].append(step)
+    for before, after in matched.values():
+        for was, now in zip(before, after, strict=False):
+            yield from _of_pair(was, now)
+        for step in before[len(after) :]:
+            yield Difference(step.kind.value, was=_properties(step), name=step.name)
+        for step in after[len(before) :]:
+            yield Difference(step.kind.value, now=_properties(step), name=step.name)
 
 
 def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
@@ -170,18 +162,13 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         old, new = before.split(), arguments.hidden(after, before).split()
-        if old == new:
-            continue
-        if len(old) != len(new):
-            size = f"size of argument {number}"
-            yield size, counted(len(old), "word"), counted(len(new), "word")
-        elif len(old) <= 2:
+        if old != new and (len(old) <= 2 or len(old) != len(new)):
             yield f"argument {number}", arguments.in_words(old), arguments.in_words(new)
-        else:
-            for index, (word, other) in enumerate(zip(old, new, strict=True)):
-                if word != other:
-                    place = f"argument {number}, byte {arguments.WORD * index}"
-                    yield place, arguments.in_words([word]), arguments.in_words([other])
+            continue
+        for index, (word, other) in enumerate(zip(old, new, strict=True)):
+            if word != other:
+                place = f"argument {number}, byte {arguments.WORD * index}"
+                yield place, arguments.in_words([word]), arguments.in_words([other])
 
 
 def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:
@@ -195,10 +182,6 @@ def _token(step: Step) -> tuple[str, str]:
     return step.kind.value, step.name
 
 
-def _tokens(launch: Sequence[Step]) -> list[tuple[str, str]]:
-    return [_token(step) for step in launch]
-
-
 def _properties(step: Step) -> str:
     """Return "64 blocks of 256" or "4 MiB pinned → device" of a step that a side alone has."""
     if step.kind is StepKind.KERNEL:
@@ -208,11 +191,8 @@ def _properties(step: Step) -> str:
     words = []
     if step.nbytes is not None:
         words.append(short_bytes(step.nbytes))
-    if step.source and step.memory:
-        words.append(f"{step.source} → {step.memory}")
-    elif step.source or step.memory:
-        words.append(step.source or step.memory or "")
-    return " ".join(words)
+    words.append(" → ".join(place for place in (step.source, step.memory) if place))
+    return " ".join(words).strip()
 
 
 def shape(value: Sequence[int]) -> str:
@@ -239,56 +219,56 @@ def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Differe
 
     Where none does, return the lines that take most of it. `base`: None if it is unknown.
     """
+    grown = list[Difference]()
     if base is not None and base.sites:
-        grown = grown_lines(base.sites, head.sites, PEAK) + grown_lines(
-            base.sites, head.sites, KEPT
-        )
-        if grown:
-            return tuple(grown)
+        for kind in (PEAK, KEPT):
+            grown += _grown_lines(base.sites, head.sites, kind)
+    if grown:
+        return tuple(grown)
     kind = PEAK if any(site.at_peak for site in head.sites) else KEPT
     taking = []
     for site in head.sites:
-        if bytes_of(site, kind):
-            taking.append(Difference(kind, now=bytes_of(site, kind), site=site))
-    taking.sort(key=_growth, reverse=True)
-    return tuple(taking[:LINES])
+        if _bytes_of(site, kind):
+            taking.append(Difference(kind, now=_bytes_of(site, kind), site=site))
+    return tuple(_largest_growth(taking))
 
 
-def grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """Return the lines that grew most, the largest growth first.
+def _grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
+    """Return the lines that grew most, of `PEAK` or `KEPT`; the largest growth first.
 
     A line that only moved is the same: file, function, text, library and kind of memory tell it.
     Two other lines of a function with similar text count as a changed line.
-    `kind`: `PEAK` or `KEPT`.
     """
     before, after = _by_line(base, kind), _by_line(head, kind)
     gone = [line for line in before if line not in after]
     grown = []
     for line, (now, site) in after.items():
-        was, text = 0, ""
-        if line in before:
-            was, _ = before[line]
-        else:
+        old: _Line | None = line
+        if line not in before:
             old = _alike(line, gone)
-            if old is not None:
-                gone.remove(old)
-                was, _ = before[old]
-                text = old[1]
+        was = 0
+        if old is not None:
+            was, _ = before[old]
+        text = ""
+        if old is not None and old != line:
+            gone.remove(old)
+            text = old[1]
         if now > was:
             grown.append(Difference(kind, was, now, text, site=site))
-    grown.sort(key=_growth, reverse=True)
-    return grown[:LINES]
+    return _largest_growth(grown)
 
 
-def bytes_of(site: Site, kind: str) -> int:
-    """Return the bytes of a line at the peak, or at the end. `kind`: `PEAK` or `KEPT`."""
+def _bytes_of(site: Site, kind: str) -> int:
     return site.at_peak if kind == PEAK else site.kept
 
 
-def _growth(difference: Difference) -> int:
-    assert isinstance(difference.now, int)
-    assert difference.was is None or isinstance(difference.was, int)
-    return difference.now - (difference.was or 0)
+def _largest_growth(lines: list[Difference]) -> list[Difference]:
+    def growth(line: Difference) -> int:
+        assert isinstance(line.now, int)
+        assert line.was is None or isinstance(line.was, int)
+        return line.now - (line.was or 0)
+
+    return sorted(lines, key=growth, reverse=True)[:LINES]
 
 
 _Line = tuple[str, str, str, str, str]
@@ -299,13 +279,11 @@ def _by_line(sites: Iterable[Site], kind: str) -> dict[_Line, tuple[int, Site]]:
     lines: dict[_Line, tuple[int, Site]] = {}
     for site in sites:
         # A line whose text cannot be read is known by its number.
-        text = site.code or str(site.line)
-        line = (site.file, text, site.function, site.library, site.kind)
-        nbytes = bytes_of(site, kind)
+        line = (site.file, site.code or str(site.line), site.function, site.library, site.kind)
         total, largest = lines.get(line, (0, site))
-        if nbytes > bytes_of(largest, kind):
+        if _bytes_of(site, kind) > _bytes_of(largest, kind):
             largest = site
-        lines[line] = total + nbytes, largest
+        lines[line] = total + _bytes_of(site, kind), largest
     return lines
 
 
