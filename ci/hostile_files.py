@@ -222,8 +222,8 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
+    from pytest_gpumem.reporting.conclusion import Run
     from pytest_gpumem.reporting.markdown import page
-    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.table import table
     from pytest_gpumem.result_files import load
 

@@ -226,9 +226,8 @@ def _write(path: Path, text: str) -> None:
 def _write_files(output: Path, result: GateResult) -> None:
     """Write results, report and summary with the verdicts of the gate."""
     from pytest_gpumem.reporting import html, markdown
-    from pytest_gpumem.reporting.conclusion import conclusion_lines
+    from pytest_gpumem.reporting.conclusion import Run, conclusion_lines
     from pytest_gpumem.reporting.github import summarise, workflow_commands
-    from pytest_gpumem.reporting.run import Run
 
     conclusion, document = result.conclusion, result.session.document
     if document is None:

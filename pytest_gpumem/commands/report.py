@@ -15,8 +15,8 @@ from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ROW, LimitResult, Row
+from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.exports import as_csv, as_json
-from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.units import QuantityError
 

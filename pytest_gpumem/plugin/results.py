@@ -25,7 +25,7 @@ from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
-    from pytest_gpumem.reporting.run import Place, Run
+    from pytest_gpumem.reporting.conclusion import Place, Run
 
 
 class Results:
@@ -170,7 +170,7 @@ class Results:
 
     def _run(self) -> Run:
         from pytest_gpumem.plugin.conclusion import conclusion_of
-        from pytest_gpumem.reporting.run import Run
+        from pytest_gpumem.reporting.conclusion import Run
 
         gpu = self._session
         return Run(

@@ -19,7 +19,7 @@ from pytest_gpumem.reporting.differences import place_of, why_lines
 from pytest_gpumem.reporting.row import EXACT, exact_figures
 
 if TYPE_CHECKING:
-    from pytest_gpumem.reporting.run import Run
+    from pytest_gpumem.reporting.conclusion import Run
 
 PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 _OF_TIME = ("latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak")

@@ -21,9 +21,9 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.charts import of_saved_runs, of_tests
+from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.details import details
 from pytest_gpumem.reporting.row import RowView, headings_of, mark, views, worst_first
-from pytest_gpumem.reporting.run import Run, run_lines
 from pytest_gpumem.reporting.terminal import counts_text, header
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.row import (
     FINE,
     RowView,
@@ -18,7 +19,6 @@ from pytest_gpumem.reporting.row import (
     views,
     worst_first,
 )
-from pytest_gpumem.reporting.run import Run, run_lines
 from pytest_gpumem.reporting.terminal import counts_text, header
 
 LIMIT = 60_000  # characters of a page: GitHub refuses a comment of more than 65 536

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.judging.latencies import base_latency
@@ -28,23 +28,12 @@ from pytest_gpumem.units import (
     sizes,
 )
 
-EXACT = {
-    "peak_bytes": "footprint.peak",
-    "kept_bytes": "footprint.kept",
-    "reserved_bytes": "footprint.reserved",
-    "allocations": "footprint.allocations",
-    "kernels": "measurement.what_ran.kernels",
-    "copies": "measurement.what_ran.copies",
-    "copied_bytes": "measurement.what_ran.copied_bytes",
-    "waits": "measurement.what_ran.waits",
-    "registers": "measurement.what_ran.registers",
-    "spill_bytes": "measurement.what_ran.spill",
-    "moved_bytes": "measurement.moved_bytes.total",
-    "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
-    "cpu_page_faults": "measurement.migrations.launch.cpu_faults",
-    "migrated_bytes": "measurement.migrations.launch.migrated",
-}
-"""Figures of bytes and counts, each with its place in a row. Of each, less is better."""
+EXACT = (
+    *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations"),
+    *("kernels", "copies", "copied_bytes", "waits", "registers", "spill_bytes"),
+    *("moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
+)
+"""Figures of bytes and counts of a row. Of each, less is better."""
 HOST = "host s"  # `Row.extra` of an adopted benchmark: seconds of a call by the host's clock
 HEADINGS = ("latency", "host", "bandwidth", "% of peak", "base", "change", "peak memory", "kept")
 """The columns of figures. An output leaves out those without any figure."""
@@ -196,26 +185,34 @@ def base_of(row: Row) -> float | None:
 
 def exact_figures(row: Row) -> dict[str, int]:
     """Those of `EXACT` that are known."""
-    known: dict[str, int] = {}
-    measurement, footprint = row.measurement, row.footprint
-    ran = measurement.what_ran if measurement is not None else None
-    left_out = set[str]()
-    if ran is None or not ran.order:  # no launch was watched
-        left_out |= {"kernels", "copies", "copied_bytes", "waits", "registers", "spill_bytes"}
-    elif all(step.registers is None for step in ran.of(StepKind.KERNEL)):
-        left_out |= {"registers", "spill_bytes"}
-    if footprint is None or not footprint.watched:
-        left_out |= {"peak_bytes", "kept_bytes", "reserved_bytes", "allocations"}
-    elif not footprint.ended:  # until then nothing is kept, only in use
-        left_out |= {"kept_bytes", "reserved_bytes"}
-    for name, place in EXACT.items():
-        value: Any = row
-        for attribute in place.split("."):
-            value = getattr(value, attribute, None)
-        if value is not None and name not in left_out:
-            known[name] = value
+    known = dict[str, int]()
+    footprint, measurement = row.footprint, row.measurement
+    if footprint is not None and footprint.watched:
+        known["peak_bytes"] = footprint.peak
+        if footprint.ended:  # until then nothing is kept, only in use
+            known["kept_bytes"] = footprint.kept
+            known["reserved_bytes"] = footprint.reserved
+        known["allocations"] = footprint.allocations
+    ran = None if measurement is None else measurement.what_ran
+    if ran is not None and ran.order:  # a launch was watched
+        known["kernels"] = ran.kernels
+        known["copies"] = ran.copies
+        known["copied_bytes"] = ran.copied_bytes
+        known["waits"] = ran.waits
+        if any(step.registers is not None for step in ran.of(StepKind.KERNEL)):
+            known["registers"] = ran.registers
+            known["spill_bytes"] = ran.spill
     if footprint is not None and footprint.waits is not None and footprint.waits.not_read is None:
         known["waits"] = footprint.waits.count
+    if measurement is None:
+        return known
+    if measurement.moved_bytes is not None:
+        known["moved_bytes"] = measurement.moved_bytes.total
+    if measurement.migrations is not None and measurement.migrations.launch is not None:
+        pages = measurement.migrations.launch
+        known["gpu_page_faults"] = pages.gpu_faults
+        known["cpu_page_faults"] = pages.cpu_faults
+        known["migrated_bytes"] = pages.migrated
     return known
 
 

@@ -18,8 +18,8 @@ from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.row import DID_NOT_RUN
 from pytest_gpumem.records.schema import Document, SchemaError, from_plain, to_plain
+from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.github import place_of
-from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import for_a_run, pytest_command, running

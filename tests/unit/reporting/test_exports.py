@@ -16,8 +16,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.exports import as_csv, as_json, figures
-from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
 

@@ -11,9 +11,9 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.github import MOST, workflow_commands
-from pytest_gpumem.reporting.run import Place
 
 Make = Callable[..., Row]
 GRID = Difference("kernel", (1,), (2,), "triad", "grid")

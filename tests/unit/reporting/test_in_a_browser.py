@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Past, Row
+from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
-from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
 COMPARISON = Comparison(delta=0.1234, reach=0.008, processes=5)

@@ -17,8 +17,8 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Past, Row
 from pytest_gpumem.reporting import markdown
+from pytest_gpumem.reporting.conclusion import Run
 from pytest_gpumem.reporting.html import anchor, page
-from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
 SLOWER = Comparison(0.1234, 0.008, processes=5)
