@@ -8,12 +8,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from datetime import timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,7 +27,7 @@ from pytest_gpumem.judging.latencies import base_latency as compared_latency
 from pytest_gpumem.judging.latencies import mean_latency
 from pytest_gpumem.judging.verdict import UNLIMITED, with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
-from pytest_gpumem.outcomes import Exit, Outcome, UserError
+from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, LimitResult, Omission, Row
@@ -35,21 +35,23 @@ from pytest_gpumem.result_files import FileError, content, document_in, parsed, 
 
 OPTION = "--max-regression"
 SHOWN = 3  # most folders that an error names
-FAILED = "its test failed"
-"""In `ResultFile.left_out`: by an assertion or an error of its own."""
+FAILED = "its test failed"  # by an assertion or an error of its own
 
 
-@dataclass(frozen=True)
-class ResultFile:
-    """One file: the processes of one run."""
+class LeftOut(NamedTuple):
+    """A row of a file that can be no baseline."""
+
+    row: Row
+    why: str
+
+
+class _Content(NamedTuple):
+    """What one file holds: the processes of one run."""
 
     path: Path
     run: SavedRun  # files with the same id are copies
-    rows: Mapping[str, Row]
-    """By key: all that it holds, with limits where the file has them."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """By row key: why a row can be no baseline."""
-    missing: tuple[Omission, ...] = ()  # what the run itself did not judge
+    left_out: Sequence[LeftOut] = ()
+    missing: Sequence[Omission] = ()  # what the run itself did not judge
 
 
 @dataclass(frozen=True)
@@ -57,62 +59,13 @@ class SideResults:
     """All processes of one side."""
 
     name: str  # as it was given
-    files: tuple[ResultFile, ...]  # oldest first
+    paths: Mapping[str, Path]  # of its files, by the id of their runs
+    devices: Mapping[str, DeviceFacts]  # the measured devices by key; the last of each key
+    mode: str | None  # of the newest run
     baseline: Baseline  # of all files
-    left_out: Mapping[str, str]  # by row key: why the row is left out of the baseline
-
-    @property
-    def devices(self) -> dict[str, DeviceFacts]:
-        """The measured devices by key; the last of each key."""
-        return {file.run.device.key: file.run.device for file in self.files}
-
-    @property
-    def newest(self) -> SavedRun:
-        """The newest run."""
-        return self.files[-1].run
-
-    @property
-    def missing(self) -> dict[tuple[str, str], Omission]:
-        """What the runs themselves did not judge, by key and by what it is."""
-        missing = {}
-        for file in self.files:
-            for omission in file.missing:
-                missing[omission.key, omission.what] = omission
-        return missing
-
-    @property
-    def rows(self) -> dict[str, Row]:
-        """The rows to judge, by key.
-
-        Each is of the newest run that can be compared, with the processes of the other runs.
-        """
-        rows: dict[str, Row] = {}
-        for file in self.files:
-            for key, row in file.rows.items():
-                if key not in rows or key not in file.left_out:
-                    rows[key] = row
-        for key, row in rows.items():
-            if key in self.baseline.rows:
-                rows[key] = _merged(row, self.baseline.rows[key])
-        return rows
-
-
-def _merged(row: Row, runs: tuple[PastRow, ...]) -> Row:
-    """Return a row with the figures of its newest run, and those of the other runs as further."""
-    measurement = footprint = None
-    for run in reversed(runs):
-        times, memory = run.measurement, run.footprint
-        if measurement is None:
-            measurement = times
-        elif times is not None and comparable(measurement, times):
-            further = (*measurement.further, times.repeat, *times.further)
-            measurement = replace(measurement, further=further)
-        if footprint is None:
-            footprint = memory
-        elif memory is not None:
-            repeats = (*footprint.further, memory.repeat, *memory.further)
-            footprint = replace(footprint, further=repeats)
-    return replace(row, measurement=measurement, footprint=footprint)
+    left_out: Mapping[str, LeftOut]  # by key: rows that are left out of the baseline
+    missing: Mapping[tuple[str, str], Omission]
+    """What the runs themselves did not judge, by key and by what it is."""
 
 
 # Reading a side
@@ -123,22 +76,27 @@ def side(given: str) -> SideResults:
 
     Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
-    files: dict[str, ResultFile] = {}
+    files: list[_Content] = []
+    paths: dict[str, Path] = {}
     for path in _paths(given):
-        file = _file(path)
-        if file.run.id in files:
-            raise UserError(f"{path}: the same as {files[file.run.id].path}: a copy")
-        files[file.run.id] = file
-    in_order = sorted(files.values(), key=lambda file: (file.run.utc, file.run.id))
-    baseline = assemble(file.run for file in in_order)
-    left_out = {}
-    for file in in_order:
-        for key, why in file.left_out.items():
-            if key not in baseline.rows:
-                left_out[key] = why
+        file = _content(path)
+        if file.run.id in paths:
+            raise UserError(f"{path}: the same as {paths[file.run.id]}: a copy")
+        paths[file.run.id] = path
+        files.append(file)
+    files.sort(key=lambda file: (file.run.utc, file.run.id))
+    baseline = assemble(file.run for file in files)
+    devices, left_out, missing = {}, {}, {}
+    for file in files:
+        devices[file.run.device.key] = file.run.device
+        for omitted in file.left_out:
+            if omitted.row.key not in baseline.rows:
+                left_out[omitted.row.key] = omitted
+        for omission in file.missing:
+            missing[omission.key, omission.what] = omission
     if not (baseline.rows or left_out):
         raise UserError(f"{given}: nothing was measured")
-    return SideResults(given, tuple(in_order), baseline, left_out)
+    return SideResults(given, paths, devices, files[-1].run.mode, baseline, left_out, missing)
 
 
 def _paths(given: str) -> list[Path]:
@@ -159,14 +117,14 @@ def _paths(given: str) -> list[Path]:
     return files
 
 
-def _file(path: Path) -> ResultFile:
+def _content(path: Path) -> _Content:
     try:
         text = content(path)
         value = parsed(text)
         if isinstance(value, dict) and "gpumem" in value:
             return _results(path, hashlib.sha256(text).hexdigest(), value)
         if isinstance(value, dict) and "schema" in value:
-            return _saved(path, read(text))
+            return _Content(path, read(text))
     except (FileError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     raise UserError(
@@ -174,45 +132,35 @@ def _file(path: Path) -> ResultFile:
     )
 
 
-def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
+def _results(path: Path, digest: str, value: Mapping[str, Any]) -> _Content:
     """Read a `--benchmark-json` file of a session with `--gpumem`. `digest`: of its bytes."""
     document = document_in(value)
     mode = document.settings.get("mode")
     # A test that fails by a limit was timed correctly; an assertion may have ended anything.
     failing = failing_in_themselves(document.rows, bool(document.settings.get("strict")))
-    saved, left_out = list[SavedRow](), dict[str, str]()
-    rows: dict[str, Row] = {}
+    saved: dict[str, SavedRow] = {}
+    left_out: dict[str, LeftOut] = {}
     for row in document.rows:
+        if row.key in saved or row.key in left_out:
+            raise FileError(f"holds {row.key} twice")
         times = row.measurement
         why = "" if times is None else ", ".join(conditions(times))
         if row.nodeid in failing or (row.failed and not row.measured_something):
             why = FAILED
-        if row.key in rows:
-            raise FileError(f"holds {row.key} twice")
-        rows[row.key] = row
         if why:
-            left_out[row.key] = why
+            left_out[row.key] = LeftOut(row, why)
         elif row.measured_something:
             # Not reduced: the judge needs more of a run than a baseline keeps.
-            saved.append(SavedRow(row.nodeid, row.label, times, row.footprint, row.limits))
+            saved[row.key] = SavedRow(row.nodeid, row.label, times, row.footprint, row.limits)
     run = SavedRun(
         id=digest,
         utc=time_of(value.get("datetime"), path).astimezone(timezone.utc),
         device=document.device,
         revision=revision_of(value.get("commit_info")),
         mode=mode if isinstance(mode, str) else None,
-        rows=tuple(saved),
+        rows=tuple(saved.values()),
     )
-    return ResultFile(path, run, rows, left_out, document.missing)
-
-
-def _saved(path: Path, run: SavedRun) -> ResultFile:
-    """Read a saved run, whose rows have no verdicts."""
-    rows = {}
-    for saved in run.rows:
-        row = Row(saved.nodeid, saved.limits, UNLIMITED, saved.measurement, saved.label)
-        rows[saved.key] = replace(row, footprint=saved.footprint)
-    return ResultFile(path, run, rows)
+    return _Content(path, run, tuple(left_out.values()), document.missing)
 
 
 # Comparing two
@@ -282,42 +230,60 @@ def compare_sides(
     Raises `QuantityError`: a limit that cannot be read.
     """
     _refuse_incomparable(base, head)
-    facts, rows = head.newest.device, head.rows
+    (facts,) = head.devices.values()
+    rows = [_merged(runs, max_regression) for runs in head.baseline.rows.values()]
     siblings: dict[str, dict[str, Measurement]] = {}
-    for row in rows.values():
+    for row in rows:
         if row.measurement is not None:
             siblings.setdefault(row.nodeid, {})[row.label] = row.measurement
     judged_rows = []
-    for key, taken in rows.items():
-        failed = head.left_out.get(key) == FAILED
-        limits = _limits(taken, max_regression)
-        row = replace(taken, limits=limits, failed=failed, differences=())
-        if failed:
-            in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
-            row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
-        else:
-            note = f"not in {base.name}"
-            if key in base.left_out:
-                note += f": {base.left_out[key]}"
-            baseline = with_fields(base.baseline, note=note)
-            of_test = siblings.get(row.nodeid, {})
-            row = judged(row, baseline, facts, siblings=of_test, strict=False)
-        judged_rows.append(row)
+    for row in rows:
+        note = f"not in {base.name}"
+        if row.key in base.left_out:
+            note += f": {base.left_out[row.key].why}"
+        baseline = with_fields(base.baseline, note=note)
+        of_test = siblings.get(row.nodeid, {})
+        judged_rows.append(judged(row, baseline, facts, siblings=of_test, strict=False))
+    for row, why in head.left_out.values():
+        reason = f"mend the machine: {why}; no limit was judged"
+        finding = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)
+        if why == FAILED:
+            finding = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
+        bare = Row(row.nodeid, _limits(row.limits, max_regression), UNLIMITED, label=row.label)
+        judged_rows.append(with_verdict(bare, [finding], simulated=facts.simulated))
     pairs = []
     for row in screened(judged_rows, base.baseline):
         pairs.append(_pair(row, base.baseline))
     return SetComparison(tuple(pairs), tuple(_missing(base, head)))
 
 
-def _limits(row: Row, max_regression: str | None) -> Limits:
+def _merged(runs: Sequence[PastRow], max_regression: str | None) -> Row:
+    """Return the row of the newest run, with the figures of the other runs as further ones."""
+    newest = runs[-1]
+    measurement = footprint = None
+    for run in reversed(runs):
+        times, memory = run.measurement, run.footprint
+        if measurement is None:
+            measurement = times
+        elif times is not None and comparable(measurement, times):
+            further = (*measurement.further, times.repeat, *times.further)
+            measurement = replace(measurement, further=further)
+        if footprint is None:
+            footprint = memory
+        elif memory is not None:
+            repeats = (*footprint.further, memory.repeat, *memory.further)
+            footprint = replace(footprint, further=repeats)
+    limits = _limits(newest.limits, max_regression)
+    row = Row(newest.nodeid, limits, UNLIMITED, measurement, newest.label)
+    return replace(row, footprint=footprint)
+
+
+def _limits(limits: Limits, max_regression: str | None) -> Limits:
     """Return the limits of a row, with the option's slow-down unless its test sets or lifts it."""
-    if max_regression is None or of_the_test(row.limits.origin.get("max_regression")):
-        return row.limits
-    return replace(
-        row.limits,
-        max_regression=max_regression,
-        origin={**row.limits.origin, "max_regression": OPTION},
-    )
+    if max_regression is None or of_the_test(limits.origin.get("max_regression")):
+        return limits
+    origin = {**limits.origin, "max_regression": OPTION}
+    return replace(limits, max_regression=max_regression, origin=origin)
 
 
 def _pair(row: Row, baseline: Baseline) -> Pair:
@@ -343,17 +309,16 @@ def _pair(row: Row, baseline: Baseline) -> Pair:
 def _missing(base: SideResults, head: SideResults) -> list[Omission]:
     """Return the rows of the first side that the second lacks, and limits that its run did not
     judge although that of the first side did."""
-    expected = base.baseline.expected(head.newest.mode)
+    expected = base.baseline.expected(head.mode)
     for key, runs in base.baseline.rows.items():
         # A row with times too is expected in the mode of its times.
         if not times_of(runs):
             expected[key] = runs[-1]
-    missing, rows = [], head.rows
+    missing = []
     for key, saved in expected.items():
-        if key not in rows:
-            why = head.left_out.get(key) or f"not in {head.name}"
-            lacks = Omission(saved.nodeid, saved.label, LOST, why)
-            missing.append(head.missing.get((key, ROW)) or lacks)
+        if key not in head.baseline.rows and key not in head.left_out:
+            lacks = Omission(saved.nodeid, saved.label, LOST, f"not in {head.name}")
+            missing.append(head.missing.get((key, ROW), lacks))
     for what, omission in head.missing.items():
         if omission.status == UNJUDGED and what not in base.missing:
             missing.append(omission)
@@ -362,11 +327,10 @@ def _missing(base: SideResults, head: SideResults) -> list[Omission]:
 
 def _refuse_incomparable(base: SideResults, head: SideResults) -> None:
     """Raise `UserError`: the sides share a file, or are not of one kind of GPU."""
-    paths = {file.run.id: file.path for file in base.files}
-    for file in head.files:
-        if file.run.id in paths:
-            other = paths[file.run.id]
-            raise UserError(f"{file.path}: the same file as {other} on the other side")
+    for identity, path in head.paths.items():
+        if identity in base.paths:
+            other = base.paths[identity]
+            raise UserError(f"{path}: the same file as {other} on the other side")
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
         raise UserError("simulated results are never compared with a GPU's")
