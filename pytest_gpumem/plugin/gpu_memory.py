@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.session import SESSION, WATCHED, GpuSession
-from pytest_gpumem.plugin.watched_test import OLD, YOUNG, WatchedTest, unread
+from pytest_gpumem.plugin.watched_test import WatchedTest, collections, freed, unread
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import marker_limits
@@ -31,7 +30,7 @@ class BlockMemory:
 
     def __init__(self, watched: WatchedTest) -> None:
         self._watched = watched
-        self._watch = watched.tried(watched.part)
+        self._watch = watched.tried(watched.session.footprints.watch)
         self._final: Footprint | None = None
 
     @property
@@ -101,15 +100,8 @@ def _read(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
 
 def _at_the_end(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
     """The same, without what only the garbage collector has to free."""
-    footprint = _read(watched, watch)
-    if footprint.kept:
-        gc.collect(YOUNG)
-        footprint = _read(watched, watch)
-    if footprint.kept:
-        gc.collect(OLD)
-        watch.settle()
-        footprint = _read(watched, watch)
-    return watched.traced(footprint, watch)
+    read = functools.partial(_read, watched, watch)
+    return watched.traced(freed(read, [*collections(), watch.settle]), watch)
 
 
 class GpuMemory:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,6 @@ from pytest_gpumem.devices.protocol import (
 from pytest_gpumem.judging.expectations import Selection, stricter_limits
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.deadline import Deadline
-from pytest_gpumem.plugin.forks import Forks
 from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.workers import hands_out, is_part
@@ -80,7 +80,10 @@ class GpuSession:
         self.measures = not hands_out(config)  # False where workers measure
         self._pid = os.getpid()
         self.ranges = Ranges()
-        self.forks = Forks(chosen.unfinished)
+        self.forks = 0
+        """Forks of this process before it has a context, by which later children cannot use the
+        GPU: what children do on it is not read."""
+        os.register_at_fork(before=partial(_count_fork, weakref.ref(self)))
         self.deadline = Deadline(config)
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(
             EXPERIMENT
@@ -296,6 +299,14 @@ class GpuSession:
             finally:
                 device.close()
 
+
+def _count_fork(reference: weakref.ref[GpuSession]) -> None:
+    session = reference()
+    if session is not None and session.chosen.unfinished() is None:
+        session.forks += 1
+
+
+FORKED = "not read: the test forked"
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
 """On `config.stash`; absent while the plugin is off."""

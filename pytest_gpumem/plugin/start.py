@@ -16,7 +16,7 @@ from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
-from pytest_gpumem.plugin.footprints import FootprintFeature
+from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
 from pytest_gpumem.plugin.isolation import IsolationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
@@ -24,7 +24,6 @@ from pytest_gpumem.plugin.outputs import OutputFeature
 from pytest_gpumem.plugin.running import RunningHooks
 from pytest_gpumem.plugin.session import SESSION, GpuSession
 from pytest_gpumem.plugin.verdicts import VerdictFeature
-from pytest_gpumem.plugin.waits import WaitFeature
 from pytest_gpumem.plugin.workers import (
     VISIBLE,
     Channel,

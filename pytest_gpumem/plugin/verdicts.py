@@ -7,9 +7,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from pytest_gpumem.judging.verdict import known, with_verdict
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail
 from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.ranges import Names
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_test import GpuTest
     from pytest_gpumem.plugin.repeating import Repeats
 
-ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
+ATTEMPT: pytest.StashKey[int] = pytest.StashKey()
+"""On `item.stash`: the number of the attempt, where another plugin runs the test again."""
+FAILED_BEFORE: pytest.StashKey[dict[str, Row]] = pytest.StashKey()
+"""On `item.stash`: by `Row.key`, the first row of an earlier attempt whose verdict is FAIL. That is
+no flaw which the next attempt may clear: its error rate is that of one verdict."""
 
 
 class VerdictFeature(Feature):
@@ -109,23 +116,28 @@ class VerdictFeature(Feature):
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Begin a test, or a rerun of it, anew but for what has failed."""
-        attempts = item.stash.setdefault(ATTEMPTS, Attempts())
-        before = item.stash.get(ROWS, [])
-        attempts.begin(before)
-        if before:
+        attempt = item.stash.get(ATTEMPT, 0)
+        failed = item.stash.setdefault(FAILED_BEFORE, {})
+        rows = item.stash.get(ROWS, [])
+        for row in rows:
+            if row.verdict.outcome is Outcome.FAIL and row.measured_something:
+                first, *findings = known(row)
+                first = replace(first, reason=f"FAIL in attempt {attempt}: {first.reason}")
+                failed.setdefault(row.key, with_verdict(row, [first, *findings]))
+        if rows:
             from pytest_gpumem.reporting.exports import PROPERTY
 
             others = [entry for entry in item.user_properties if not entry[0].startswith(PROPERTY)]
             item.user_properties[:] = others
-        item.stash[ROWS] = []
+        item.stash[ATTEMPT], item.stash[ROWS] = attempt + 1, []
         return NOTHING
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
         if item.stash.get(TEST, None) is None and item.stash.get(WATCHED, None) is None:
             return
-        from pytest_gpumem.plugin.judging import judge_or_fail
+        from pytest_gpumem.plugin.judging import judge
 
-        judge_or_fail(item, self._session, error)
+        judge(item, self._session, error)
 
     def report(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
@@ -137,9 +149,8 @@ class VerdictFeature(Feature):
                 crash.message = getattr(error, BY_LIMITS_ATTRIBUTE)
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
         test: GpuTest | None = item.stash.get(TEST, None)
-        ours = uses(item, TEST_FIXTURE) or test is not None
         skipped = report.skipped and not hasattr(report, "wasxfail")
-        if ours and skipped and self._session.settings.strict:
+        if skipped and self._session.settings.strict and (test or uses(item, TEST_FIXTURE)):
             fail(report, f"gpumem: --gpumem-strict fails a skip: {error or ''}")
         if report.when == "call" and test is not None and not test.judged:
             # The report of a subtest: the body goes on.
@@ -147,7 +158,7 @@ class VerdictFeature(Feature):
             return
         ended = report.when == "call" or (report.when == "setup" and not report.passed)
         if ended:
-            self._end(item, report)
+            self._fail_by_others(item, report)
         if test is not None and test.entries is not None:
             raised = report.when == "call" and test.entries.called and not test.measurements
             if raised or not report.passed or hasattr(report, "wasxfail"):
@@ -158,28 +169,34 @@ class VerdictFeature(Feature):
             range_name = self._session.names.unique(item.nodeid)
             item.stash[ROWS] = [unmeasured(item.nodeid, range_name, self._session, error)]
         rows = item.stash.get(ROWS, [])
-        if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
-            self._give(rows, report)
-
-    def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Fail a report by a further process, and by earlier attempts of the test."""
-        if not report.failed:
-            for process in self._session.further:
-                why = process.failure_of(item.nodeid)
-                if why is not None:
-                    fail(report, why)
-                    break
-        attempts = item.stash.setdefault(ATTEMPTS, Attempts())
-        item.stash[ROWS], failing = attempts.judged(item.stash.get(ROWS, []))
-        if failing and not report.failed:
-            from pytest_gpumem.plugin.reported import failure_texts
-
-            fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
-            setattr(report, BY_LIMITS_ATTRIBUTE, True)
-
-    def _give(self, rows: list[Row], report: pytest.TestReport) -> None:
-        """Give the rows to the session, or to the process that has them."""
+        has_footprint = any(row.footprint is not None for row in rows)
+        if not ended and (call.when != "teardown" or not has_footprint):
+            return
         if self._session.reports_elsewhere:
             setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
         else:
             self._session.rows.add(report.nodeid, rows)
+
+    def _fail_by_others(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Fail a report by a further process, and by earlier attempts of the test."""
+        for process in self._session.further:
+            why = process.failure_of(item.nodeid)
+            if why is not None and not report.failed:
+                fail(report, why)
+        failed_before = item.stash.get(FAILED_BEFORE, {})
+        rows = {row.key: row for row in item.stash.get(ROWS, [])}
+        failing = []
+        for key, before in failed_before.items():
+            row = rows.get(key, before)
+            if row is before or row.verdict.outcome is not Outcome.FAIL:
+                row = replace(row, verdict=before.verdict, differences=before.differences)
+                rows[key] = row
+                failing.append(row)
+        if not failing:
+            return
+        item.stash[ROWS] = [replace(row, failed=True) for row in rows.values()]
+        if not report.failed:
+            from pytest_gpumem.plugin.judging import text_of
+
+            fail(report, text_of(failing, self._session))
+            setattr(report, BY_LIMITS_ATTRIBUTE, True)

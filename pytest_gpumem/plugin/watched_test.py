@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,13 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.allocation_sites import is_allowed, sites
+from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.plugin.forks import FORKED
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
-from pytest_gpumem.plugin.session import WATCHED, GpuSession
+from pytest_gpumem.plugin.session import FORKED, GpuSession
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
@@ -35,8 +37,6 @@ from pytest_gpumem.settings import (
 T = TypeVar("T")
 TROUBLE = (DeviceError, RuntimeError)
 """Errors of the device and of libraries: limits on memory are UNDECIDED then."""
-YOUNG, OLD = 1, 2
-"""Generations of the garbage collector: of most objects of a test, and of all."""
 NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 
 
@@ -60,7 +60,7 @@ class WatchedTest:
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
         self.reads_waits = reads_waits
         self.shows_memory, self.limited = shows_memory, limited
-        self._forks = session.forks.count
+        self._forks = session.forks
         self._watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None
         """Why its memory cannot be read; None while it can."""
@@ -73,7 +73,7 @@ class WatchedTest:
         """Its row is made at its end: nothing is judged before, and a look takes time."""
 
     @property
-    def judged_in_body(self) -> bool:
+    def limited_in_body(self) -> bool:
         """True if something is judged at the end of its body."""
         in_body = [name for name in RULES if name not in AT_THE_END]
         return bool(self.parts) or limited(self.limits, in_body)
@@ -90,11 +90,7 @@ class WatchedTest:
     def begin(self, start: Callable[[], None]) -> None:
         """Begin to watch memory. `start`: has the sources report."""
         self.tried(start)
-        self._watch = self.tried(self.part)
-
-    def part(self) -> MemoryWatch:
-        """Begin to watch a part of the test."""
-        return self.session.footprints.watch()
+        self._watch = self.tried(self.session.footprints.watch)
 
     def end(self) -> None:
         """Watch no longer."""
@@ -122,57 +118,64 @@ class WatchedTest:
             return Footprint(0, ended=ended, waits=self.waits)
         footprint = None
         if watch is not None:
-            read = self._at_the_end if ended else functools.partial(self._look, watch, ended=False)
-            footprint = self.tried(lambda: self.traced(read(), watch))
+            footprint = self.tried(functools.partial(self._of_watch, watch, ended=ended))
         if footprint is None:
             footprint = unread(self.trouble, ended=ended)
         return replace(footprint, waits=self.waits)
 
+    def _of_watch(self, watch: MemoryWatch, *, ended: bool) -> Footprint:
+        read = functools.partial(self._look, watch, ended=ended)
+        if not ended:
+            return self.traced(read(), watch)
+        if read().reserved:
+            watch.settle()
+        let_go = functools.partial(_let_go, self.item)
+        frees: list[Callable[[], object]] = [watch.settle, let_go, *collections(), watch.settle]
+        return self.traced(freed(read, frees), watch)
+
     def _look(self, watch: MemoryWatch, *, ended: bool) -> Footprint:
-        if self.session.forks.count != self._forks:
+        if self.session.forks != self._forks:
             raise NotCounted(FORKED)
-        footprint = replace(
-            watch.read(),
-            ended=ended,
-            notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)),
-        )
+        notes = tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT))
+        footprint = replace(watch.read(), ended=ended, notes=notes)
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return self.without_allowed(footprint, watch)
 
-    def _at_the_end(self) -> Footprint:
-        watch = self._watch
-        assert watch is not None
-        footprint = self._look(watch, ended=True)
-        if (footprint.kept or footprint.reserved) and watch.settle():
-            footprint = self._look(watch, ended=True)
-        if footprint.kept:
-            _let_go(self.item)
-            footprint = self._look(watch, ended=True)
-        for generation in (YOUNG, OLD):
-            if footprint.kept:
-                gc.collect(generation)
-                footprint = self._look(watch, ended=True)
-        if footprint.kept and watch.settle():  # what the collection left to caches
-            footprint = self._look(watch, ended=True)
-        return footprint
-
     def without_allowed(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
-        """A footprint without the kept memory that `allow_kept` names."""
+        """A footprint whose kept memory leaves out what lines that `allow_kept` names allocated.
+        Memory of an unknown line counts. A free that the log missed counts as one of such a line.
+        """
         allowed = self.settings.allow_kept
-        if not allowed:
+        if not allowed or not footprint.ended or not footprint.kept:
             return footprint
-        from pytest_gpumem.plugin.tracing import without_allowed
-
-        return without_allowed(footprint, watch, allowed, self.item.config.rootpath)
+        named, others = Counter[Series](), Counter[Series]()
+        for event in watch.accounts().kept:
+            if is_allowed(event, allowed, self.item.config.rootpath):
+                named[event.series] += event.nbytes
+            else:
+                others[event.series] += event.nbytes
+        uses = []
+        for use in footprint.uses:
+            if use.kept <= 0:
+                uses.append(use)
+                continue
+            series = use.library, use.kind
+            kept = max(use.kept - named[series], min(use.kept, others[series]))
+            uses.append(replace(use, kept=kept, allowed=use.kept - kept))
+        return replace(footprint, uses=tuple(uses))
 
     def traced(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
         """A footprint with the lines that allocated, if they are traced."""
         if self.session.settings.footprint != "trace":
             return footprint
-        from pytest_gpumem.plugin.tracing import traced
-
-        return traced(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
+        accounts, root = watch.accounts(), self.item.config.rootpath
+        kept = []
+        if footprint.ended and footprint.kept:
+            for event in accounts.kept:
+                if not is_allowed(event, self.settings.allow_kept, root):
+                    kept.append(event)
+        return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 
     # Warming up
 
@@ -188,7 +191,8 @@ class WatchedTest:
             return
         if uses_benchmark(item):
             raise SettingsError(
-                f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one"
+                f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests "
+                "without one"
             )
         if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
             raise SettingsError(
@@ -230,6 +234,21 @@ def limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
     return any(getattr(limits, name) is not None for name in names)
 
 
+def collections() -> list[Callable[[], object]]:
+    """The garbage collector on most objects of a test, and on all."""
+    return [functools.partial(gc.collect, 1), functools.partial(gc.collect, 2)]
+
+
+def freed(read: Callable[[], Footprint], frees: Iterable[Callable[[], object]]) -> Footprint:
+    """What is read after as many of these calls, in order, as it takes until nothing is kept."""
+    footprint = read()
+    for free in frees:
+        if footprint.kept:
+            free()
+            footprint = read()
+    return footprint
+
+
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
     """The footprint of a test, or of a part of it, that could not be read."""
     why = str(trouble)
@@ -247,19 +266,6 @@ def _let_go(item: pytest.Item) -> None:
             del arguments[name]
 
 
-# Rows
-
-
-def with_footprints(
-    item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
-) -> list[Row]:
-    """The rows of a test at the end of its body, with its footprint and those of its parts."""
-    watched: WatchedTest | None = item.stash.get(WATCHED, None)
-    if watched is None or session.lost_in is not None:
-        return list(rows)
-    return attached(rows, watched.so_far(), watched, range_name)
-
-
 def attached(
     rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str
 ) -> list[Row]:
@@ -272,10 +278,10 @@ def attached(
     footprints = list(watched.parts)
     if "" in by_label or _has_row(watched, footprint):
         footprints.insert(0, ("", footprint, watched.limits))
+    further = [process.by_key for process in session.further]
     for label, seen, limits in footprints:
         if watched.trouble is not None and not seen.watched and not limited(limits):
             continue  # nothing was read, and nothing is judged by it
-        further = [process.by_key for process in session.further]
         of_all = with_further(seen, key_of(nodeid, label), further)
         row = by_label.get(label)
         if row is None:

@@ -46,7 +46,7 @@ BROKEN = [
     ("footprints", "FootprintFeature", "setup", "enters"),
     ("footprints", "FootprintFeature", "fixture", "leaves"),
     ("footprints", "FootprintFeature", "teardown", "leaves"),
-    ("waits", "WaitFeature", "call", "enters"),
+    ("footprints", "WaitFeature", "call", "enters"),
     ("leftovers", "LeftoverFeature", "setup", "leaves"),
     ("leftovers", "LeftoverFeature", "teardown", "enters"),
     ("isolation", "IsolationFeature", "call", "leaves"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, line_of
-from pytest_gpumem.plugin.forks import Forks
 
 
 @pytest.mark.parametrize(
@@ -54,13 +52,3 @@ def test_a_thread_of_c_code_has_its_name() -> None:
     thread.join()
     assert found[0][:2] == ("", 0)
     assert found[0][2]
-
-
-@pytest.mark.parametrize(("unfinished", "count"), [(None, 1), (False, 0), (True, 0)])
-def test_forks_before_there_is_a_context_count(unfinished: bool | None, count: int) -> None:
-    forks = Forks(lambda: unfinished)
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert forks.count == count
