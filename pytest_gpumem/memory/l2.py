@@ -168,20 +168,15 @@ class PersistingStream:
                 f"measured without a window: {window} are more than half of L2, {half}, where a "
                 'fitted window can be slower than none; set_aside="max" sets one'
             )
-        elif not self.set_aside:
-            pass
-        elif self.spec is None:
-            notes.append(f"{cost} with no window in them: a cost without a gain")
-        elif self._reset == "window" or not self.request.persists:
-            which = f"with the hit property {self.request.hit.value}"
-            if self._reset:
-                which = "that was reset"
-            notes.append(
-                f"{cost}, but under a window {which} nothing persists: a cost without a gain"
-            )
-        elif self.hit_ratio == 0.0:
-            notes.append(f"{cost}, but at hit ratio 0 nothing persists: a cost without a gain")
+        elif self.set_aside and not self._persists:
+            notes.append(f"{cost}, and nothing persists in them: a cost without a gain")
         return tuple(notes)
+
+    @property
+    def _persists(self) -> bool:
+        """Whether accesses under the window persist now."""
+        spec = self.spec
+        return spec is not None and spec.hit is AccessProperty.PERSISTING and spec.hit_ratio > 0
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
@@ -375,20 +370,7 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
     closes. On exit the window is turned off and persisting lines are reset; after the last stream
     of a device the limit from before is restored.
 
-    `hit_ratio`: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as
-    many as the set-aside holds, and all of them where `hit` is not "persisting".
-    `set_aside`: bytes, a share of L2 such as "25%", "fit" (what holds the window, see
-    `fit_set_aside`; above half of L2 as "off", with a note), "max", or "off" (limit 0 and no
-    window). The driver rounds up to steps of L2/16; the result has the bytes that it granted.
-    `hit`: access property of that share; with "streaming" and "normal" nothing persists.
-    `miss`: of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else
-    streaming.
-    `window`: bytes under the window, from `offset` on; or the whole buffer, where a buffer beyond
-    `accessPolicyMaxWindowSize` is refused ("error") or covered as far as possible ("clamp").
-    `offset`: bytes of the buffer before the window.
-    `where`: the carrier of the window: "stream" (every kernel on it), "graph" (the kernels of the
-    graph that the measured launch is captured into), "launch" (launches of catalogue kernels).
-    `allow_thrash`: hit ratios x bytes may be more than the set-aside.
+    `options`: the keywords of `window_request`, by the table of docs/persisting-l2.md.
     Raises `BadWindow`: an argument that is not accepted, or set_aside="off" beside another stream.
     Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or
     under MPS, where the set-aside is the server's, another one than "fit" is requested.

@@ -5,7 +5,6 @@ Sources: CUDA C++ Programming Guide, Unified Memory Programming; CUDA Runtime AP
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -246,24 +245,14 @@ def managed(
     return buffer
 
 
-def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:
+def no_migration(facts: DeviceFacts) -> str | None:
     """Return why managed pages do not migrate on demand on this device; None where they do."""
     if facts.concurrent_managed_access:
         return None
-    why = "managed memory moves as a whole at every launch"
-    system = system or _system()
-    if system == "Windows":
-        why = "on Windows the driver moves managed memory as a whole at every launch"
-    elif system == "WSL":
-        why = "under WSL the driver moves managed memory as a whole at every launch"
-    pages = "does not migrate managed pages on demand here (concurrentManagedAccess is 0)"
-    return f"{facts.name} {pages}: {why}"
-
-
-def _system() -> str:
-    if "microsoft" in platform.release().lower():
-        return "WSL"
-    return platform.system()
+    return (
+        f"{facts.name} does not migrate managed pages on demand here (concurrentManagedAccess is "
+        "0, as on Windows and under WSL): managed memory moves as a whole at every launch"
+    )
 
 
 def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
@@ -275,11 +264,6 @@ def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
         yield (
             "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, and "
             "access counters decide what migrates"
-        )
-    elif facts.pageable_memory_access:
-        yield (
-            "HMM: the GPU also faults on plain malloc memory (pageableMemoryAccess is 1); managed "
-            "memory migrates as without it"
         )
     over = 0
     for buffer in pages:

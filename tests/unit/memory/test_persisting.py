@@ -122,7 +122,7 @@ def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(
 
 
 ABOVE_HALF = (
-    "measured without a window: 25604 KiB are more than half of L2, 25 MiB, where a fitted window can be slower than none; "
+    "measured without a window: 26218496 B are more than half of L2, 25 MiB, where a fitted window can be slower than none; "
     'set_aside="max" sets one'
 )
 
