@@ -23,8 +23,6 @@ from pytest_gpumem.baselines.verdicts import judged, screened
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted, worst
 from pytest_gpumem.judging.judge import comparable, conditions, failing_in_themselves
-from pytest_gpumem.judging.latencies import base_latency as compared_latency
-from pytest_gpumem.judging.latencies import mean_latency
 from pytest_gpumem.judging.verdict import UNLIMITED, with_verdict
 from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
@@ -166,14 +164,11 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> _Content:
 # Comparing two
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A row of the second side, and its newest run of the first one."""
 
     row: Row  # judged against the first side
     before: Row | None  # None if the first side has no such row, or measured it in another way only
-    base: float | None  # seconds: mean over the processes of the first side; None without a time
-    head: float | None  # seconds: the same of the second side
 
 
 @dataclass(frozen=True)
@@ -249,8 +244,9 @@ def compare_sides(
         finding = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason)
         if why == FAILED:
             finding = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
-        bare = Row(row.nodeid, _limits(row.limits, max_regression), UNLIMITED, label=row.label)
-        judged_rows.append(with_verdict(bare, [finding], simulated=facts.simulated))
+        limits = _limits(row.limits, max_regression)
+        spoilt = replace(row, limits=limits, failed=why == FAILED, differences=())
+        judged_rows.append(with_verdict(spoilt, [finding], comparison=None))
     pairs = []
     for row in screened(judged_rows, base.baseline):
         pairs.append(_pair(row, base.baseline))
@@ -288,22 +284,12 @@ def _limits(limits: Limits, max_regression: str | None) -> Limits:
 
 def _pair(row: Row, baseline: Baseline) -> Pair:
     """Return a judged row with its newest run of the first side."""
-    measurement = row.measurement
-    runs = baseline.reference_runs(row) if measurement is not None else ()
+    runs = baseline.reference_runs(row) if row.measurement is not None else ()
     times, memory = times_of(runs), memory_of(baseline.saved(row))
-    before = base_latency = head_latency = None
-    if times or memory:
-        then = times[-1][1] if times else None
-        footprint = memory[-1] if memory else None
-        before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=footprint)
-    if measurement is not None:
-        head_latency = mean_latency([measurement])
-        if row.verdict.comparison is not None:
-            # Both sides at the launch overhead of the second, so that the change is their ratio.
-            base_latency = compared_latency(measurement, row.verdict.comparison)
-        elif times:
-            base_latency = mean_latency([run for _, run in times])
-    return Pair(row, before, base_latency, head_latency)
+    if not times and not memory:
+        return Pair(row, None)
+    before = Row(row.nodeid, Limits(), row.verdict, times[-1][1] if times else None, row.label)
+    return Pair(row, replace(before, footprint=memory[-1] if memory else None))
 
 
 def _missing(base: SideResults, head: SideResults) -> list[Omission]:

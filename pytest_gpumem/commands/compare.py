@@ -2,117 +2,58 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Pair, SetComparison, SideResults, compare_sides
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.judging.differences import differences
-from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import change, counted
+from pytest_gpumem.judging.latencies import mean_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.differences import describe
-from pytest_gpumem.reporting.row import mark, names_of
-from pytest_gpumem.reporting.table import remedies
+from pytest_gpumem.reporting.row import base_of, mark, worst_first
+from pytest_gpumem.reporting.table import table
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.units import format_share, format_time, short_bytes, sizes
+from pytest_gpumem.units import sizes
 
-HEADINGS = ("base", "head", "change", "noise hides")
 MOST = 20  # rows whose figures are listed
 
 
 def text(
     compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool
 ) -> str:
-    """Return both sides, a line for each row, what differs, and a sentence for each FAIL.
+    """Return both sides, the table of a session, a sentence for each FAIL, and what differs.
 
-    It has no trailing line break. A group of rows that the same remedy decides has one line.
+    It has no trailing line break.
     """
     compared, base, head = printable((compared, base, head))
-    compared = replace(compared, pairs=tuple(sorted(compared.pairs, key=_rank)))
-    failed = [row for row in compared.rows if row.verdict.outcome is Outcome.FAIL]
-    simulated = mark(any(row.verdict.simulated for row in compared.rows))
-
-    before = [f"base: {_what(base)}", f"head: {_what(head)}"]
-
-    after = []
-    for row in failed:
-        after.append(f"FAIL{simulated} {row.key}: {row.verdict.reason}")
-    after += remedies(compared.rows, store=False)
-    after += missing_lines(compared.missing)
+    rows = worst_first(compared.rows)
+    (facts,) = head.devices.values()
+    drawn = table(rows, facts, width=width, colour=colour, every=False, saved=True, memory=True)
+    sentences = []
+    for row in rows:
+        if row.verdict.outcome is Outcome.FAIL:
+            simulated = mark(row.verdict.simulated)
+            sentences.append(f"FAIL{simulated} {row.key}: {row.verdict.reason}")
+    sentences += missing_lines(compared.missing)
     if any(omission.may_be_meant for omission in compared.missing):
-        after.append("compare runs of the same tests")
-    if compared.no_verdict is not None and not failed:
-        after.append(f"no verdict: {compared.no_verdict}")
-    after.append(_counts(compared, simulated))
-
-    lines = [part for sentence in before for part in wrapped(sentence, width)]
-    if compared.pairs:
-        lines.append(_table(compared, width, colour))
-    lines += _differing(compared, width)
-    lines += [part for sentence in after for part in wrapped(sentence, width)]
-    return "\n".join(lines)
-
-
-def _counts(compared: SetComparison, simulated: str) -> str:
-    """Return "3 rows: 1 FAIL, 2 PASS"; the worst outcome comes first."""
-    counts = Counter[str]()
-    gone = len(lost(compared.missing))
-    if gone:
-        counts["lost"] = gone
-    for row in compared.rows:
-        counts[row.verdict.outcome.word] += 1
-    words = [f"{count} {outcome}" for outcome, count in counts.items()]
-    return f"{counted(counts.total(), 'row')}{simulated}: {', '.join(words)}"
-
-
-def _table(compared: SetComparison, width: int, colour: bool) -> str:
+        sentences.append("compare runs of the same tests")
+    if compared.no_verdict is not None:
+        sentences.append(f"no verdict: {compared.no_verdict}")
     lines = []
-    for pair, name in zip(compared.pairs, names_of(compared.rows), strict=True):
-        verdict = pair.row.verdict
-        word = f"{verdict.outcome.word}{mark(verdict.simulated)}"
-        lines.append(Line(name, _times(pair), Text(word, style=verdict.outcome.style)))
-    return Columns("test", HEADINGS, "verdict", lines).drawn(width, colour)
-
-
-def _times(pair: Pair) -> tuple[str, ...]:
-    """Return the figures of the table; of a row without times those of its peak of memory."""
-    if pair.base is None and pair.head is None:
-        return _peaks(pair)
-    base_text = "" if pair.base is None else format_time(pair.base)
-    head_text = "" if pair.head is None else format_time(pair.head)
-    comparison = pair.row.verdict.comparison
-    if comparison is None:
-        return base_text, head_text, "", ""
-    reach = "unknown" if comparison.reach is None else format_share(comparison.reach)
-    return base_text, head_text, change(comparison.delta), reach
-
-
-def _peaks(pair: Pair) -> tuple[str, ...]:
-    base = None if pair.before is None else pair.before.footprint
-    head = pair.row.footprint
-    if head is None:
-        return ("", "", "", "")
-    if base is None:
-        return ("", short_bytes(head.peak), "", "")
-    share = ""
-    if base.peak > 0 and base.peak != head.peak:
-        share = change(head.peak / base.peak - 1)
-    return (*sizes(base.peak, head.peak), share, "")
-
-
-def _rank(pair: Pair) -> tuple[int, float]:
-    comparison = pair.row.verdict.comparison
-    slower = 0.0 if comparison is None else comparison.delta
-    return pair.row.verdict.outcome.rank, -slower
+    for sentence in (f"base: {_what(base)}", f"head: {_what(head)}"):
+        lines += wrapped(sentence, width)
+    lines.append(drawn)
+    lines += _differing(compared, width)
+    for sentence in sentences:
+        lines += wrapped(sentence, width)
+    return "\n".join(lines)
 
 
 # What differs
@@ -165,12 +106,13 @@ def _differing(compared: SetComparison, width: int) -> list[str]:
 def fields(pair: Pair) -> dict[str, object]:
     """Return a row for programs: seconds, and shares as fractions."""
     row, verdict, comparison = pair.row, pair.row.verdict, pair.row.verdict.comparison
+    head = None if row.measurement is None else mean_latency([row.measurement])
     return {
         "test": row.key,
         "outcome": verdict.outcome.value,
         "code": None if verdict.code is None else verdict.code.value,
-        "base_s": pair.base,
-        "head_s": pair.head,
+        "base_s": base_of(row),
+        "head_s": head,
         "change": None if comparison is None else comparison.delta,
         "reach": None if comparison is None else comparison.reach,
         "simulated": verdict.simulated,
@@ -192,7 +134,7 @@ def as_json(
         "base": base.name,
         "head": head.name,
         "exit": code,
-        "rows": [fields(pair) for pair in sorted(compared.pairs, key=_rank)],
+        "rows": [fields(pair) for pair in compared.pairs],
         "missing": missing,
     }
 
