@@ -23,20 +23,41 @@ import msgspec
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
+SECONDS = 60.0  # how long the driver may take to answer
+
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
-_NEEDED = (
-    (
-        "pynvml",
-        "nvidia-ml-py cannot be imported: pip install nvidia-ml-py",
-    ),  # on macOS, without a driver, it is no dependency
-    ("cupy", f"CuPy is not installed: {_INSTALL}"),
-    ("cuda.bindings", f"cuda-bindings is not installed: {_INSTALL}"),
-)
+_NVML_MISSING = "nvidia-ml-py cannot be imported: pip install nvidia-ml-py"
+# On macOS, without a driver, nvidia-ml-py is no dependency.
+_NEEDED = {
+    "pynvml": _NVML_MISSING,
+    "cupy": f"CuPy is not installed: {_INSTALL}",
+    "cuda.bindings": f"cuda-bindings is not installed: {_INSTALL}",
+}
 """Modules, and what to say where one is missing."""
+_ROOT = Path(__file__).resolve().parents[3]
+# Standard library and installed packages come before the folders of the project's tests, whose
+# modules may have their names.
+_PROGRAM = (
+    "import sys; sys.path[:] = [sys.argv[2], *filter(None, sys.path), *sys.argv[3:]]; "
+    "from pytest_gpumem.devices.cuda.facts import answer; answer(int(sys.argv[1]))"
+)
 
 
 class CudaUnavailable(Exception):
     """No CUDA device can be used. The message is one line with the reason and the remedy."""
+
+
+class DriverFacts(msgspec.Struct, frozen=True):
+    """What the driver says of a device."""
+
+    facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
+    supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
+    gpus: tuple[str, ...] = ()
+    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
+    others. The second one is its peer (`places.peer_of`)."""
+    # those of them whose results are of the same device: equal `DeviceFacts.key`
+    alike: tuple[str, ...] = ()
+    linked: int = 0  # as `_linked_version`; 0 where it was not read
 
 
 @contextmanager
@@ -44,7 +65,7 @@ def asking(index: int) -> Iterator[FactsProcess | None]:
     """Start the process that asks the driver, which runs beside the block. None where there is
     nothing to ask, or where a profiler would follow the process."""
     process = None
-    if all(_installed(module) for module, _ in _NEEDED) and not Ranges().tool_attached():
+    if all(map(_installed, _NEEDED)) and not Ranges().tool_attached():
         with suppress(CudaUnavailable):  # `read_facts` reports it
             process = FactsProcess(index)
     try:
@@ -58,22 +79,20 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it
     see, and the UUIDs of all of them.
 
-    Only the driver's device queries and NVML are asked: no context comes into being, so that a
-    session that measures nothing holds no GPU memory. They are asked in a process of their own,
-    because children by fork of a process that called cuInit cannot use CUDA. A profiler would
-    follow that process: under one they are asked in this process. `process` is what `asking` gave;
-    it is closed.
+    `process`: what `asking` gave; it is closed. A profiler would follow it: under one, the driver
+    is asked in this process.
     Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no
     device or no such device.
     """
-    for module, missing in _NEEDED:
+    for module, missing in _NEEDED.items():
         if not _installed(module):
             if module == "pynvml":
                 raise CudaUnavailable(missing)
             from pytest_gpumem.devices.cuda import nvml
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
-    result = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
+    followed = Ranges().tool_attached()
+    result = query(index) if followed else (process or FactsProcess(index)).result()
     linked = result.linked or _linked_version()
     if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
@@ -81,60 +100,73 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
             f"{linked // 1000}: "
             f"update the driver or pip install 'pytest-gpumem[cuda{result.supported // 1000}]'"
         )
-    return msgspec.structs.replace(
-        result, facts=msgspec.structs.replace(result.facts, cuda=_dotted(linked))
-    )
+    facts = msgspec.structs.replace(result.facts, cuda=_dotted(linked))
+    return msgspec.structs.replace(result, facts=facts)
 
 
-class DriverFacts(msgspec.Struct, frozen=True, tag=True):
-    """What the driver says of a device."""
+class FactsProcess:
+    """Runs `answer(index)` in a process of its own; starts at once.
 
-    facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
-    supported: int  # newest version of CUDA that the driver supports, as 1000 x major + 10 x minor
-    gpus: tuple[str, ...] = ()
-    """UUIDs of all GPUs that CUDA sees: this one, those that it can copy with directly, then the
-    others. The second one is its peer (`places.peer_of`)."""
-    # those of them whose results are of the same device: equal `DeviceFacts.key`
-    alike: tuple[str, ...] = ()
-    linked: int = 0  # as `_linked_version`; 0 where it was not read
+    Raises `CudaUnavailable`: no process can be started.
+    """
 
+    def __init__(self, index: int) -> None:
+        command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
+        command += filter(None, sys.path)
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+            )
+        except OSError as error:  # such as an interpreter inside another program
+            raise CudaUnavailable(
+                f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
+            ) from None
 
-class Unavailable(msgspec.Struct, frozen=True, tag=True):
-    """Why the device cannot be used."""
+    def result(self) -> DriverFacts:
+        """Wait for the answer. Raises `CudaUnavailable`: there is none, or it says why."""
+        try:
+            out, errors = self._process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            problem = f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
+            raise CudaUnavailable(problem) from None
+        finally:
+            self.close()
+        lines = out.splitlines()
+        status = self._process.returncode
+        if status or not lines:
+            reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+            raise CudaUnavailable(
+                f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}"
+            )
+        result = msgspec.json.decode(lines[-1], type=DriverFacts | str)
+        if isinstance(result, str):
+            raise CudaUnavailable(result)
+        return result
 
-    reason: str
+    def close(self) -> None:
+        """End the process if it still runs."""
+        with self._process:  # closes its pipes, and waits
+            self._process.kill()
 
 
 def answer(index: int) -> None:
-    """Print `query(index)` as one line of JSON; `FactsProcess` runs it.
+    """Print `query(index)`, or why there is none, as one line of JSON; `FactsProcess` runs it.
 
     It reads CuPy's version too, so that the process of the tests loads no library of CUDA.
     """
-    result: DriverFacts | Unavailable
+    result: DriverFacts | str
     try:
         result = query(index)
         with suppress(ImportError):  # the process of the tests says so
             result = msgspec.structs.replace(result, linked=_linked_version())
     except CudaUnavailable as unavailable:
-        result = Unavailable(str(unavailable))
+        result = str(unavailable)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")
 
 
-def _elsewhere(index: int, process: FactsProcess | None = None) -> DriverFacts:
-    """`query(index)` by another process."""
-    process = process or FactsProcess(index)
-    try:
-        result = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
-    finally:
-        process.close()
-    if isinstance(result, Unavailable):
-        raise CudaUnavailable(result.reason)
-    return result
-
-
 def query(index: int) -> DriverFacts:
-    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`: there is no
-    driver, no device or no such device."""
+    """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`."""
     from cuda.bindings import driver
 
     count = _device_count(driver)
@@ -148,16 +180,16 @@ def query(index: int) -> DriverFacts:
             f"0{among}"
         )
     device = _value(driver.cuDeviceGet(index))
-    facts = _read(driver, device)
     others = [_value(driver.cuDeviceGet(other)) for other in range(count) if other != index]
-    direct = [other for other in others if _reach(driver, device, other)]
-    ordered = [*direct, *(other for other in others if other not in direct)]
-    every = [facts, *(_read(driver, other) for other in ordered)]
-    gpus, alike = (
-        tuple(each.uuid for each in some if each.uuid)
-        for some in (every, [each for each in every if each.key == facts.key])
+    others.sort(key=lambda other: not _reach(driver, device, other))
+    facts = _read(driver, device)
+    every = [facts, *(_read(driver, other) for other in others)]
+    return DriverFacts(
+        facts,
+        int(_value(driver.cuDriverGetVersion())),
+        gpus=tuple(each.uuid for each in every if each.uuid),
+        alike=tuple(each.uuid for each in every if each.uuid and each.key == facts.key),
     )
-    return DriverFacts(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
 
 def uuid_of(index: int) -> str:
@@ -174,8 +206,11 @@ def uuid_of(index: int) -> str:
 
 def _reach(driver: Any, device: Any, other: Any) -> bool:
     """True if two GPUs reach each other's memory."""
-    answers = (driver.cuDeviceCanAccessPeer(*pair) for pair in ((device, other), (other, device)))
-    return all(int(error) == 0 and bool(reaches) for error, reaches in answers)
+    for pair in ((device, other), (other, device)):
+        error, reaches = driver.cuDeviceCanAccessPeer(*pair)
+        if int(error) != 0 or not reaches:
+            return False
+    return True
 
 
 def _installed(module: str) -> bool:
@@ -204,9 +239,7 @@ def _linked_version() -> int:
     read without cuInit."""
     try:
         # `cupy.cuda.runtime` without the rest of CuPy, which is imported with the device
-        from cupy_backends.cuda.api import (
-            runtime,
-        )
+        from cupy_backends.cuda.api import runtime
     except ImportError:  # where CuPy itself has to find the libraries first
         from cupy.cuda import runtime
 
@@ -229,18 +262,25 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     name, profile = _name(driver, device)
     bus_id = _text(_value(driver.cuDeviceGetPCIBusId(32, device)))
     handle = nvml.handle(bus_id)
-    shared = {"integrated": bool(attribute("INTEGRATED"))}
-    shared["host_page_tables"] = bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
-    link, link_bandwidth = _link(handle, **shared) if handle is not None else (None, None)
+    integrated = bool(attribute("INTEGRATED"))
+    host_page_tables = bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
+    link: tuple[str | None, float | None] = None, None
+    if handle is not None:
+        # The largest that GPU and slot can do together: the current generation drops while the
+        # GPU idles.
+        generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0
+        width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0
+        if integrated or host_page_tables or (generation and width):
+            link = host_link(
+                generation, width, integrated=integrated, host_page_tables=host_page_tables
+            )
     # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
     clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
+    major, minor = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
     return DeviceFacts(
         name=name,
         simulated=False,
-        compute_capability=(
-            attribute("COMPUTE_CAPABILITY_MAJOR"),
-            attribute("COMPUTE_CAPABILITY_MINOR"),
-        ),
+        compute_capability=(major, minor),
         sm_count=attribute("MULTIPROCESSOR_COUNT"),
         max_threads_per_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
         memory_bytes=int(_value(driver.cuDeviceTotalMem(device))),
@@ -254,18 +294,18 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),
         concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),
         pageable_memory_access=bool(attribute("PAGEABLE_MEMORY_ACCESS")),
-        integrated=shared["integrated"],
+        integrated=integrated,
         shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
         max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,
-        host_page_tables=shared["host_page_tables"],
+        host_page_tables=host_page_tables,
         uuid=_uuid(driver, device, profile),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
         driver=nvml.answer(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
-        link=link,
-        link_bandwidth=link_bandwidth,
+        link=link[0],
+        link_bandwidth=link[1],
         sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
         pci_bus_id=bus_id,
     )
@@ -276,19 +316,6 @@ def split_mig(name: str) -> tuple[str, str | None]:
     both."""
     match = re.fullmatch(r"(.+?) MIG (\S+)", name)
     return (match[1], match[2]) if match else (name, None)
-
-
-def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
-    import pynvml
-
-    from pytest_gpumem.devices.cuda import nvml
-
-    # The largest that GPU and slot can do together: the current generation drops while the GPU
-    # idles.
-    generation = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    width = nvml.answer(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    known = any(shared.values()) or (generation and width)
-    return host_link(generation or 0, width or 0, **shared) if known else (None, None)
 
 
 def _name(driver: Any, device: Any) -> tuple[str, str | None]:
@@ -315,68 +342,3 @@ def _value(result: Any) -> Any:
 
 def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-SECONDS = 60.0  # how long the driver may take to answer
-
-_ROOT = Path(__file__).resolve().parents[3]
-# Standard library and installed packages come before the folders of the project's tests, whose
-# modules may have their names.
-_PROGRAM = (
-    "import sys; sys.path[:] = [sys.argv[2], *filter(None, sys.path), *sys.argv[3:]]; "
-    "from pytest_gpumem.devices.cuda.facts import answer; answer(int(sys.argv[1]))"
-)
-
-
-class FactsProcess:
-    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`:
-    no process can be started."""
-
-    def __init__(self, index: int) -> None:
-        command = [
-            sys.executable,
-            "-S",
-            "-c",
-            _PROGRAM,
-            str(index),
-            str(_ROOT),
-            *filter(None, sys.path),
-        ]
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        except (
-            OSError
-        ) as error:  # such as an interpreter inside another program, which has no file of its own
-            raise CudaUnavailable(
-                f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
-            ) from None
-
-    def answer(self) -> bytes:
-        """The line that it printed. Raises `CudaUnavailable`: it took longer than `SECONDS`, or
-        ended without a line."""
-        try:
-            out, errors = self._process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            raise CudaUnavailable(
-                f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
-            ) from None
-        finally:
-            self.close()
-        lines = out.splitlines()
-        if self._process.returncode or not lines:
-            reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise CudaUnavailable(
-                f"the process that asks the NVIDIA driver ended with {self._process.returncode}: "
-                f"{reason[-1]}"
-            )
-        return lines[-1]
-
-    def close(self) -> None:
-        """End the process if it still runs."""
-        self._process.kill()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
-        self._process.wait()

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,22 @@ from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 LISTED = 0.05
 """Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven
 times as long as all else."""
+# Left out, because they do not say that a running kernel is slowed below what was asked for:
+# GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
+_SLOWING = {
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+}
 
 T = TypeVar("T")
+
+
+class NvmlUnavailable(Exception):
+    """NVML cannot read the card. The message is one line with the reason."""
 
 
 def answer(query: Callable[..., T], *arguments: Any) -> T | None:
@@ -44,30 +59,9 @@ def handle(pci_bus_id: str | None) -> Any | None:
     """Handle of the GPU at a PCI bus id, or None without NVML. NVML numbers devices by PCI order
     and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.
     """
-    return (
-        answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
-        if pci_bus_id is not None and present()
-        else None
-    )
-
-
-def _running(gpu: Any, facts: DeviceFacts) -> list[Any] | None:
-    """The processes with a context on a GPU, or on the MIG instance that is measured."""
-    if gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
-        gpu = answer(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
-    return None if gpu is None else answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
-
-
-# Left out, because they do not say that a running kernel is slowed below what was asked for:
-# GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
-_SLOWING = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
-}
+    if pci_bus_id is None or not present():
+        return None
+    return answer(pynvml.nvmlDeviceGetHandleByPciBusId, pci_bus_id)
 
 
 class ConditionReader:
@@ -86,17 +80,26 @@ class ConditionReader:
         now = time.monotonic()
         if now - self._listed > LISTED:
             self._listed, self._others = now, self._count_others()
+        clock = pynvml.nvmlDeviceGetClockInfo
+        sensor = pynvml.NVML_TEMPERATURE_GPU
         return Conditions(
-            **_readings(gpu),
-            throttle_reasons=reason_names(clock_reasons(gpu)),
+            sm_clock_hz=_scaled(1e6, clock, gpu, pynvml.NVML_CLOCK_SM),
+            memory_clock_hz=_scaled(1e6, clock, gpu, pynvml.NVML_CLOCK_MEM),
+            temperature_c=_scaled(1.0, pynvml.nvmlDeviceGetTemperature, gpu, sensor),
+            power_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
+            throttle_reasons=_throttle_reasons(gpu),
             other_processes=self._others,
         )
 
     def _count_others(self) -> int | None:
-        running = _running(self._gpu, self._facts)
+        """Count the other processes with a context on the GPU or MIG instance."""
+        gpu, facts = self._gpu, self._facts
+        if facts.mig_profile is not None and facts.uuid is not None:
+            gpu = answer(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+        running = answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) if gpu else None
         if running is None:
             return None
-        pids = {p.pid for p in running}
+        pids = {process.pid for process in running}
         if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
             # The processes that wait for this one, and those that wait for their turn, may have
             # contexts, and do nothing with them.
@@ -109,21 +112,18 @@ class ConditionReader:
 
 def _parent(pid: int) -> int | None:
     """The parent of a process; None if the operating system does not report it."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         # The name before it, in brackets, may hold anything.
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-        )
-    except (OSError, ValueError, IndexError):
-        return None
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(status.rpartition(")")[2].split()[1])
+    return None
 
 
-def clock_reasons(gpu: Any) -> int | None:
-    """NVML's mask of why the clocks are what they are; None where the driver does not say."""
+def _throttle_reasons(gpu: Any) -> tuple[str, ...] | None:
     mask: int | None = answer(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     if mask is None:  # drivers before 535 know the call by its older name
         mask = answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
-    return mask
+    return reason_names(mask)
 
 
 def reason_names(mask: int | None) -> tuple[str, ...] | None:
@@ -134,19 +134,14 @@ def reason_names(mask: int | None) -> tuple[str, ...] | None:
 
 
 def other_processes(pids: Any, this_process: int) -> int | None:
-    """The number of other processes with a context; None if the list lacks `own`, which has one. In
-    a container NVML lists the host's process numbers, or none."""
+    """The number of other processes with a context; None if the list lacks this process, which has
+    one. In a container NVML lists the host's process numbers, or none."""
     listed = set(pids)
     return len(listed) - 1 if this_process in listed else None
 
 
-class NvmlUnavailable(Exception):
-    """NVML cannot read the card. The message is one line with the reason."""
-
-
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id; the first one that the driver manages where there is none to ask
-    for.
+    """The card at a PCI bus id; the first one that the driver manages where it is None.
     Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no
     such card.
     """
@@ -154,59 +149,36 @@ def read_card(pci_bus_id: str | None) -> Card:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NvmlUnavailable(str(error)) from None
-    count = answer(pynvml.nvmlDeviceGetCount) or 0
     try:
         if pci_bus_id is None:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
         else:
             gpu = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id)
     except pynvml.NVMLError as error:
+        count = answer(pynvml.nvmlDeviceGetCount) or 0
         which = f"at {pci_bus_id}" if pci_bus_id else "to look at"
         raise NvmlUnavailable(f"of {count} cards, none {which}: {error}") from None
-    return _read(gpu)
-
-
-def _read(gpu: Any) -> Card:
     mig, _ = answer(pynvml.nvmlDeviceGetMigMode, gpu) or (None, None)
     return Card(
         name=answer(pynvml.nvmlDeviceGetName, gpu),
-        mig=_flag(mig),
-        throttle_reasons=reason_names(clock_reasons(gpu)),
+        mig=None if mig is None else mig == pynvml.NVML_FEATURE_ENABLED,
+        throttle_reasons=_throttle_reasons(gpu),
         processes=_processes(gpu),
     )
-
-
-def _readings(gpu: Any) -> dict[str, float | None]:
-    """Clocks, temperature and power for `Conditions`."""
-    return {
-        "sm_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        "memory_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
-        "temperature_c": _scaled(
-            1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU
-        ),
-        "power_w": _scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
-    }
-
-
-def _flag(value: int | None) -> bool | None:
-    return None if value is None else value == pynvml.NVML_FEATURE_ENABLED
-
-
-def _scaled(unit: float, query: Callable[..., int], *arguments: Any) -> float | None:
-    value = answer(query, *arguments)
-    return None if value is None else value * unit
 
 
 def _processes(gpu: Any) -> tuple[CardProcess, ...] | None:
     running = answer(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu)
     if running is None:
         return None
-    return tuple(
-        CardProcess(
-            process.pid,
-            answer(pynvml.nvmlSystemGetProcessName, process.pid) or None,
-            process.usedGpuMemory,
-        )
-        for process in running
-        if process.pid != os.getpid()
-    )
+    processes = []
+    for process in running:
+        if process.pid != os.getpid():
+            name = answer(pynvml.nvmlSystemGetProcessName, process.pid) or None
+            processes.append(CardProcess(process.pid, name, process.usedGpuMemory))
+    return tuple(processes)
+
+
+def _scaled(unit: float, query: Callable[..., int], *arguments: Any) -> float | None:
+    value = answer(query, *arguments)
+    return None if value is None else value * unit
