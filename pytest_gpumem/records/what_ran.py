@@ -37,7 +37,7 @@ class Step(Record, frozen=True, omit_defaults=True):
 
     kind: StepKind  # What it does
     name: str = ""
-    """A kernel's name as CUDA reports it; a copy's direction, one of `uses.COPY_KINDS`; what a
+    """A kernel's name as CUDA reports it; a copy's direction, such as "H2D"; what a
     synchronisation waits for: "device", "stream" or "event"."""
     code: str | None = None
     """SHA-256 of the image of a kernel's module, or on the simulated device of source and model."""
@@ -49,9 +49,10 @@ class Step(Record, frozen=True, omit_defaults=True):
     """Arguments of a kernel, in order; None where the device does not tell them."""
     registers: Count | None = None  # Registers of a thread
     local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
-    source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
+    source: str | None = None  # Memory that a copy reads, such as "pinned"
     memory: str | None = None
-    """Memory that a copy or memset writes, one of `uses.MEMORY_KINDS`."""
+    """Memory that a copy or memset writes: "pageable", "pinned", "device", "array", "managed" or
+    "unknown"."""
     nbytes: Bytes | None = None  # Bytes that are copied or set
     window: str | None = None  # Access-policy window of the launch, without its address
     stream: Count | None = None

@@ -61,7 +61,7 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
 
 def test_simulated_session_imports_no_cuda_package(pytester: pytest.Pytester) -> None:
     on = modules_after(pytester, "--gpumem", "--gpumem-device", "sim", "-p", "no:cacheprovider")
-    assert "pytest_gpumem.devices.simulated.device" in on
+    assert "pytest_gpumem.devices.simulated.datasheets" in on
     assert not on & {"cupy", "cuda", "pynvml"}
 
 

@@ -1,13 +1,10 @@
-"""CUPTI through `cupti-python` (the extra `cupti13`): activity records of kernels, copies and
-memsets, and callbacks.
+"""CUPTI through `cupti-python` (the extra `cupti13`): who has it, and callbacks.
 
-Records need no permission for counters. They hold names, times and launch shapes, no hardware
-counts. All callbacks of the process come through one subscriber, because CUPTI serves one at a
-time. They come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 have
-other attributes.
-Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum
-CUpti_ActivityMemoryKind; Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData.
-Python, sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
+All callbacks of the process come through one subscriber, because CUPTI serves one at a time. They
+come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and those of 13.4 have other
+attributes. Records of activity are read by `counters`.
+Sources: CUPTI, Callback API, `cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python,
+sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
 """
 
 from __future__ import annotations
@@ -23,46 +20,10 @@ from functools import cache
 from typing import Any
 
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.records.uses import COPY_KINDS, CopyUse
 
 USE_KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
 """CUpti_ActivityKind of kernels, copies, copies between devices and memsets. The kind KERNEL would
 run kernels one after another."""
-
-_MEMORY = {
-    "PAGEABLE": "pageable",
-    "PINNED": "pinned",
-    "DEVICE": "device",
-    "ARRAY": "array",
-    "MANAGED": "managed",
-    "DEVICE_STATIC": "device",
-    "MANAGED_STATIC": "managed",
-}
-
-
-def copy_use(cupti: Any, record: Any) -> CopyUse:
-    """A record of a copy as plain values."""
-    name = cupti.ActivityMemcpyKind(int(record.copy_kind)).name  # "HTOD", "PTOP"
-    kind = name.replace("TO", "2")
-    return CopyUse(
-        kind=kind if kind in COPY_KINDS else "other",
-        source=memory_kind(cupti, record.src_kind),
-        destination=memory_kind(cupti, record.dst_kind),
-        count=1,
-        nbytes=int(record.bytes),
-    )
-
-
-def memset_use(cupti: Any, record: Any) -> CopyUse:
-    """A record of a memset as plain values."""
-    return CopyUse("memset", "", memory_kind(cupti, record.memory_kind), 1, int(record.bytes))
-
-
-def memory_kind(cupti: Any, kind: int) -> str:
-    """CUPTI's kind of memory in our words."""
-    known = {int(member): member.name for member in cupti.ActivityMemoryKind}
-    return _MEMORY.get(known.get(int(kind), ""), "unknown")
-
 
 _INT = ctypes.c_int.from_address
 
@@ -95,9 +56,8 @@ class ApiCall(ctypes.Structure):
 
 
 Receive = Callable[[int, int], None]
-"""A receiver. It is called with the id of a callback and the address of its data, in the calling
-thread, before the call returns. `Callbacks` catches its errors and passes them to `lost`.
-"""
+"""A receiver: called with the id of a callback and the address of its data, in the calling thread,
+before the call returns."""
 # CUpti_CallbackFunc
 _CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
@@ -105,7 +65,6 @@ _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _ENABLE = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
 )
-
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
@@ -146,20 +105,19 @@ class _Subscription:
         self._handle = ctypes.c_void_p()
         # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0.
         subscribe = _SUBSCRIBE(self._functions["__cuptiSubscribe"])
-        self._checked(subscribe(ctypes.addressof(self._handle), called, None))
+        self._check(subscribe(ctypes.addressof(self._handle), called, None))
         self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
 
-    def _checked(self, result: int) -> None:
+    def _check(self, result: int) -> None:
         if result:
             raise self._cupti.cuptiError(result)
 
     def enable(self, key: tuple[int, int], *, on: bool = True) -> None:
         """Have one callback, of a domain and an id, or no longer."""
-        self._checked(self._enable(on, self._handle, *key))
+        self._check(self._enable(on, self._handle, *key))
 
     def end(self) -> None:
-        """Have no more callbacks."""
-        self._checked(_UNSUBSCRIBE(self._functions["__cuptiUnsubscribe"])(self._handle))
+        self._check(_UNSUBSCRIBE(self._functions["__cuptiUnsubscribe"])(self._handle))
 
 
 class Callbacks:
@@ -170,7 +128,7 @@ class Callbacks:
         self._subscription: _Subscription | None = None
         self._users = 0  # receivers that were added, and passes that hold CUPTI
         self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
-        self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
+        self._at_end: dict[tuple[int, int], tuple[Receive, ...]] = {}
         self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}
         self._lost: dict[Receive, Callable[[str], None]] = {}
         atexit.register(self._forget)  # a callback after Python's end would crash
@@ -206,8 +164,8 @@ class Callbacks:
 
         try:
             for key in keys:
-                first = key not in self._receivers
-                self._receivers[key] = (*self._receivers.get(key, ()), receive)
+                first = key not in self._at_end
+                self._at_end[key] = (*self._at_end.get(key, ()), receive)
                 if begins:
                     self._at_begin[key] = (*self._at_begin.get(key, ()), receive)
                 if first and self._subscription is not None:
@@ -220,9 +178,7 @@ class Callbacks:
     @contextmanager
     def held(self) -> Iterator[Any]:
         """Hold CUPTI inside the block, so that no record of another tool is taken; yields its
-        module.
-        Raises `NotCounted`: as `add`.
-        """
+        module. Raises `NotCounted`: as `add`."""
         cupti = self._open()
         try:
             yield cupti
@@ -261,7 +217,7 @@ class Callbacks:
             self._miss("the process forked")
 
     def _forget_receivers(self) -> None:
-        self._receivers.clear()
+        self._at_end.clear()
         self._at_begin.clear()
 
     def _forget(self) -> None:
@@ -274,14 +230,14 @@ class Callbacks:
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
-            for receivers in (self._receivers, self._at_begin):
+            for receivers in (self._at_end, self._at_begin):
                 left = tuple(other for other in receivers.pop(key, ()) if other is not receive)
                 if left:
                     receivers[key] = left
-            if key not in self._receivers and self._subscription is not None:
+            if key not in self._at_end and self._subscription is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
                     self._subscription.enable(key, on=False)
-        if not any(receive in receivers for receivers in self._receivers.values()):
+        if not any(receive in receivers for receivers in self._at_end.values()):
             self._lost.pop(receive, None)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
@@ -289,8 +245,7 @@ class Callbacks:
             _RaisedAgain.install()  # pytest before 8.4 has its own in each test
         # The data of a resource begin with the address of its context, which has no site: its
         # receivers take either.
-        at_end = _INT(address).value
-        receivers = self._receivers if at_end else self._at_begin
+        receivers = self._at_end if _INT(address).value else self._at_begin
         for receive in receivers.get((domain, number), ()):
             try:
                 receive(number, address)
@@ -299,6 +254,8 @@ class Callbacks:
                 if lost is not None:
                     lost(f"a call could not be read: {error}")
 
+
+CALLBACKS = Callbacks()  # the callbacks of this process
 
 _raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_later.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -325,10 +282,8 @@ class _RaisedAgain:
             sys.unraisablehook = hook.previous
 
     def __call__(self, unraisable: Any) -> None:
-        trace = unraisable.exc_traceback
-        if (
-            trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__
-        ):  # the object is None from Python 3.13 on
+        trace = unraisable.exc_traceback  # the object is None from Python 3.13 on
+        if trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__:
             self.previous(unraisable)
             return
         error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type
@@ -337,9 +292,6 @@ class _RaisedAgain:
         # raises it, so the unpacking, which is neither, stays last.
         again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
         (_,) = map(_raise_later, (threading.get_ident(),), (again,))
-
-
-CALLBACKS = Callbacks()  # the callbacks of this process
 
 
 def words(address: int, count: int) -> tuple[int, ...]:

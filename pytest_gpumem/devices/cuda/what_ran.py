@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.cuda.cupti import USE_KINDS, copy_use, memset_use
+from pytest_gpumem.devices.cuda.cupti import USE_KINDS
 from pytest_gpumem.devices.cuda.graph_nodes import Kernel
 from pytest_gpumem.devices.cuda.modules import MODULES, Launch, UnknownModule
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
@@ -29,6 +29,16 @@ _WAITS = {
     "EVENT_SYNCHRONIZE": "event",
 }
 """What the host waits for, by CUpti_ActivitySynchronizationType."""
+_MEMORY = {
+    "PAGEABLE": "pageable",
+    "PINNED": "pinned",
+    "DEVICE": "device",
+    "ARRAY": "array",
+    "MANAGED": "managed",
+    "DEVICE_STATIC": "device",
+    "MANAGED_STATIC": "managed",
+}
+"""CUpti_ActivityMemoryKind in our words."""
 # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
 _WINDOW = struct.Struct("<QQfii")
 # CUaccessProperty
@@ -62,16 +72,16 @@ class PassRecords:
                 return
             step = Step(StepKind.SYNCHRONISATION, name)
         elif kind == "MEMSET":
-            use = memset_use(cupti, record)
-            step = Step(StepKind.MEMSET, memory=use.destination, nbytes=use.nbytes)
+            memory = _memory_kind(cupti, record.memory_kind)
+            step = Step(StepKind.MEMSET, memory=memory, nbytes=int(record.bytes))
         else:
-            use = copy_use(cupti, record)
+            direction = cupti.ActivityMemcpyKind(int(record.copy_kind)).name  # "HTOD", "PTOP"
             step = Step(
                 StepKind.COPY,
-                use.kind,
-                source=use.source,
-                memory=use.destination,
-                nbytes=use.nbytes,
+                direction.replace("TO", "2"),
+                source=_memory_kind(cupti, record.src_kind),
+                memory=_memory_kind(cupti, record.dst_kind),
+                nbytes=int(record.bytes),
             )
         stream = int(record.stream_id)
         if stream != _NO_STREAM:
@@ -180,3 +190,8 @@ def _window(address: int) -> str | None:
     normal = AccessProperty.NORMAL
     hit_property, miss_property = _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)
     return WindowSpec(base, nbytes, ratio, hit_property, miss_property).words
+
+
+def _memory_kind(cupti: Any, kind: int) -> str:
+    known = {int(member): member.name for member in cupti.ActivityMemoryKind}
+    return _MEMORY.get(known.get(int(kind), ""), "unknown")

@@ -57,7 +57,7 @@ def prefix(allocation: Allocation, dtype: str, size: int) -> NDArray[Any]:
 
 
 def memory_name(allocation: Allocation) -> str:
-    """Return the kind of an allocation, one of `uses.MEMORY_KINDS`."""
+    """Return the kind of an allocation as in `Step.memory`."""
     return "pinned" if allocation.kind.locked else allocation.kind.value
 
 
