@@ -204,7 +204,7 @@ def _settings(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
     if figure == "memory":
         assert row.footprint is not None
         # Else of libraries alone.
-        return {"the driver's allocations watched": row.footprint.driver_peak is not None}
+        return {"the driver's allocations watched": row.footprint.driver_watched}
     measurement = row.measurement
     assert measurement is not None
     moved = measurement.moved_bytes

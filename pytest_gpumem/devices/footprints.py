@@ -28,12 +28,12 @@ from pytest_gpumem.devices.memory_events import (
     Growth,
     MemoryLog,
     Series,
+    Source,
     account,
     claim,
     live_of,
     pool_growth,
 )
-from pytest_gpumem.devices.sources import Source
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 
@@ -362,8 +362,8 @@ class MemoryWatch:
         return Footprint(
             peak=peak,
             peak_bound=most if most > peak else None,
-            uses=self._sorted(uses.values()),
-            driver_peak=accounts.driver_peak if driver else None,
+            uses=tuple(sorted(uses.values(), key=_order)),
+            driver_watched=driver,
             bound=self._bound(uses.values()),
             watched=("fixtures", *footprints.running),
             not_watched=tuple(not_watched),
@@ -405,14 +405,6 @@ class MemoryWatch:
             return None
         return before.unused + max(grown, pool_growth(changes, series))
 
-    def _sorted(self, uses: Iterable[MemoryUse]) -> tuple[MemoryUse, ...]:
-        """Return the uses with their sources, by kind, the largest first."""
-        methods = {FIXTURES: "fixtures"}
-        for source in self._footprints.running.values():
-            methods[DRIVER if source is self._driver else source.name] = source.method
-        named = [replace(use, source=methods.get(use.library, "")) for use in uses]
-        return tuple(sorted(named, key=lambda use: (use.kind, -use.peak, use.library)))
-
     def _bound(self, uses: Iterable[MemoryUse]) -> int | None:
         """Return what the free memory of the device tells beyond what is known."""
         now = None if self._free is None else self._footprints.free_bytes()
@@ -449,6 +441,10 @@ class MemoryWatch:
             watches.remove(self)
             if not watches:
                 self._log.clear()
+
+
+def _order(use: MemoryUse) -> tuple[str, int, str]:
+    return use.kind, -use.peak, use.library
 
 
 def _place(kind: MemoryKind) -> MemoryPlace | None:

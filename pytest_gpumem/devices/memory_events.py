@@ -1,4 +1,4 @@
-"""Single allocations and frees of all sources, and the footprint that they add up to. Pure.
+"""Single allocations and frees of all sources of memory, and what they add up to. Pure.
 
 Layers keep memory from counting twice. The *driver* gives out memory. A library's pool takes
 *segments* of it. Inside them lie the library's arrays, the *use*. Memory of the driver that is no
@@ -7,8 +7,8 @@ pool's segment is a use as well, and so is a *fixture*'s buffer.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from pytest_gpumem.records.footprint import DRIVER, MemoryPlace, MemoryUse
-from pytest_gpumem.units import MiB
 
 Layer = Literal["use", "segment", "driver", "fixture"]
 Line = tuple[str, int, str]  # file, line and function
@@ -27,10 +26,6 @@ Growth = dict[Series, int]  # bytes by which libraries use more than before
 
 NO_LINE: Line = ("", 0, "")
 SEGMENT_DELAY = 1e-3  # seconds by which the clocks of a pool and of the driver may differ
-_PAGE = 2 * MiB  # in which device memory is mapped
-_OWN_PAGES = 1 * MiB
-"""Bytes from which on an allocation has pages of its own: 200 of 1 MiB + 512 B take 398 MiB (H100).
-Smaller ones share pages."""
 
 
 class Figures(NamedTuple):
@@ -165,7 +160,6 @@ class Accounts:
     """The sums of an interval of a log."""
 
     peak: int  # most bytes of device memory in use at once
-    driver_peak: int  # most bytes of device memory that the driver gave out at once, in whole pages
     uses: Mapping[Series, MemoryUse]
     changes: Sequence[Change]
     until_peak: int  # changes up to the peak
@@ -185,39 +179,23 @@ def account(changes: Sequence[Change]) -> Accounts:
     """Add up an interval of a log."""
     uses = defaultdict[Series, list[int]](list)  # bytes of each change
     device = peak = until_peak = 0
-    pages = shared = driver_peak = 0
     for number, change in enumerate(changes, 1):
-        event, on_device = change.of, change.series[1] == "device"
-        if on_device and event is not None and event.layer in ("driver", "fixture"):
-            if event.nbytes >= _OWN_PAGES:
-                count = math.ceil(event.nbytes / _PAGE)
-                pages += count if change.nbytes > 0 else -count
-            else:
-                shared += change.nbytes
-            driver_peak = max(driver_peak, (pages + math.ceil(shared / _PAGE)) * _PAGE)
         if not change.counts:
             continue
         uses[change.series].append(change.nbytes)
-        if on_device:
+        if change.series[1] == "device":
             device += change.nbytes
             if device > peak:
                 peak, until_peak = device, number
-    at_peak = Counter[Series]()
-    for change in changes[:until_peak]:
-        if change.counts:
-            at_peak[change.series] += change.nbytes
-    records = {}
-    for series, sizes in uses.items():
-        records[series] = _memory_use(series, sizes, at_peak[series])
-    return Accounts(peak, driver_peak, records, changes, until_peak)
+    records = {series: _memory_use(series, sizes) for series, sizes in uses.items()}
+    return Accounts(peak, records, changes, until_peak)
 
 
-def _memory_use(series: Series, changes: Sequence[int], at_peak: int) -> MemoryUse:
+def _memory_use(series: Series, changes: Sequence[int]) -> MemoryUse:
     allocated = [nbytes for nbytes in changes if nbytes > 0]
     return MemoryUse(
         *series,
         peak=max(0, *accumulate(changes)),
-        at_peak=max(0, at_peak),
         kept=sum(changes),
         allocations=len(allocated),
         largest=max(allocated, default=0),
@@ -278,3 +256,47 @@ def live_of(changes: Iterable[Change]) -> tuple[AllocationEvent, ...]:
         else:
             living.pop(id(change.of), None)
     return tuple(sorted(living.values(), key=attrgetter("nbytes"), reverse=True))
+
+
+class Source(ABC):
+    """Something that reports memory: the driver, or the allocator of a library."""
+
+    name: str  # as in `Footprint.watched`
+    lost: Callable[[str], None]
+    """Takes the reason when it did not report for a while. A watch that is open then is not read;
+    of a library, by its counts alone."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """True if its library is in use. Imports nothing."""
+
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
+        """Report into `log` from now on, also after a `stop`.
+
+        Returns the reason if it cannot report single allocations. Its figures count all the same.
+        """
+        return None
+
+    def drain(self) -> None:
+        """Report what has happened up to now, where it is not reported at once."""
+        return
+
+    def figures(self) -> Mapping[Series, Figures]:
+        """The library's own counts now."""
+        return {}
+
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
+        """Give back what it keeps for reuse and cannot tell from what is used.
+
+        `kept`: allocations of the driver that live, and that no pool is known to have made.
+        Returns False if nothing has changed.
+        """
+        return False
+
+    def alive(self, allocated: AllocationEvent) -> bool:
+        """False if an allocation is surely freed: frees inside `paused` were not reported."""
+        return True
+
+    def stop(self) -> None:
+        """Report no longer."""
+        return

@@ -101,7 +101,7 @@ def _max_peak_regression(check: FootprintCheck) -> LimitResult:
 
 def comparable(footprint: Footprint, other: Footprint) -> bool:
     """True if the driver's allocations were seen on both sides, or on neither."""
-    return (footprint.driver_peak is None) == (other.driver_peak is None)
+    return footprint.driver_watched == other.driver_watched
 
 
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ def _of_bytes(check: FootprintCheck, fixtures_alone: bool) -> LimitResult:
     unseen = ""
     if footprint.bound:
         unseen = f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken"
-    elif footprint.driver_peak is None and (footprint.bound is None or not at_the_end):
+    elif not footprint.driver_watched and (footprint.bound is None or not at_the_end):
         unseen = "memory that the driver gave and got back meanwhile was not seen"
     elif footprint.peak_bound is not None and not at_the_end:
         highest = dataclasses.replace(

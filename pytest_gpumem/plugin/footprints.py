@@ -170,7 +170,7 @@ class FootprintFeature(Feature):
             return
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
-        elif watched.shows_memory and footprint.driver_peak is None:
+        elif watched.shows_memory and not footprint.driver_watched:
             unseen = "; ".join(footprint.not_watched)
             self._say_once(f"footprint: not all is watched from {item.nodeid} on: {unseen}")
         judge_the_end(item, watched, footprint)

@@ -27,8 +27,6 @@ class MemoryUse(Record, frozen=True):
     fixtures."""
     kind: MemoryPlace  # Where the memory lies
     peak: Bytes = 0  # Most bytes in use at once, above those before the test
-    at_peak: Bytes = 0
-    """Bytes in use when the device memory of all libraries together was at its peak."""
     kept: ByteChange = 0
     """Bytes in use at the end, above those before the test. Below 0 if it freed earlier memory."""
     allowed: Bytes = 0  # Bytes in use at the end besides, from lines that `allow_kept` names
@@ -36,9 +34,6 @@ class MemoryUse(Record, frozen=True):
     """Bytes that the library's pool holds at the end and nobody uses, above those before."""
     allocations: Count = 0  # Number of allocations
     largest: Bytes = 0  # Bytes of the largest allocation
-    source: str = ""
-    """Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator
-    statistics", "fixtures"."""
 
 
 class Site(Record, frozen=True):
@@ -70,9 +65,7 @@ class Footprint(Record, frozen=True):
 
     peak: Bytes  # Most bytes of device memory in use at once, above those before the test
     uses: tuple[MemoryUse, ...] = ()  # By library and kind; what was not touched is missing
-    driver_peak: Bytes | None = None
-    """Most bytes of device memory that the driver gave out at once, in pages of 2 MiB, with pools'
-    reserves: what the GPU must have free. None where the driver was not watched."""
+    driver_watched: bool = False  # Each allocation of the driver was reported
     peak_bound: Bytes | None = None
     """The most that the peak can be, where that of a library is not known."""
     bound: Bytes | None = None

@@ -33,9 +33,9 @@ from pytest_gpumem.devices.memory_events import (
     Figures,
     MemoryLog,
     Series,
+    Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.sources import Source
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 
@@ -117,7 +117,6 @@ class DriverMemory(Source):
     """The source of the driver's allocations for one device."""
 
     name = "CUPTI"
-    method = "CUPTI"
 
     def __init__(self, index: int) -> None:
         self._index = index

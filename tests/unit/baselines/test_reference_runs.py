@@ -55,7 +55,7 @@ def saved_run(day: float, saved: SavedRow, facts: DeviceFacts = FACTS) -> SavedR
 
 
 def of_peak(peak: int) -> Footprint:
-    return Footprint(peak, driver_peak=peak, watched=("CUPTI",))
+    return Footprint(peak, driver_watched=True, watched=("CUPTI",))
 
 
 def baseline(

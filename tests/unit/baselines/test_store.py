@@ -66,7 +66,7 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
     full = Footprint(
         4096,
         (use,),
-        driver_peak=8192,
+        driver_watched=True,
         watched=("CUPTI",),
         notes=("a",),
     )

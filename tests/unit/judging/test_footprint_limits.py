@@ -15,7 +15,7 @@ from pytest_gpumem.units import GiB, MiB
 
 
 def footprint(peak: int = 0, *uses: MemoryUse, **fields: Any) -> Footprint:
-    return Footprint(peak, uses, watched=("CUPTI",), driver_peak=0, **fields)
+    return Footprint(peak, uses, watched=("CUPTI",), driver_watched=True, **fields)
 
 
 def judged(

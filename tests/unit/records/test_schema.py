@@ -88,7 +88,7 @@ ROW = Row(
                 largest=2**21,
             ),
         ),
-        driver_peak=2**22,
+        driver_watched=True,
         not_watched=("PyTorch: its history is off",),
     ),
 )

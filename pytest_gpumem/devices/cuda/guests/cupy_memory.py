@@ -19,8 +19,14 @@ import cupy
 
 from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.memory_events import NO_LINE, AllocationEvent, Figures, MemoryLog, Series
-from pytest_gpumem.devices.sources import Source
+from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
+    AllocationEvent,
+    Figures,
+    MemoryLog,
+    Series,
+    Source,
+)
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")
@@ -91,7 +97,6 @@ class CupyMemory(Source):
     """The source of CuPy's memory on one device."""
 
     name = NAME
-    method = "memory hook"
 
     def __init__(self, index: int) -> None:
         self._index = index

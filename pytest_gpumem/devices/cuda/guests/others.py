@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series
-from pytest_gpumem.devices.sources import Source
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series, Source
 
 
 class RmmMemory(Source):
@@ -21,7 +20,6 @@ class RmmMemory(Source):
     comes from no pool or from managed memory."""
 
     name = "RMM"
-    method = "allocator statistics"
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -84,7 +82,6 @@ class JaxMemory(Source):
     """The statistics of JAX's allocator on one device. Its peak is that of the process."""
 
     name = "JAX"
-    method = "allocator statistics"
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -118,7 +115,6 @@ class NumbaMemory(Source):
     """Frees what Numba has put off: it frees late, several allocations at a time."""
 
     name = "Numba"
-    method = "CUPTI"
 
     def ready(self) -> bool:
         return _module("numba.cuda") is not None

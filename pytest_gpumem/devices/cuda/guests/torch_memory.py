@@ -21,9 +21,9 @@ from pytest_gpumem.devices.memory_events import (
     Layer,
     MemoryLog,
     Series,
+    Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.sources import Source
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
@@ -43,7 +43,6 @@ class TorchMemory(Source):
     """The source of PyTorch's memory on one device."""
 
     name = NAME
-    method = "allocator history"
 
     def __init__(self, index: int) -> None:
         self._index = index
