@@ -170,7 +170,6 @@ def jobs_of(event: str, **results: str) -> set[str]:
         ("pull_request", {"simulated": "failure"}, {"simulated", "verdict"}),
         ("pull_request of a fork", {}, {"simulated", "verdict"}),
         ("push", {}, {"simulated", "save"}),
-        ("push", {"simulated": "failure"}, {"simulated"}),
         ("push of another branch", {}, {"simulated"}),
         ("push of a bot's branch", {}, {"simulated", "gate", "verdict", "comment"}),
         ("schedule", {}, {"save"}),

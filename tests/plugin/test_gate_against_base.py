@@ -131,21 +131,16 @@ def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate)
     ("change", "lost", "why"),
     [
         (replaced("def test_copy", "def test_renamed"), "copy", "its test is no longer collected"),
-        (replaced("def test_memory(device_buffer):\n    device_buffer(NBYTES)", ""), "memory", "its test is no longer collected"),
-        (replaced("[16, 32]", "[16]"), "sizes[32]", "its test is no longer collected"),
-        # The words ask for tests with a mark, which the change takes away.
         (replaced("@pytest.mark.gpu\n", ""), "copy", "deselected by -m"),
         ({"pytest.ini": INI + "testpaths = other\n", "other/test_b.py": ""}, "copy", "outside of testpaths"),
         ({"pytest.ini": INI.replace("addopts =", "addopts = --deselect test_it.py::test_memory")}, "memory", "deselected by --deselect of"),
-        ({"pytest.ini": INI + "python_functions = test_copy\n"}, "memory", "its test is no longer collected"),
         ({"conftest.py": 'collect_ignore = ["test_it.py"]\n'}, "copy", "ignored"),
         (replaced("import pytest", 'import pytest\npytest.importorskip("no_such_library")'), "copy", "test_it.py skipped"),
         (replaced("def test_memory", '@pytest.mark.skip(reason="not today")\ndef test_memory'), "memory", "its test skipped (not today)"),
-        (replaced("def test_memory", "@pytest.mark.xfail\ndef test_memory"), "memory", "its test xpassed"),
     ],
     ids=[
-        "renamed", "deleted", "parametrised away", "marked otherwise", "testpaths", "addopts", "python_functions", "collect_ignore",
-        "import", "skipped", "xfail",
+        "renamed", "marked otherwise", "testpaths", "addopts", "collect_ignore",
+        "import", "skipped",
     ],
 )  # fmt: skip
 def test_what_base_selects_and_the_change_does_not_run_is_lost(
@@ -299,16 +294,15 @@ def pytest_collection_finish(session):
 """
 
 
-@pytest.mark.parametrize("more", ["", " -n1"])
 def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_before(
-    gate: Gate, project: Project, more: str
+    gate: Gate, project: Project
 ) -> None:
     folder = str(project.folder.parent)
     project.write("conftest.py", TOLD.format(folder, True, "base"))
     publish(project, "late", "conftest.py")
     test = f"import os\n\ndef test_it():\n    assert os.path.exists({folder + '/base'!r})\n"
     change = {"conftest.py": TOLD.format(folder, False, "change"), "test_late.py": test}
-    code, text = gate(change, f"--screen-only origin/late -- -k 'test_late or test_copy' {more}")
+    code, text = gate(change, f"--screen-only origin/late -- -k 'test_late or test_copy' -n1")
     assert code == 0, text
 
 
@@ -316,7 +310,6 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
     ("words", "named"),
     [
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
-        ("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"),
         ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
     ],
 )
@@ -381,11 +374,6 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
             "test_time: max_regression 5% -> 900% in this change (5% holds)",
         ),
         (
-            "max_regression='5%'",
-            "max_regression=None",
-            "test_time: max_regression 5% -> none in this change (5% holds)",
-        ),
-        (
             "max_latency=LONGEST, ",
             "",
             "test_latency[x]: max_latency 60 us -> none in this change (60 us holds)",
@@ -395,16 +383,16 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
             '"1 GiB"',
             "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)",
         ),
-        (
-            ", max_copied_bytes='base'",
-            "",
-            "test_counts: max_copied_bytes base -> none in this change (base holds)",
-        ),
         ("from kern", "# words\nfrom kern", None),
     ],
-    ids=["time", "lifted", "latency", "memory", "counts", "words alone"],
+    ids=[
+        "time",
+        "latency",
+        "memory",
+        "words alone",
+    ],
 )
-@pytest.mark.parametrize("saved_rows", [True, False], ids=["saved", "no baseline"])
+@pytest.mark.parametrize("saved_rows", [True, False])
 def test_a_looser_limit_of_a_call_is_red(
     gate: Gate, project: Project, old: str, new: str, line: str | None, saved_rows: bool
 ) -> None:
@@ -462,23 +450,17 @@ SLOW = {"conftest.py": slower("1.5")}
             1,
         ),
         (
-            SLOW | replaced('"5%"', "None"),
-            "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)",
-            1,
-        ),
-        (
             {"kern.py": "NBYTES = 257 << 20\n"}
             | replaced('@pytest.mark.gpumem(max_peak="256 MiB")\n', ""),
             "limit of test_it.py::test_memory: max_peak 256 MiB -> none in this change (256 MiB holds)",
             1,
         ),
-        (
-            replaced('"5%"', '"900%"'),
-            "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)",
-            1,
-        ),
     ],
-    ids=["looser", "removed", "lifted", "of memory", "looser and kept"],
+    ids=[
+        "looser",
+        "removed",
+        "of memory",
+    ],
 )
 def test_a_change_is_held_to_the_limits_of_base(
     gate: Gate, change: Change, line: str, code: int
@@ -514,25 +496,12 @@ def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Projec
     [("1.5", "900%", 1), ("1.015", "0.1%", 0)],
     ids=["looser", "stricter"],
 )
-@pytest.mark.parametrize("judge", ["session", "gate", "duet"])
 def test_the_limit_of_a_test_wins_over_an_option(
-    gate: Gate, project: Project, judge: str, factor: str, option: str, code: int
+    gate: Gate, factor: str, option: str, code: int
 ) -> None:
     """The test allows 5 %; the change takes 1.5 % longer, or half as long again."""
     change = {"conftest.py": slower(factor)}
-    limit = f"--max-regression {option}"
-    if judge == "gate":
-        ended, text = gate(change, f"origin/main {limit} -- -k test_copy")
-    elif judge == "duet":
-        words = f"origin/main {limit} --test test_it.py::test_copy -- -p no:cacheprovider"
-        ended, text = gate(change, words, "duet")
-    else:
-        project.write("conftest.py", change["conftest.py"])
-        done = project.run(
-            f". .venv/bin/activate; python -m pytest --gpumem --gpumem-max-regression={option}",
-            {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED},
-        )
-        ended, text = done.returncode, done.stdout
+    ended, text = gate(change, f"origin/main --max-regression {option} -- -k test_copy")
     assert ended == code, text
 
 
@@ -551,33 +520,28 @@ def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: 
     assert {row["limits"]["max_regression"] for row in rows if row["measurement"]} == {"5%"}
 
 
-@pytest.mark.parametrize("workers", ["", " -n 2"])
-def test_a_new_folder_of_tests_is_new(gate: Gate, workers: str) -> None:
+def test_a_new_folder_of_tests_is_new(gate: Gate) -> None:
     """A team's first pull request."""
     new = f"from kern import NBYTES\n\ndef test_new(gpu_benchmark, device_buffer, gpu_kernels):\n    {COPY}\n"
-    code, text = gate({"gpu/test_new.py": new}, f"origin/main --max-regression 5% -- gpu{workers}")
+    code, text = gate({"gpu/test_new.py": new}, f"origin/main --max-regression 5% -- gpu -n 2")
     assert code == 0, text
     assert "new, base does not have it: gpu/test_new.py::test_new" in text
 
 
 BROKEN = """
-import pytest_gpumem.plugin.{module} as module
+from pytest_gpumem.plugin.verdicts import VerdictFeature
 
 def raises(self, *arguments):
     raise ZeroDivisionError("of nothing")
 
-module.{feature}.{method} = raises
+VerdictFeature.judge = raises
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "feature", "method"),
-    [("footprints", "FootprintFeature", "setup"), ("verdicts", "VerdictFeature", "judge")],
-)
 def test_a_part_of_the_plugin_that_breaks_leaves_no_verdict(
-    gate: Gate, module: str, feature: str, method: str
+    gate: Gate,
 ) -> None:
-    change = {"conftest.py": BROKEN.format(module=module, feature=feature, method=method)}
+    change = {"conftest.py": BROKEN}
     code, text = gate(change)
     assert code == 6, text
     assert "raised by mistake" in gate_result(text)

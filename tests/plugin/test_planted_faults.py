@@ -1,7 +1,7 @@
 """Whole sessions and gates, drawn at random, with a planted regression, a lost measurement or a looser limit: none is green without a word,
 none unchanged is red.
 
-    DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto         # more of them; 40 by default, and a fifth as many gates
+    DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto         # more of them; 25 by default, and a fifth as many gates
 
 A draw is a kind of limit, where it is written, what happened to the test, how it was left out, whether there is a baseline, and how pytest
 runs; of a gate also what its change accepts. The seed of a draw is its number.
@@ -24,7 +24,7 @@ from sessions import SIMULATED, Run, gate_result, slower
 
 from pytest_gpumem.cli import main
 
-DRAWS = int(os.environ.get("DRAWS", "40"))
+DRAWS = int(os.environ.get("DRAWS", "25"))
 GATES = DRAWS // 5
 
 TIME, LATENCY, PEAK, COPIED = (
