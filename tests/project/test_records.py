@@ -15,7 +15,7 @@ import texts_table
 
 from pytest_gpumem.records.schema import document_from_json
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_no_record_is_left_that_no_page_draws() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SHOWN = dict(
     re.findall(
         r"<!-- session: (\w+) -->\n```text\n(.*?)^```$",

@@ -9,7 +9,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import pytest
 from installing import ROOT, copied_as_tracked, needs_pip
 
 import pytest_gpumem
@@ -60,30 +59,6 @@ def test_the_public_names_are_there_and_cost_nothing_until_they_are_used() -> No
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "['pytest_gpumem', 'pytest_gpumem.units']"
-
-
-def test_a_type_checker_sees_the_public_types(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api")
-    (tmp_path / "test_it.py").write_text(
-        "from pytest_gpumem import Buffer, Case, GpuBenchmark, Result\n"
-        "def test(gpu_benchmark: GpuBenchmark, buffer: Buffer) -> None:\n"
-        "    result: Result = gpu_benchmark(len, buffer)\n"
-        "    reveal_type(result.latency)\n"
-        "    reveal_type(buffer.nbytes)\n"
-        "    wrong: str = result.latency\n"
-    )
-    out, _, code = api.run(
-        [
-            str(tmp_path / "test_it.py"),
-            "--cache-dir",
-            str(ROOT / ".mypy_cache"),
-            "--follow-imports=silent",
-        ]
-    )
-    assert 'Revealed type is "float"' in out.replace("builtins.", "")
-    assert 'Revealed type is "int"' in out.replace("builtins.", "")
-    assert code == 1
-    assert out.count(" error: ") == 1, out
 
 
 def test_actions_of_every_workflow_are_pinned() -> None:

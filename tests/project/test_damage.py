@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CI = Path(__file__).parents[3] / "ci"
+CI = Path(__file__).parents[2] / "ci"
 
 
 def test_what_is_damaged_is_refused_and_what_is_stored_stays() -> None:

@@ -11,7 +11,7 @@ from keep_record import kept
 
 from pytest_gpumem.records.schema import document_from_json
 
-SUITE = Path(__file__).parents[3] / "ci" / "records" / "nvidia-h200" / "suite.json"
+SUITE = Path(__file__).parents[2] / "ci" / "records" / "nvidia-h200" / "suite.json"
 
 
 @pytest.fixture(scope="module")

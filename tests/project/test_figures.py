@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import renew_tables
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "ci" / "records" / "README.md",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "ci" / "bench" / "store_writers.py"
+SCRIPT = Path(__file__).parents[2] / "ci" / "bench" / "store_writers.py"
 
 
 def test_no_acknowledged_run_is_lost(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from peers_summary import CORRECTED, NVBENCH, OURS
 
 from pytest_gpumem.judging import spread
 
-RECORDS = Path(__file__).parents[3] / "ci" / "records"
+RECORDS = Path(__file__).parents[2] / "ci" / "records"
 
 
 def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
@@ -23,26 +23,6 @@ def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
     raw = np.random.default_rng(3).normal(size=n)
     raw = (raw - raw.mean()) / raw.std(ddof=1)
     return list(mean * (1 + spread * raw))
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    for n in [10, 30]:
-        random = np.random.default_rng(1)
-        held = {"chi-square": 0, "F": 0, "Welch": 0}
-        tries = 1000
-        for _ in range(tries):
-            ours, theirs = random.normal(10, 0.1, n).tolist(), random.normal(10, 0.2, n).tolist()
-            spread = peers_summary.spread_interval(ours)
-            ratio = peers_summary.cost_ratio(ours, theirs, [1.0], [10.0])
-            difference = peers_summary.mean_difference(ours, theirs)
-            assert spread is not None, n
-            assert ratio is not None, n
-            assert difference is not None, n
-            held["chi-square"] += spread.low <= 0.01 <= spread.high
-            held["F"] += ratio.low <= 0.025 <= ratio.high
-            held["Welch"] += difference.low <= 0 <= difference.high
-        # 95 % of 1000 with a standard deviation of 7.
-        assert all(abs(count - 0.95 * tries) < 30 for count in held.values()), held
 
 
 def test_one_process_has_no_spread() -> None:

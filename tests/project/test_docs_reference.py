@@ -10,7 +10,7 @@ import results_schema
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_kernel_has_a_sentence_and_its_traffic() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpumem.outcomes import Outcome
 
-RECORD = Path(__file__).parents[3] / "ci" / "records" / "no-gpu" / "gate_simulation.json"
+RECORD = Path(__file__).parents[2] / "ci" / "records" / "no-gpu" / "gate_simulation.json"
 FULL = gate.LAYOUTS["12 x 1"]
 
 

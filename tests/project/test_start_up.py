@@ -104,10 +104,7 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     assert not list((site / "pytest_gpumem").rglob("*-pytest-*.pyc"))
 
     pip("--python", str(python), "uninstall", "-y", "pytest-gpumem", cwd=tmp_path)
-    assert not (site / "pytest_gpumem").exists()  # else it would hide the editable install
-    pip("--python", str(python), "install", "-e", ".", cwd=project)
-    assert report(python, tmp_path) == (project / "kernels", expected())
-    assert "pytest_gpumem.plugin.session" in modules_of_a_session(python, tmp_path, "--gpumem")
+    assert not (site / "pytest_gpumem").exists()
 
 
 MEASURES = """
