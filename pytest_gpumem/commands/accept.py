@@ -6,24 +6,31 @@ import getpass
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from pytest_gpumem.baselines.acceptances import (
+    Acceptance,
+    AcceptedChange,
+    Figure,
+    absolute_limits,
+    changes_of,
+    now,
+    refusal,
+    write,
+)
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.gate import FOLDER, RESULTS
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row, selects
-from pytest_gpumem.result_files import load_results
-from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
+from pytest_gpumem.result_files import Results, load_results
+from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
 from pytest_gpumem.units import did_you_mean
 
-if TYPE_CHECKING:
-    from pytest_gpumem.baselines.acceptances import AcceptedChange
-    from pytest_gpumem.result_files import Results
-
+BY_HAND: tuple[Figure, ...] = ("time", "memory", "removed", "measured")
+"""Figures of `--change`."""
 WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
 
 
@@ -69,15 +76,6 @@ def accept(
     all its parameters. A gate with --accept-from-change counts a file that its change adds, up to
     its sizes. The file stays: with it, the test has a new reference, and without it the old one.
     """
-    from pytest_gpumem.baselines.acceptances import FOLDER as ACCEPTED
-    from pytest_gpumem.baselines.acceptances import (
-        Acceptance,
-        AcceptedChange,
-        acceptances,
-        now,
-        write,
-    )
-
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
     if renamed_from is not None and len(tests) > 1:
@@ -109,40 +107,26 @@ def accept(
             of_test = accepted.setdefault(nodeid, [])
             of_test += [change for change in changed if change not in of_test]
     base = _base(last, folder)
-    in_base = frozenset[str]() if base is None else files_at(base, ACCEPTED, folder)
-    earlier = acceptances(folder).files
     gpu = last.document.device.key if last is not None else None
     for test, of_test in accepted.items():
         file = Acceptance(test, reason.strip(), _who(os.environ), tuple(of_test), base, gpu, now())
         written = write(folder, file)
         words = ", ".join(str(change) for change in of_test)
         click.echo(printable(f"{test}: accepted {words}; wrote {written}"))
-        for name, old in earlier.items():
-            of_this_change = base is not None and name not in in_base
-            if of_this_change and old.test == test and name != written.name:
-                (folder / ACCEPTED / name).unlink(missing_ok=True)
-                click.echo(printable(f"  in place of {ACCEPTED / name}"))
     click.echo("commit it with the change: gpumem gate --accept-from-change counts it")
 
 
 def _as_written(test: str, text: str) -> AcceptedChange:
     """Return the change of an option. Raises `click.UsageError`: it is none."""
-    from pytest_gpumem.baselines.acceptances import AcceptedChange, Figure, refusal
-
     name, equals, value = text.partition("=")
     name = name.strip()
-    figures: dict[str, Figure] = {
-        "time": "time",
-        "memory": "memory",
-        "removed": "removed",
-        "measured": "measured",
-    }
+    figures: dict[str, Figure] = {figure: figure for figure in BY_HAND}
     if name in figures:
         change = AcceptedChange(test, figures[name], value.strip() if equals else None)
     elif name in LIMITS:
         change = AcceptedChange(test, "limit", f"{name}={value.strip()}")
     else:
-        known = ", ".join((*figures, *LIMITS))
+        known = ", ".join((*BY_HAND, *LIMITS))
         raise click.UsageError(f"--change: {name!r}; accepted are {known}.")
     problem = refusal(change)
     if problem is not None:
@@ -155,8 +139,6 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
 
     Raises `UserError`: nothing.
     """
-    from pytest_gpumem.baselines.acceptances import AcceptedChange, changes_of
-
     rows, missing = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
     for row in rows:
@@ -198,8 +180,6 @@ def _of_test(
 
 def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results) -> str:
     """Return why nothing of these rows and missing rows can be accepted."""
-    from pytest_gpumem.baselines.acceptances import absolute_limits
-
     failed = any(omission.reason == ITS_TEST_FAILED for omission in missing)
     limits = set[str]()
     for row in rows:

@@ -151,7 +151,7 @@ def test_changes_that_are_given_need_no_results(accept: Accept, tmp_path: Path) 
     )
 
 
-def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
+def test_a_later_file_replaces_the_earlier_ones_which_stay(
     accept: Accept, results: Write, tmp_path: Path
 ) -> None:
     def commit(name: str) -> None:
@@ -168,10 +168,11 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_file_stays(
     commit("change")
     result = accept(TRIAD, "--reason", "second")
     assert result.exit_code == 0, result.output
-    assert {made.reason for made in written(tmp_path)} == {"merged", "second"}
-    (replaced,) = (line for line in result.stdout.splitlines() if line.startswith("  in place of "))
-    assert "t-py-test-triad-" in replaced
-    assert len({made.base for made in written(tmp_path)}) == 2
+    assert {made.reason for made in written(tmp_path)} == {"merged", "first", "second"}
+    change = acceptances(tmp_path).of(TRIAD, "time")
+    assert change is not None
+    assert change.up_to == "9.5%"
+    assert len({made.base for made in written(tmp_path)}) == 3
 
 
 def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) -> None:
