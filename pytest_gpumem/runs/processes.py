@@ -89,8 +89,8 @@ class ProcessRecord(msgspec.Struct, frozen=True, dict=True):
 
     turn: Turn
     attempt: int  # 1, or more if it was repeated
-    utc: str  # when it got the GPU, ISO 8601
-    seconds: float  # from then to its end
+    utc: str  # when it was requested, ISO 8601
+    seconds: float  # from then to its end, with the collection of the first process of a side
     pid: int
     error: str | None = None  # how its session broke off; None if it came to its end
     device: DeviceFacts | None = None  # None where nothing was measured
@@ -184,18 +184,16 @@ class Processes:
         Raises `RunError`: pytest did not accept its arguments or the device, or a side imported
         modules of the other.
         """
-        side = turn.side
-        answers = _Answers()
-        parent, printed, collecting = self._parents.get(side), 0, 0.0
-        if parent is None:
-            begun = time.perf_counter()
-            parent = self._parents[side] = self._start(side, tests)
-            answers.read(parent, ("ready", "exit"), READY_SECONDS)
-            collecting = time.perf_counter() - begun
-        else:
-            printed = parent.printed
+        side, answers = turn.side, _Answers()
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         begun = time.perf_counter()
+        parent, printed = self._parents.get(side), 0
+        if parent is None:
+            parent = self._parents[side] = self._start(side, tests)
+            answers.read(parent, ("ready", "exit"), READY_SECONDS)
+        else:
+            printed = parent.printed
+        collected = time.perf_counter()
         if "exit" not in answers.words:
             parent.tell(tests)
             answers.read(parent, ("exit", "ended"), WORK_SECONDS)
@@ -222,7 +220,7 @@ class Processes:
             self._anew.add(side)
             self._say(
                 f"{record.name}: tests use CUDA while they are collected, so processes cannot be "
-                f"forked: each starts anew, which takes {collecting:.1f} s"
+                f"forked: each starts anew, which takes {collected - begun:.1f} s"
             )
         return self._ended(record, answers, code, output)
 
