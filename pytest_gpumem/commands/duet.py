@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from pytest_gpumem.commands import (
     base_python_option,
     examples,
     json_option,
+    log,
     margin,
     pytest_arguments,
     terminal,
@@ -28,12 +29,14 @@ from pytest_gpumem.commands import (
 )
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import YES
-from pytest_gpumem.outcomes import Exit, Outcome, UserError
+from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.result_files import load_results
 
 if TYPE_CHECKING:
-    from pytest_gpumem.runs.duet import DuetProgress, DuetResult
+    from pytest_gpumem.records.row import Row
+    from pytest_gpumem.runs.duet import DuetResult
     from pytest_gpumem.runs.rows import RowFilter
     from pytest_gpumem.runs.worktree import Side
 
@@ -80,19 +83,26 @@ def duet(
     """
     from pytest_gpumem.runs.processes import BASE, HEAD, check_arguments
     from pytest_gpumem.runs.report import SCHEMA
+    from pytest_gpumem.runs.rows import RowFilter
     from pytest_gpumem.runs.worktree import two_sides
 
     check_arguments(pytest_arguments)
-    wanted = _wanted(tests, flagged)
-    if wanted is None:
-        click.echo(printable(f"nothing is flagged in {flagged}: there is nothing to compare"))
-        nothing = {"kind": "gpumem duet", "schema": SCHEMA, "exit": int(Exit.FINE)}
-        write_json(file, {**nothing, "verdicts": [], "processes": []})
-        return Exit.FINE
-    here = Path.cwd()
+    if tests and flagged is not None:
+        raise click.UsageError("--test and --flagged exclude each other.")
+    wanted = RowFilter(frozenset(tests) if tests else None)
+    if flagged is not None:
+        rows = _flagged(flagged)
+        if not rows:
+            click.echo(printable(f"nothing is flagged in {flagged}: there is nothing to compare"))
+            nothing = {"kind": "gpumem duet", "schema": SCHEMA, "exit": int(Exit.FINE)}
+            write_json(file, {**nothing, "verdicts": [], "processes": []})
+            return Exit.FINE
+        limits = {row.key: Limits(max_regression=row.limits.max_regression) for row in rows}
+        wanted = RowFilter(frozenset(row.nodeid for row in rows), limits)
     ignored = [file.absolute()] if file is not None else []
     strict = strict or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
-    with ended_by_signals(), two_sides(base, here, ignored, python=base_python) as (first, second):
+    sides = two_sides(base, Path.cwd(), ignored, python=base_python)
+    with ended_by_signals(), sides as (first, second):
         code, _ = play(
             {BASE: first, HEAD: second},
             wanted,
@@ -104,6 +114,23 @@ def duet(
     if file is not None:
         click.echo(printable(f"wrote {file}"))
     return code
+
+
+def _flagged(results: str) -> list[Row]:
+    """The rows whose slow-down a run left open or failed."""
+    try:
+        rows = load_results(Path(results)).document.rows
+    except UserError as error:
+        raise UserError(f"--flagged: {error}") from None
+    flagged = []
+    for row in rows:
+        outcomes = {result.limit: result.outcome for result in row.verdict.limits}
+        slower = outcomes.get("max_regression") is Outcome.FAIL
+        doubtful = row.verdict.outcome in (Outcome.UNDECIDED, Outcome.NEW)
+        is_open = doubtful and row.verdict.code is not Code.NOT_READ
+        if row.limits.max_regression is not None and (slower or is_open):
+            flagged.append(row)
+    return flagged
 
 
 def play(
@@ -126,24 +153,17 @@ def play(
     """
     from pytest_gpumem.runs import report
     from pytest_gpumem.runs.duet import Duet
-    from pytest_gpumem.runs.processes import Processes
+    from pytest_gpumem.runs.processes import BASE, HEAD, Processes
 
     begun = time.monotonic()
     strict = strict or "--gpumem-strict" in pytest_arguments
     arguments = [argument for argument in pytest_arguments if argument != "--gpumem-strict"]
     files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
-    processes = Processes(
-        sides,
-        arguments,
-        os.environ,
-        files=files,
-        evidence=evidence,
-        say=lambda sentence: click.echo(printable(sentence), err=True),
-    )
-    click.echo(report.sides_text(sides), err=True)
+    log(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
+    processes = Processes(sides, arguments, os.environ, files=files, evidence=evidence, say=log)
     stopped = False
-    with closing(processes), _progress() as show:
-        run = Duet(sides, processes, wanted, max_regression=max_regression, on_progress=show)
+    with closing(processes):
+        run = Duet(sides, processes, wanted, max_regression=max_regression, say=log)
         try:
             result = run.play()
         except KeyboardInterrupt:
@@ -166,27 +186,13 @@ def play(
         document = report.to_json(result, sides, requested, utc=utc, seconds=seconds, code=code)
         write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
     if stopped:
-        decided = [one for one in result.verdicts if one.outcome in (Outcome.PASS, Outcome.FAIL)]
+        decided = 0
+        for verdict in result.verdicts:
+            decided += verdict.outcome in (Outcome.PASS, Outcome.FAIL)
         rows = counted(len(result.verdicts), "row")
-        click.echo(
-            f"gpumem duet: stopped; {len(decided)} of {rows} decided, the others are open", err=True
-        )
+        log(f"gpumem duet: stopped; {decided} of {rows} decided, the others are open")
         raise KeyboardInterrupt
     return code, result
-
-
-def _wanted(tests: tuple[str, ...], flagged: str | None) -> RowFilter | None:
-    """The rows to compare; None if a run's results flag none."""
-    from pytest_gpumem.runs.rows import RowFilter
-
-    if tests and flagged is not None:
-        raise click.UsageError("--test and --flagged exclude each other.")
-    if flagged is None:
-        return RowFilter(frozenset(tests) if tests else None)
-    try:
-        return RowFilter.of_flagged(load_results(Path(flagged)).document.rows)
-    except UserError as error:
-        raise UserError(f"--flagged: {error}") from None
 
 
 @contextmanager
@@ -204,45 +210,3 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[DuetProgress], None]]:
-    """Show the progress on standard error: a bar on a terminal, else a line a look and an event."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from pytest_gpumem.judging.duet import LOOKS
-    from pytest_gpumem.runs.report import rounded_duration
-
-    console = Console(stderr=True, highlight=False, emoji=False)
-    if not console.is_terminal:
-        shown = {0}
-
-        def plain(now: DuetProgress) -> None:
-            if now.note is not None:
-                click.echo(printable(now.note), err=True)
-            elif now.open and now.pairs not in shown and now.pairs in (1, *LOOKS):
-                shown.add(now.pairs)
-                left = rounded_duration(now.at_most)
-                pairs, rows = counted(now.pairs, "pair"), counted(now.open, "row")
-                click.echo(f"after {pairs}: {rows} undecided, at most {left} left", err=True)
-
-        yield plain
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("first pair", total=LOOKS[-1], left="")
-
-        def draw(now: DuetProgress) -> None:
-            if now.note is not None:
-                bar.console.print(printable(now.note), markup=False)
-            if now.pairs:
-                bar.update(
-                    task,
-                    description=f"pair {now.pairs} of at most {LOOKS[-1]}, {now.open} undecided",
-                    completed=now.pairs,
-                    left=f"at most {rounded_duration(now.at_most)} left",
-                )
-
-        yield draw

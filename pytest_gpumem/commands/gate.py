@@ -343,7 +343,7 @@ def _repeat(request: GateRequest, row: Row) -> list[str]:
 def _print(output: Path, result: GateResult, seconds: float) -> None:
     from pytest_gpumem.reporting.conclusion import conclusion_lines
     from pytest_gpumem.reporting.terminal import counts_text
-    from pytest_gpumem.runs.report import rounded_duration
+    from pytest_gpumem.runs.duet import rounded_duration
 
     written = [name for name in FILES if (output / name).exists()]
     if written:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
 from pytest_gpumem.judging.duet import LOOKS
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, covers
 from pytest_gpumem.runs import RunError
@@ -23,11 +25,9 @@ from pytest_gpumem.runs.pairs import TIME, DuetVerdict, RowPairs
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.rows import (
     RowFilter,
-    bad_conditions,
     check_alike,
     fails,
     not_measured,
-    reason_of,
     test_of,
     under_new_names,
     under_other_name,
@@ -45,19 +45,23 @@ class DuetResult:
 
     verdicts: tuple[DuetVerdict, ...]  # failures first
     processes: tuple[ProcessRecord, ...]  # all of them in their order
-    strict: bool  # the ini file of head asks for strictness
     base_limits: Mapping[str, Limits]  # by row key, those of base
-    skipped_in_base: frozenset[str]  # node ids
 
+    @property
+    def strict(self) -> bool:
+        """True if the ini file of head asks for strictness."""
+        return any(process.strict for process in self.processes if process.turn.side == HEAD)
 
-@dataclass(frozen=True)
-class DuetProgress:
-    """The progress of a duet."""
-
-    pairs: int  # complete ones
-    open: int  # rows that are not decided yet
-    at_most: float | None = None  # seconds that are left if nothing is decided early
-    note: str | None = None  # an event to print
+    @property
+    def skipped_in_base(self) -> set[str]:
+        """Node ids of the tests that skip in base."""
+        skipped = set()
+        for process in self.processes:
+            if process.turn.side == BASE:
+                for nodeid, (outcome, _) in process.outcomes.items():
+                    if outcome == "skipped":
+                        skipped.add(nodeid)
+        return skipped
 
 
 def order_of(number: int) -> tuple[str, str]:
@@ -78,25 +82,23 @@ class Duet:
         wanted: RowFilter,
         *,
         max_regression: str | None,
-        on_progress: Callable[[DuetProgress], object],
+        say: Callable[[str], object],
     ) -> None:
         """Nothing is run yet.
 
         `wanted`: the rows. Of one with empty limits, the first pair reads the limits of base alone.
         `max_regression`: allowed slow-down of tests that have no limit in their code, as written.
+        `say`: prints a sentence about the progress.
         """
         self._sides = sides
         self._processes = processes
         self._wanted = wanted
         self._max_regression = max_regression
-        self._on_progress = on_progress
-        self._finished: list[ProcessRecord] = []
-        self._begun = False  # the first pair has said which rows there are
+        self._say = say
+        self._ended: list[ProcessRecord] = []
         self._rows: dict[str, RowPairs] = {}
-        self._others: dict[str, DuetVerdict] = {}  # of rows that cannot be compared
         self._base_limits: dict[str, Limits] = {}
-        self._tests_of: dict[str, str] = {}  # node ids by key
-        self._complete = 0  # pairs
+        self._device: DeviceFacts | None = None
 
     def play(self) -> DuetResult:
         """Measure until everything is decided.
@@ -105,116 +107,152 @@ class Duet:
         """
         for number in range(1, LOOKS[-1] + 1):
             self._take_pair(number)
-            self._complete = number
-            if number in LOOKS or number == 1:  # a large tree takes a while to read
-                self._check_unchanged()
-            if not self._open():
+            undecided = len(self._open())
+            if not undecided:
                 break
+            if number in (1, *LOOKS):
+                each = statistics.median(process.seconds for process in self._ended[-8:])
+                left = rounded_duration(each * 2 * (LOOKS[-1] - number))
+                pairs, rows = counted(number, "pair"), counted(undecided, "row")
+                self._say(f"after {pairs}: {rows} undecided, at most {left} left")
+                self._check_unchanged()
         self._check_unchanged()
         return self.result()
 
     def result(self) -> DuetResult:
         """Return the result so far."""
-        verdicts = list(self._others.values())
-        for row in self._rows.values():
-            verdicts.append(row.verdict())
+        verdicts = [row.verdict() for row in self._rows.values()]
         verdicts.sort(key=lambda verdict: (verdict.outcome or Outcome.UNDECIDED).rank)
-        strict = any(one.strict for one in self._finished if one.turn.side == HEAD)
-        skipped = set()
-        for process in self._finished:
-            if process.turn.side == BASE:
-                for nodeid, (outcome, _) in process.outcomes.items():
-                    if outcome == "skipped":
-                        skipped.add(nodeid)
-        return DuetResult(
-            tuple(verdicts),
-            tuple(self._finished),
-            strict,
-            self._base_limits,
-            frozenset(skipped),
-        )
+        return DuetResult(tuple(verdicts), tuple(self._ended), self._base_limits)
 
-    def _open(self) -> list[RowPairs]:
-        return [row for row in self._rows.values() if row.open]
+    def _open(self) -> list[str]:
+        return [key for key, row in self._rows.items() if row.open]
+
+    # Pairs
 
     def _take_pair(self, number: int) -> None:
         """Measure what is open in one pair, and again what is in trouble."""
-        pending: dict[str, str] | None = None  # by key, why a row has no pair of this number yet
+        begun = number > 1  # it is known which rows there are
+        keys = self._open()
         for attempt in range(1, ATTEMPTS + 1):
-            pair = self._measure(number, attempt, pending)
-            if not self._begun:
-                crashed = pair[BASE].error or pair[HEAD].error
-                if crashed and attempt < ATTEMPTS:
-                    self._say_again(number, crashed)
+            last = attempt == ATTEMPTS
+            pair = self._measure(number, attempt, self._tests(keys if begun else None))
+            if not begun:
+                crash = pair[BASE].error or pair[HEAD].error
+                if crash is not None and not last:
+                    self._say(f"pair {number} is taken again: {crash}")
                     continue
                 self._begin(pair)
-            waiting = self._open() if pending is None else [self._rows[key] for key in pending]
-            pending = {}
-            for row in waiting:
-                why = self._take(row, pair)
-                if why is not None:
-                    pending[row.key] = why
-            if not pending:
+                begun, keys = True, self._open()
+            troubles = {}
+            for key in keys:
+                trouble = self._take(self._rows[key], pair, last=last)
+                if trouble is not None:
+                    troubles[key] = trouble
+            keys = list(troubles)
+            if last or not keys:
                 return
-            if attempt < ATTEMPTS:
-                key, why = next(iter(pending.items()))
-                self._say_again(number, f"{key}: {why}")
-        for key in pending or ():
-            self._give_up(self._rows[key], number, pair)
+            self._say(f"pair {number} is taken again: {keys[0]}: {troubles[keys[0]]}")
 
-    def _say_again(self, number: int, why: str) -> None:
-        self._report(f"pair {number} is taken again: {why}")
+    def _tests(self, keys: Sequence[str] | None) -> list[str] | None:
+        """Node ids of the tests of these rows; None: of those that are requested."""
+        if keys is not None:
+            return list(dict.fromkeys(self._rows[key].nodeid for key in keys))
+        return None if self._wanted.tests is None else sorted(self._wanted.tests)
 
-    def _measure(self, number: int, attempt: int, keys: Mapping[str, str] | None) -> Pair:
-        """Run both processes of a pair. `keys`: of the rows to measure; None: all that are open."""
-        tests: list[str] | None
-        if not self._begun:
-            tests = None if self._wanted.tests is None else sorted(self._wanted.tests)
-        else:
-            open_keys = [row.key for row in self._open()] if keys is None else list(keys)
-            tests = list(dict.fromkeys(self._tests_of[key] for key in open_keys))
+    def _measure(self, number: int, attempt: int, tests: list[str] | None) -> Pair:
+        """Run both processes of a pair."""
+        old_names = self._wanted.old_names
         pair = {}
         for side in order_of(number):
             side_tests = tests
             if side == BASE and tests is not None:
-                side_tests = [under_other_name(test, self._wanted.old_names) for test in tests]
+                side_tests = [under_other_name(test, old_names) for test in tests]
             process = self._processes.run(Turn(number, side), side_tests, attempt)
             if side == BASE:
-                process = under_new_names(process, self._wanted.old_names)
+                process = under_new_names(process, old_names)
             self._check_device(process)
-            self._finished.append(process)
+            self._ended.append(process)
             pair[side] = process
-            self._report()
         return pair
 
+    def _take(self, row: RowPairs, pair: Pair, *, last: bool) -> str | None:
+        """Judge a row with a pair. Returns why the pair is to be taken again, or None.
+
+        `last`: a row without a good pair ends.
+        """
+        base = self._wanted.rows_of(pair[BASE]).get(row.key)
+        head = self._wanted.rows_of(pair[HEAD]).get(row.key)
+        troubles = _troubles(row.key, pair, base, head)
+        if troubles:
+            if last:
+                self._end(row, pair, base, head, troubles)
+            return troubles[0]
+        assert base is not None
+        assert head is not None
+        assert self._device is not None
+        for side, measured in ((BASE, base), (HEAD, head)):
+            if measured.verdict.code is Code.CONDITIONS:
+                reason = measured.verdict.reason
+                if last:
+                    text = f"{side}, also when it was taken again: {reason}"
+                    row.end(Outcome.UNDECIDED, text, Code.CONDITIONS)
+                return f"{side}: {reason}"
+        row.add(base, head, self._device)
+        return None
+
+    def _end(
+        self,
+        row: RowPairs,
+        pair: Pair,
+        base: Row | None,
+        head: Row | None,
+        troubles: list[str],
+    ) -> None:
+        """End a row that a pair cannot compare. What fails in head alone is red."""
+        outcome = None
+        if fails(row.key, head, pair[HEAD]) and not fails(row.key, base, pair[BASE]):
+            outcome = Outcome.FAIL
+        new = not row.base and base is None and head is not None
+        new = new and pair[BASE].error is None and test_of(row.key, pair[BASE]) is None
+        if new and outcome is None:
+            outcome = Outcome.NEW
+            # The row may be one of base under another label.
+            of_head = {other.key for other in pair[HEAD].rows}
+            of_base = [other.key for other in pair[BASE].rows if other.nodeid == row.nodeid]
+            gone = [key for key in of_base if key not in of_head]
+            if gone:
+                outcome = None
+                text = f"base measures {', '.join(gone)} in that test, head does not"
+                troubles = [*troubles, text]
+        row.end(outcome, "; ".join(troubles))
+
+    # The first pair
+
     def _begin(self, pair: Pair) -> None:
-        """Take the rows that can be compared, and the verdicts on those that cannot."""
+        """Take the rows that there are, and end those that cannot be compared."""
         base, head = pair[BASE], pair[HEAD]
-        self._begun = True
         if base.error is None and head.error is None:
             check_alike(base, head)
         before, after = self._wanted.rows_of(base), self._wanted.rows_of(head)
         every = {**before, **after}
         for key, row in every.items():
-            self._tests_of[key] = row.nodeid
             if key in before:
                 self._base_limits[key] = before[key].limits
             if self._wanted.limits is not None and self._wanted.limits[key] == Limits():
                 continue
-            verdict = self._not_compared(key, pair, before.get(key), after.get(key))
-            if verdict is not None:
-                self._others[key] = verdict
-                continue
-            limits = self._limits_of(after[key])
-            assert head.device is not None
-            self._rows[key] = RowPairs(key, limits, head.device)
-        for name in self._wanted.missing(every.values()):
-            reasons = []
-            for side, process in pair.items():
-                reasons.append(f"{side}: {reason_of(process, name, 'there is no such row')}")
-            outcome = _failure_of_head(name, pair, None, None)
-            self._others[name] = DuetVerdict(name, outcome, "; ".join(sorted(reasons)))
-        self._add_failures_without_rows(pair)
+            self._add(key, row.nodeid, pair, before.get(key), after.get(key))
+        for name in self._wanted.missing(every):
+            self._add(name, name, pair, None, None)
+        if self._wanted.limits is None and head.error is None:
+            self._add_failures_without_rows(pair)
+
+    def _add(self, key: str, nodeid: str, pair: Pair, base: Row | None, head: Row | None) -> None:
+        limits = Limits() if head is None else self._limits_of(head)
+        self._rows[key] = row = RowPairs(key, nodeid, limits)
+        troubles = _troubles(key, pair, base, head)
+        if troubles:
+            self._end(row, pair, base, head, troubles)
 
     def _limits_of(self, row: Row) -> Limits:
         """The limits that the duet judges of a row of head."""
@@ -228,97 +266,31 @@ class Duet:
             limits = structs.replace(limits, max_peak_regression=row.limits.max_peak_regression)
         return limits
 
-    def _not_compared(
-        self, key: str, pair: Pair, was: Row | None, now: Row | None
-    ) -> DuetVerdict | None:
-        """The verdict on a row of the first pair that cannot be compared, or None."""
-        reasons = []
-        for side, row in ((BASE, was), (HEAD, now)):
-            why = pair[side].error and f"crashed: {pair[side].error}"
-            why = why or not_measured(row, pair[side])
-            if why is not None:
-                reasons.append(f"{side}: {reason_of(pair[side], key, why)}")
-        if not reasons:
-            return None
-        outcome = _failure_of_head(key, pair, was, now)
-        new = was is None and now is not None and test_of(key, pair[BASE]) is None
-        if new and outcome is None and pair[BASE].error is None:
-            assert now is not None
-            outcome = Outcome.NEW
-            # The row may be one of base under another label.
-            of_head = {row.key for row in pair[HEAD].rows}
-            of_base = [row for row in pair[BASE].rows if row.nodeid == now.nodeid]
-            gone = [row.key for row in of_base if row.key not in of_head]
-            if gone:
-                outcome = None
-                reasons.append(f"base measures {', '.join(gone)} in that test, head does not")
-        return DuetVerdict(key, outcome, "; ".join(reasons))
-
     def _add_failures_without_rows(self, pair: Pair) -> None:
         """Add tests and files without a row that fail in head alone, such as by an import."""
-        if self._wanted.limits is not None or pair[HEAD].error is not None:
-            return
-        keys = [*self._rows, *self._others]
         for nodeid, (outcome, _) in pair[HEAD].outcomes.items():
             if outcome != "failed" or not self._wanted.selects(nodeid, nodeid):
                 continue
-            if any(covers(nodeid, key) for key in keys) or fails(nodeid, None, pair[BASE]):
+            if any(covers(nodeid, key) for key in self._rows) or fails(nodeid, None, pair[BASE]):
                 continue
-            reason = f"head: {reason_of(pair[HEAD], nodeid, outcome)}"
-            self._others[nodeid] = DuetVerdict(nodeid, Outcome.FAIL, reason)
+            row = self._rows[nodeid] = RowPairs(nodeid, nodeid, Limits())
+            row.end(Outcome.FAIL, f"head: {not_measured(nodeid, None, pair[HEAD])}")
 
-    def _take(self, row: RowPairs, pair: Pair) -> str | None:
-        """Judge a row with a pair. Returns why the pair is to be taken again, or None."""
-        rows = {}
-        for side in (BASE, HEAD):
-            process = pair[side]
-            measured = process.by_key.get(row.key)
-            why = process.error or not_measured(measured, process)
-            if why is not None:
-                return f"{side}: {reason_of(process, row.key, why)}"
-            assert measured is not None
-            why = bad_conditions(measured)
-            if why is not None:
-                return f"{side}: {why}"
-            rows[side] = measured
-        row.add(rows[BASE], rows[HEAD])
-        return None
-
-    def _give_up(self, row: RowPairs, number: int, pair: Pair) -> None:
-        """End a row that had no good pair of this number in all attempts."""
-        for side in (BASE, HEAD):  # a failure on both sides is not head's
-            process = pair[side]
-            measured = process.by_key.get(row.key)
-            why = process.error or not_measured(measured, process)
-            if why is not None:
-                outcome = None
-                if side == HEAD and fails(row.key, measured, process):
-                    outcome = Outcome.FAIL
-                row.end(outcome, f"{side} in pair {number}: {reason_of(process, row.key, why)}")
-                return
-            assert measured is not None
-            why = bad_conditions(measured)
-            if why is not None:
-                text = f"{side} in pair {number}, also when it was taken again: {why}"
-                row.end(Outcome.UNDECIDED, text, Code.CONDITIONS)
-                return
+    # Both sides
 
     def _check_device(self, process: ProcessRecord) -> None:
         """Raise `RunError` where a process ran on another device than those before."""
         if process.device is None:
             return
-        for earlier in self._finished:
-            if earlier.device is None:
-                continue
-            devices = []
-            for device in (earlier.device, process.device):
-                devices.append(f"{device.key} {device.uuid or ''}".strip())
-            if devices[0] != devices[1]:
-                raise RunError(
-                    f"the processes ran on different devices: {devices[0]} and {devices[1]}; "
-                    "they can be compared on one GPU alone"
-                )
-            return
+        self._device = self._device or process.device
+        devices = []
+        for device in (self._device, process.device):
+            devices.append(f"{device.key} {device.uuid or ''}".strip())
+        if devices[0] != devices[1]:
+            raise RunError(
+                f"the processes ran on different devices: {devices[0]} and {devices[1]}; "
+                "they can be compared on one GPU alone"
+            )
 
     def _check_unchanged(self) -> None:
         for name, side in self._sides.items():
@@ -327,18 +299,17 @@ class Duet:
                     f"{name} ({side.title}) was changed while it was measured; begin anew"
                 )
 
-    def _report(self, note: str | None = None) -> None:
-        at_most = None
-        if self._finished:
-            each = statistics.median(process.seconds for process in self._finished[-8:])
-            done = len({process.turn for process in self._finished})
-            at_most = each * max(0, 2 * LOOKS[-1] - done)
-        progress = DuetProgress(self._complete, len(self._open()), at_most, note)
-        self._on_progress(progress)
+
+def rounded_duration(seconds: float) -> str:
+    """Return "40 s" or "3 min"."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _failure_of_head(key: str, pair: Pair, was: Row | None, now: Row | None) -> Outcome | None:
-    """FAIL if the test of a row fails in head alone."""
-    if fails(key, now, pair[HEAD]) and not fails(key, was, pair[BASE]):
-        return Outcome.FAIL
-    return None
+def _troubles(key: str, pair: Pair, base: Row | None, head: Row | None) -> list[str]:
+    """Why the sides of a pair have nothing to compare of a row."""
+    troubles = []
+    for side, row in ((BASE, base), (HEAD, head)):
+        why = not_measured(key, row, pair[side])
+        if why is not None:
+            troubles.append(f"{side}: {why}")
+    return troubles

@@ -204,7 +204,7 @@ class Gate:
         if self._base_side is None:
             why = "BASE has no folder such as this one"
             verdicts = [DuetVerdict(key, Outcome.NEW, why) for key in limits]
-            return DuetResult(tuple(verdicts), (), False, {}, frozenset())
+            return DuetResult(tuple(verdicts), (), {})
         open_rows = sum(of_row != Limits() for of_row in limits.values())
         if open_rows:
             self._say(f"a duet decides {counted(open_rows, 'row')}")

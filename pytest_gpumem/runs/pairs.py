@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import differences, fails_by_memory, memory_differences
@@ -57,17 +57,17 @@ class DuetVerdict:
 
 @dataclass
 class RowPairs:
-    """The pairs of a row that both sides measure."""
+    """The pairs of a row."""
 
     key: str
+    nodeid: str
     limits: Limits  # those that the duet judges
-    facts: DeviceFacts
     base: list[Row] = field(default_factory=list)
     head: list[Row] = field(default_factory=list)
     time: Pairs | None = None
     results: dict[str, LimitResult] = field(default_factory=dict)  # what is decided, by limit
-    ended: LimitResult | None = None  # why further pairs would decide nothing
-    ended_outcome: Outcome | None = None  # of `ended`; None: nothing to compare
+    ended: tuple[Outcome | None, str, Code | None] | None = None
+    """Outcome, reason and code, where further pairs would decide nothing."""
 
     @property
     def open(self) -> bool:
@@ -79,10 +79,9 @@ class RowPairs:
 
     def end(self, outcome: Outcome | None, reason: str, code: Code | None = None) -> None:
         """Take no further pair."""
-        self.ended = LimitResult("", outcome or Outcome.UNDECIDED, code, reason)
-        self.ended_outcome = outcome
+        self.ended = outcome, reason, code
 
-    def add(self, base: Row, head: Row) -> None:
+    def add(self, base: Row, head: Row, facts: DeviceFacts) -> None:
         """Judge with one more pair."""
         self.base.append(base)
         self.head.append(head)
@@ -92,98 +91,96 @@ class RowPairs:
                 reason = f"measured in another way, which may hide a slow-down: {other}"
                 self.end(Outcome.FAIL, reason, Code.MEASURED_DIFFERENTLY)
                 return
-            if self.limits.max_regression is not None:
-                self._add_time(base.measurement, head.measurement)
+            if self.limits.max_regression is not None and TIME not in self.results:
+                self._add_time(base.measurement, head.measurement, self.limits.max_regression)
         if len(self.base) == 1:
-            self._judge_counts(base, head)
+            self._judge_counts(base, head, facts)
         if len(self.base) == PEAKS and self.limits.max_peak_regression is not None:
             self.results[PEAK] = self._peak(self.limits.max_peak_regression)
 
-    def _add_time(self, base: Measurement, head: Measurement) -> None:
-        assert self.limits.max_regression is not None
-        log_ratios = [log_ratio(base, head)]
+    def _add_time(self, base: Measurement, head: Measurement, written: str) -> None:
         if self.time is None:
-            limit = math.log1p(parse_margin(self.limits.max_regression).over(base.latency))
-        else:
-            limit = self.time.limit
-            log_ratios = [*self.time.log_ratios, *log_ratios]
-        self.time = judge_pairs(log_ratios, limit)
+            limit = math.log1p(parse_margin(written).over(base.latency))
+            self.time = Pairs((), limit, None)
+        ratios = (*self.time.log_ratios, log_ratio(base, head))
+        self.time = judge_pairs(ratios, self.time.limit)
         if self.time.outcome is not None:
             self.results[TIME] = _of_time(self.time)
 
-    def _judge_counts(self, base: Row, head: Row) -> None:
+    def _judge_counts(self, base: Row, head: Row, facts: DeviceFacts) -> None:
         names = [name for name in EXACT if getattr(self.limits, name) is not None]
-        findings: list[LimitResult] = []
+        findings: Iterable[LimitResult] = ()
         if base.measurement is not None and head.measurement is not None:
             past = (base.measurement,)
-            findings += absolute(
-                head.measurement, self.limits, self.facts, past=past, names=names, of=BASE
+            findings = absolute(
+                head.measurement, self.limits, facts, past=past, names=names, of=BASE
             )
         elif base.footprint is not None and head.footprint is not None:
             saved = [base.footprint]
-            findings += judge_footprint(head.footprint, self.limits, saved, names, of=BASE)
-        for finding in findings:
-            self.results[finding.limit] = finding
+            findings = judge_footprint(head.footprint, self.limits, saved, names, of=BASE)
         for name in names:
             reason = f"{name} cannot be judged: it was not counted on both sides"
-            missing = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
-            self.results.setdefault(name, missing)
+            self.results[name] = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
+        for finding in findings:
+            self.results[finding.limit] = finding
 
     def _peak(self, written: str) -> LimitResult:
         was = [row.footprint for row in self.base if row.footprint is not None]
         now = [row.footprint for row in self.head if row.footprint is not None]
-        alike = all(comparable(after, before) for after in now for before in was)
+        alike = all(comparable(footprint, was[0]) for footprint in [*was, *now])
         if len(was) < PEAKS or len(now) < PEAKS or not alike:
             reason = f"{PEAK} cannot be judged: memory was not watched alike on both sides"
             return LimitResult(PEAK, Outcome.UNDECIDED, Code.NOT_READ, reason)
-        before, after = [one.peak for one in was], [one.peak for one in now]
+        before = [footprint.peak for footprint in was]
+        after = [footprint.peak for footprint in now]
         outcome = judge_peaks(after, before, parse_growth(written).most)
-        head, base = int(statistics.median(after)), max(before)
+        base, head = max(before), int(statistics.median(after))
         head_text, base_text = sizes(head, base)
         share = f" ({change(head / base - 1)})" if base else ""
-        failed = outcome is Outcome.FAIL
+        above, code = "not above", None
+        if outcome is Outcome.FAIL:
+            above, code = "above", Code.TOO_MUCH_MEMORY
         reason = (
-            f"a peak of {head_text} against {base_text} of base{share}, "
-            f"{'above' if failed else 'not above'} {PEAK} {written}"
+            f"a peak of {head_text} against {base_text} of base{share}, {above} {PEAK} {written}"
         )
-        return LimitResult(PEAK, outcome, Code.TOO_MUCH_MEMORY if failed else None, reason)
+        return LimitResult(PEAK, outcome, code, reason)
 
     def verdict(self) -> DuetVerdict:
         """Return the verdict by the pairs so far."""
-        results = [self.ended] if self.ended is not None else self._results()
-        results.sort(key=lambda result: result.outcome.rank)
-        outcome = worst(results) if self.ended is None else self.ended_outcome
-        texts = [result.reason for result in results]
-        base = self.base[-1] if self.base else None
-        head = self.head[-1] if self.head else None
-        found: tuple[Difference, ...] = ()
-        if base is not None and head is not None:
+        outcome: Outcome | None
+        if self.ended is not None:
+            outcome, reason, code = self.ended
+            texts, results = [reason], list[LimitResult]()
+            if outcome is not None and outcome is not Outcome.NEW:
+                results.append(LimitResult("", outcome, code, reason))
+        else:
+            results = self._results()
+            outcome = worst(results)
+            texts = [result.reason for result in results]
+        differing: tuple[Difference, ...] = ()
+        if self.base:
+            base, head = self.base[-1], self.head[-1]
             if base.measurement is not None and head.measurement is not None:
                 texts += changes(base.measurement, head.measurement)
             if outcome is Outcome.FAIL:
-                found = _differences(base, with_verdict(head, results))
+                differing = _differences(base, with_verdict(head, results))
+        rows = tuple(self.base), tuple(self.head)
         return DuetVerdict(
-            self.key,
-            outcome,
-            "; ".join(texts),
-            tuple(results) if outcome is not None else (),
-            self.time,
-            tuple(self.base),
-            tuple(self.head),
-            found,
+            self.key, outcome, "; ".join(texts), tuple(results), self.time, *rows, differing
         )
 
     def _results(self) -> list[LimitResult]:
+        """By limit, the worst first."""
         results = []
         for name in self._names():
+            reason = f"{name} was not judged: the duet ended before"
+            result = LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason)
             if name in self.results:
-                results.append(self.results[name])
+                result = self.results[name]
             elif name == TIME and self.time is not None:
-                results.append(_of_time(self.time))
-            else:
-                reason = f"{name} was not judged: the duet ended before"
-                results.append(LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason))
-        return results
+                result = _of_time(self.time)
+            results.append(result)
+        return sorted(results, key=lambda result: result.outcome.rank)
 
 
 def log_ratio(base: Measurement, head: Measurement) -> float:
@@ -216,9 +213,9 @@ def _median_latency(rows: Sequence[Row]) -> float | None:
 
 def _differences(base: Row, head: Row) -> tuple[Difference, ...]:
     """What head did differently, the lines that allocate first if the row fails by its memory."""
-    found: tuple[Difference, ...] = ()
+    differing: tuple[Difference, ...] = ()
     if fails_by_memory(head) and head.footprint is not None:
-        found = memory_differences(base.footprint, head.footprint)
+        differing = memory_differences(base.footprint, head.footprint)
     if base.measurement is not None and head.measurement is not None:
-        found += differences(base.measurement, head.measurement)
-    return found
+        differing += differences(base.measurement, head.measurement)
+    return differing

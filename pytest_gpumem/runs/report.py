@@ -22,7 +22,6 @@ from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 
 SCHEMA = 3  # version of the document's layout
-NO_VERDICT = "NO VERDICT"
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
@@ -43,23 +42,20 @@ def exit_code(result: DuetResult, *, strict: bool) -> int:
 
 
 def text(result: DuetResult, *, width: int, colour: bool, seconds: float) -> str:
-    """Return the table and one sentence for each verdict, without a trailing line break."""
-    lines = []
-    device = device_of(result)
-    simulated = ""
+    """Return the table and a sentence for each verdict, without a trailing line break."""
+    device = _device_of(result)
+    lines, simulated = [], ""
     if device is not None:
         lines.append(printable(device.name_and_driver))
         simulated = " (simulated)" if device.simulated else ""
+    verdicts = printable(list(result.verdicts))
     # No verdict comes before NEW and PASS: a person must look.
-    verdicts = sorted(
-        printable(list(result.verdicts)),
-        key=lambda verdict: (verdict.outcome or Outcome.UNDECIDED).rank,
-    )
-    shown = [verdict for verdict in verdicts if verdict.outcome is not None]
-    if shown:
-        lines.append(_table(shown, width, colour, simulated))
+    verdicts.sort(key=lambda verdict: _outcome(verdict).rank)
+    compared = [verdict for verdict in verdicts if verdict.outcome is not None]
+    if compared:
+        lines.append(_table(compared, width, colour, simulated))
     for verdict in verdicts:
-        name = _name(verdict)
+        name = "NO VERDICT" if verdict.outcome is None else verdict.outcome.value
         lines += wrapped(f"{name}{simulated} {verdict.key}: {verdict.sentence}", width)
         for difference in verdict.differences:
             lines += wrapped(f"  why: {describe(difference)}", width)
@@ -67,21 +63,15 @@ def text(result: DuetResult, *, width: int, colour: bool, seconds: float) -> str
     return "\n".join(lines)
 
 
-def device_of(result: DuetResult) -> DeviceFacts | None:
-    """Return the device of a duet; None where nothing was measured."""
+def _device_of(result: DuetResult) -> DeviceFacts | None:
     for process in result.processes:
         if process.device is not None:
             return process.device
     return None
 
 
-def sides_text(sides: Mapping[str, Side]) -> str:
-    """Return the two sides in words."""
-    return printable(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
-
-
-def _name(verdict: DuetVerdict) -> str:
-    return NO_VERDICT if verdict.outcome is None else verdict.outcome.value
+def _outcome(verdict: DuetVerdict) -> Outcome:
+    return verdict.outcome or Outcome.UNDECIDED
 
 
 def _table(verdicts: Sequence[DuetVerdict], width: int, colour: bool, simulated: str) -> str:
@@ -90,18 +80,16 @@ def _table(verdicts: Sequence[DuetVerdict], width: int, colour: bool, simulated:
         figures = []
         for latency in verdict.latencies:
             figures.append("" if latency is None else format_time(latency))
-        pairs = verdict.pairs
-        if pairs is None:
+        if verdict.pairs is None:
             figures += ["", "", "", ""]
         else:
-            figures.append(change(pairs.change))
-            for end in pairs.bounds:
+            figures.append(change(verdict.pairs.change))
+            for end in verdict.pairs.bounds:
                 figures.append(change(end) if math.isfinite(end) else "")
-            figures.append(str(len(pairs.log_ratios)))
-        outcome = verdict.outcome or Outcome.UNDECIDED
-        lines.append(
-            Line(verdict.key, figures, Text(f"{_name(verdict)}{simulated}", outcome.style))
-        )
+            figures.append(str(len(verdict.pairs.log_ratios)))
+        outcome = _outcome(verdict)
+        text = Text(f"{outcome.value}{simulated}", outcome.style)
+        lines.append(Line(verdict.key, figures, text))
     return Columns("test", _HEADINGS, "verdict", lines).drawn(width, colour)
 
 
@@ -115,29 +103,26 @@ def to_json(
     code: int,
 ) -> dict[str, Any]:
     """Return verdicts and processes as plain values. `seconds`: since the command was called."""
-    device = device_of(result)
+    device = _device_of(result)
     plain_device = None
     if device is not None:
-        plain_device = {
-            "key": device.key,
-            "name": device.name,
-            "driver": device.driver,
-            "uuid": device.uuid,
-        }
-    return {
+        names = ("key", "name", "driver", "uuid")
+        plain_device = {name: getattr(device, name) for name in names}
+    plain = {
         "kind": "gpumem duet",
         "schema": SCHEMA,
         "datetime": utc,
         "seconds": seconds,
         "exit": code,
         "arguments": dict(arguments),
-        "base": {"what": sides[BASE].title, "identity": sides[BASE].identity},
-        "head": {"what": sides[HEAD].title, "identity": sides[HEAD].identity},
         "simulated": None if device is None else device.simulated,
         "device": plain_device,
         "verdicts": [_verdict(verdict) for verdict in result.verdicts],
         "processes": [_process(process) for process in result.processes],
     }
+    for name in (BASE, HEAD):
+        plain[name] = {"what": sides[name].title, "identity": sides[name].identity}
+    return plain
 
 
 def _verdict(verdict: DuetVerdict) -> dict[str, Any]:
@@ -172,7 +157,6 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
             rows[row.key] = {
                 "medians": list(row.measurement.medians),
                 "overhead": row.measurement.overhead,
-                "sampler": row.measurement.sampler,
                 "outcome": row.verdict.outcome.value,
             }
     return {
@@ -185,10 +169,3 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
         "error": process.error,
         "rows": rows,
     }
-
-
-def rounded_duration(seconds: float | None) -> str:
-    """ "40 s", "3 min", or nothing."""
-    if seconds is None:
-        return ""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,11 +1,8 @@
-"""What the processes of a duet say about their rows: which can be compared, and why others cannot.
-
-Pure functions.
-"""
+"""The rows of a duet's processes: which it compares, and why others cannot be. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -13,22 +10,13 @@ from msgspec import structs
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.regression import changed_work
-from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.processes import ProcessRecord
 from pytest_gpumem.settings import flag_of
 
-MEASURING = (
-    "device",
-    "mode",
-    "sampler",
-    "placements",
-    "precision",
-    "budget",
-    "total_budget",
-)
+MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
 """Settings that base and head share: latencies under different ones are not comparable."""
 
 
@@ -43,55 +31,31 @@ class RowFilter:
     old_names: Mapping[str, str] = field(default_factory=dict)
     """Of renamed tests: what they are called in base, by their names in head."""
 
-    @staticmethod
-    def of_flagged(rows: Iterable[Row]) -> RowFilter | None:
-        """Return the rows whose slow-down a session left open or failed; None without any."""
-        limits, tests = {}, set()
-        for row in rows:
-            if row.limits.max_regression is not None and _flagged(row):
-                tests.add(row.nodeid)
-                limits[row.key] = Limits(max_regression=row.limits.max_regression)
-        return RowFilter(frozenset(tests), limits) if tests else None
-
     def selects(self, nodeid: str, key: str) -> bool:
         """Return whether a row is among them."""
         if self.limits is not None:
             return key in self.limits
         return self.tests is None or any(selects(name, nodeid) for name in self.tests)
 
-    def missing(self, rows: Iterable[Row]) -> list[str]:
+    def missing(self, rows: Mapping[str, Row]) -> list[str]:
         """Return the requested names that select none of these rows."""
-        every = list(rows)
         if self.limits is not None:
-            keys = {row.key for row in every}
-            return sorted(key for key in self.limits if key not in keys)
+            return sorted(set(self.limits).difference(rows))
+        nodeids = [row.nodeid for row in rows.values()]
         missing = []
         for name in sorted(self.tests or ()):
-            if not any(selects(name, row.nodeid) for row in every):
+            if not any(selects(name, nodeid) for nodeid in nodeids):
                 missing.append(name)
         return missing
 
     def rows_of(self, process: ProcessRecord) -> dict[str, Row]:
-        """Return the selected rows of a process by key.
-
-        A row of memory alone is among them only where its limits are: others compare times.
-        """
+        """Return the selected rows of a process by key; those of memory alone only by `limits`."""
         rows = {}
         for row in process.rows:
             of_time = row.measurement is not None or row.footprint is None
             if (of_time or self.limits is not None) and self.selects(row.nodeid, row.key):
                 rows[row.key] = row
         return rows
-
-
-def _flagged(row: Row) -> bool:
-    verdict = row.verdict
-    if verdict.outcome is Outcome.FAIL:
-        return any(
-            result.limit == "max_regression" and result.outcome is Outcome.FAIL
-            for result in verdict.limits
-        )
-    return verdict.outcome in (Outcome.UNDECIDED, Outcome.NEW) and verdict.code is not Code.NOT_READ
 
 
 def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
@@ -104,13 +68,10 @@ def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
 
 def under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
     """Return a process of base with the names that its renamed tests have in head."""
-    if not old_names:
-        return process
     new_names = {old: new for new, old in old_names.items()}
-    rows = []
+    rows, outcomes = [], {}
     for row in process.rows:
         rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
-    outcomes = {}
     for nodeid, outcome in process.outcomes.items():
         outcomes[under_other_name(nodeid, new_names)] = outcome
     return structs.replace(process, rows=tuple(rows), outcomes=outcomes)
@@ -129,18 +90,27 @@ def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
             )
 
 
-def not_measured(row: Row | None, process: ProcessRecord) -> str | None:
-    """Return why a row of a process cannot be compared whatever its conditions, or None.
+def not_measured(key: str, row: Row | None, process: ProcessRecord) -> str | None:
+    """Return why a process has nothing to compare of a row, whatever its conditions, or None.
 
     A test that only broke limits was measured all the same.
     """
-    if row is None or not row.measured_something:
-        if row is not None and row.verdict.reason:
-            return row.verdict.reason
-        return "it measured nothing"
-    if row.failed and not _broke_only_limits(row.nodeid, process):
-        return "its test failed"
-    return None
+    if process.error is not None:
+        return f"crashed: {process.error}"
+    why = "it measured nothing"
+    if row is not None and row.measured_something:
+        if not row.failed or _broke_only_limits(row.nodeid, process):
+            return None
+        why = "its test failed"
+    elif row is not None:
+        why = row.verdict.reason or why
+    nodeid = test_of(key, process)
+    if nodeid is None:
+        return why
+    outcome, words = process.outcomes[nodeid]
+    if key.startswith(f"{nodeid}::"):  # its file
+        return words or outcome
+    return f"{outcome}, {words}" if words else outcome
 
 
 def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
@@ -172,24 +142,6 @@ def test_of(key: str, process: ProcessRecord) -> str | None:
     return None
 
 
-def reason_of(process: ProcessRecord, key: str, otherwise: str) -> str:
-    """Return why a process lacks a row; `otherwise` if the process gives no reason."""
-    if process.error is not None:
-        return f"crashed: {process.error}"
-    nodeid = test_of(key, process)
-    if nodeid is None:
-        return otherwise
-    outcome, why = process.outcomes[nodeid]
-    if key.startswith(f"{nodeid}::") or not why:
-        return why or outcome
-    return f"{outcome}, {why}"
-
-
-def bad_conditions(row: Row) -> str | None:
-    """Return why the conditions of a row forbid a judgement, such as throttling, or None."""
-    return row.verdict.reason if row.verdict.code is Code.CONDITIONS else None
-
-
 def measured_differently(base: Measurement, head: Measurement) -> str | None:
     """Return in words how head measures a row in another way, which may hide a slow-down, or None.
 
@@ -200,15 +152,14 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
         if was != now:
             return f"{name} was {was} in base and is {now} in head"
     if base.window != head.window:
-        windows = ["none" if m.window is None else window_text(m.window) for m in (base, head)]
-        return f"the window was {windows[0]} in base and is {windows[1]} in head"
-    if base.moved_bytes is not None and head.moved_bytes is None:
+        was, now = window_text(base.window), window_text(head.window)
+        return f"the window was {was} in base and is {now} in head"
+    if base.moved_bytes is None:
+        return None
+    if head.moved_bytes is None:
         return "head no longer declares its bytes"
-    if base.moved_bytes is not None and head.moved_bytes is not None:
-        was_bytes, now_bytes = base.moved_bytes.total, head.moved_bytes.total
-        if now_bytes < was_bytes:
-            return f"head declares {now_bytes:,} bytes, and base {was_bytes:,}"
-    return None
+    was, now = base.moved_bytes.total, head.moved_bytes.total
+    return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
 
 
 def changes(base: Measurement, head: Measurement) -> list[str]:

@@ -19,7 +19,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import RunError, report
-from pytest_gpumem.runs.duet import ATTEMPTS, Duet, DuetProgress, DuetResult, order_of
+from pytest_gpumem.runs.duet import ATTEMPTS, Duet, DuetResult, order_of
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn
 from pytest_gpumem.runs.rows import RowFilter
 
@@ -54,9 +54,9 @@ def play(
     answer: Answer, players: Players | None = None, wanted: RowFilter | None = None, **changes: Any
 ) -> DuetResult:
     players = players or Players(answer)
-    progress: list[DuetProgress] = changes.pop("progress", [])
+    said: list[str] = changes.pop("said", [])
     of_sides = changes.pop("sides", sides())
-    given: dict[str, Any] = {"max_regression": None, "on_progress": progress.append, **changes}
+    given: dict[str, Any] = {"max_regression": None, "say": said.append, **changes}
     return Duet(of_sides, players, wanted or RowFilter(), **given).play()
 
 
@@ -74,8 +74,8 @@ def test_each_pair_has_a_coin_and_the_next_is_the_other_way_round() -> None:
 
 
 def test_each_test_is_measured_until_it_is_decided() -> None:
-    players, progress = Players(plain), list[DuetProgress]()
-    result = play(plain, players, progress=progress)
+    players, said = Players(plain), list[str]()
+    result = play(plain, players, said=said)
     assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
     assert players.played[0][1] is None
     found = {one.key: len(one.pairs.log_ratios) for one in result.verdicts if one.pairs is not None}
@@ -86,8 +86,7 @@ def test_each_test_is_measured_until_it_is_decided() -> None:
     assert slow.pairs is not None
     assert slow.pairs.change == pytest.approx(0.02, abs=0.002)
     assert slow.latencies[1] == pytest.approx(25.5e-6, rel=0.01)
-    # Before the last process: of the pair that is then complete nothing is decided yet.
-    assert (progress[-1].pairs, progress[-1].open, progress[-1].at_most) == (4, 2, 2 * (32 - 5))
+    assert said == ["after 1 pair: 2 rows undecided, at most 62 s left"]
 
 
 @pytest.mark.parametrize(("slower", "outcome"), [(0.0, Outcome.PASS), (0.02, Outcome.FAIL)])
@@ -154,14 +153,13 @@ def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
         code = Code.CONDITIONS if bad else Code.NO_BASELINE
         return [row(A, 1.0 if bad else NOISE(turn, 1), code), row(B, NOISE(turn, 2))]
 
-    progress: list[DuetProgress] = []
+    said: list[str] = []
     players = Players(once)
-    result = play(once, players, progress=progress)
+    result = play(once, players, said=said)
     assert outcomes(result) == {A: Outcome.PASS, B: Outcome.PASS}
     assert len(result.processes) == 12
     assert [tests for turn, tests in players.played if turn.round == 3] == [(A, B)] * 2 + [(A,)] * 2
-    notes = [now.note for now in progress if now.note is not None]
-    assert notes == [f"pair 3 is taken again: {A}: head: because"]
+    assert said[1:] == [f"pair 3 is taken again: {A}: head: because"]
 
     def always(turn: Turn, attempt: int) -> Sequence[Row]:
         bad = turn.round == 3 and turn.side == HEAD
@@ -171,7 +169,7 @@ def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
     result = play(always)
     assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
     assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
-    assert "head in pair 3, also when it was taken again: because" in result.verdicts[0].sentence
+    assert "head, also when it was taken again: because" in result.verdicts[0].sentence
     assert report.exit_code(result, strict=False) == 0
     assert report.exit_code(result, strict=True) == 6
 
@@ -236,7 +234,7 @@ def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(
     result = play(answer)
     assert outcomes(result) == {A: Outcome.PASS, failing.key: Outcome.FAIL}
     assert [one.sentence for one in result.verdicts if one.key == failing.key] == [
-        "head in pair 4: failed, wrong"
+        "head: failed, wrong"
     ]
 
 
@@ -387,9 +385,7 @@ def test_a_duet_that_is_stopped_has_what_is_decided() -> None:
             raise KeyboardInterrupt
         return [row(A, Noise(0.05)(turn, 1)), row(B, NOISE(turn, 2))]
 
-    duet = Duet(
-        sides(), Players(answer), RowFilter(), max_regression=None, on_progress=lambda _: None
-    )
+    duet = Duet(sides(), Players(answer), RowFilter(), max_regression=None, say=lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         duet.play()
     assert outcomes(duet.result()) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
