@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.memory_events import AllocationEvent, Line, Series
 from pytest_gpumem.records.footprint import Site
 
-MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
+MOST_SITES = 40  # of a footprint, those with the most bytes at the peak or kept
 LONGEST_CODE = 120  # characters of a line of code that are shown
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -93,17 +93,10 @@ def sites(
         lines[event.line, event.series] = replace(
             site, kept=site.kept + event.nbytes, kept_count=site.kept_count + 1
         )
-    by_peak = sorted(lines.values(), key=lambda site: -site.at_peak)[:MOST_SITES]
-    by_kept = sorted(lines.values(), key=lambda site: -site.kept)[:MOST_SITES]
-    shown = []
-    for site in lines.values():
-        if (site.at_peak and site in by_peak) or (site.kept and site in by_kept):
-            shown.append(site)
-    return tuple(sorted(shown, key=_order))
+    return tuple(sorted(lines.values(), key=_order)[:MOST_SITES])
 
 
 def _site_of(lines: dict[tuple[Line, Series], Site], event: AllocationEvent, root: Path) -> Site:
-    """Return the site of an allocation so far."""
     site = lines.get((event.line, event.series))
     if site is not None:
         return site
@@ -112,7 +105,7 @@ def _site_of(lines: dict[tuple[Line, Series], Site], event: AllocationEvent, roo
 
 
 def _order(site: Site) -> tuple[int, int, str, int]:
-    return -site.at_peak, -site.kept, site.file, site.line
+    return -max(site.at_peak, site.kept), -site.at_peak, site.file, site.line
 
 
 def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
