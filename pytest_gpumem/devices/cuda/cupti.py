@@ -12,12 +12,13 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpumem.devices.protocol import NotCounted
 
@@ -55,9 +56,17 @@ class ApiCall(ctypes.Structure):
         return result != 0 and _INT(result).value != 0
 
 
-Receive = Callable[[int, int], None]
-"""A receiver: called with the id of a callback and the address of its data, in the calling thread,
-before the call returns."""
+Receive = Callable[[str, int], None]
+"""Called with the name of a call and the address of its data, in the calling thread, before the
+call returns."""
+
+
+class _Receiver(NamedTuple):
+    receive: Receive
+    name: str
+    begins: bool  # also at the begin of the call
+
+
 # CUpti_CallbackFunc
 _CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
@@ -128,11 +137,10 @@ class Callbacks:
         self._subscription: _Subscription | None = None
         self._users = 0  # receivers that were added, and passes that hold CUPTI
         self._function = _CALLED(self._called)  # as C sees it; threads may call it at any time
-        self._at_end: dict[tuple[int, int], tuple[Receive, ...]] = {}
-        self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}
+        self._receivers: dict[tuple[int, int], tuple[_Receiver, ...]] = {}  # by domain and number
         self._lost: dict[Receive, Callable[[str], None]] = {}
         atexit.register(self._forget)  # a callback after Python's end would crash
-        os.register_at_fork(before=self._before_fork, after_in_child=self._forget_receivers)
+        os.register_at_fork(before=self._before_fork, after_in_child=self._receivers.clear)
 
     def add(
         self,
@@ -152,9 +160,9 @@ class Callbacks:
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool has CUPTI.
         """
         cupti = self._open()
-        ids = getattr(cupti, _IDS[domain])
-        number = int(getattr(cupti.CallbackDomain, domain))
-        keys = [(number, int(getattr(ids, name))) for name in names if hasattr(ids, name)]
+        numbers = getattr(cupti, _IDS[domain])
+        domain_number = int(getattr(cupti.CallbackDomain, domain))
+        keys: list[tuple[int, int]] = []
         if lost is not None:
             self._lost[receive] = lost
 
@@ -163,12 +171,14 @@ class Callbacks:
             self._close()
 
         try:
-            for key in keys:
-                first = key not in self._at_end
-                self._at_end[key] = (*self._at_end.get(key, ()), receive)
-                if begins:
-                    self._at_begin[key] = (*self._at_begin.get(key, ()), receive)
-                if first and self._subscription is not None:
+            for name in names:
+                if not hasattr(numbers, name):
+                    continue
+                key = domain_number, int(getattr(numbers, name))
+                keys.append(key)
+                others = self._receivers.get(key, ())
+                self._receivers[key] = (*others, _Receiver(receive, name, begins))
+                if not others and self._subscription is not None:
                     self._subscription.enable(key)
         except cupti.cuptiError as error:
             end()
@@ -216,12 +226,8 @@ class Callbacks:
             self._unsubscribe()
             self._miss("the process forked")
 
-    def _forget_receivers(self) -> None:
-        self._at_end.clear()
-        self._at_begin.clear()
-
     def _forget(self) -> None:
-        self._forget_receivers()
+        self._receivers.clear()
         self._unsubscribe()
 
     def _miss(self, why: str) -> None:
@@ -230,25 +236,29 @@ class Callbacks:
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
-            for receivers in (self._at_end, self._at_begin):
-                left = tuple(other for other in receivers.pop(key, ()) if other is not receive)
-                if left:
-                    receivers[key] = left
-            if key not in self._at_end and self._subscription is not None:
+            before = self._receivers.pop(key, ())
+            left = tuple(other for other in before if other.receive != receive)
+            if left:
+                self._receivers[key] = left
+            elif self._subscription is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
                     self._subscription.enable(key, on=False)
-        if not any(receive in receivers for receivers in self._at_end.values()):
-            self._lost.pop(receive, None)
+        for receivers in self._receivers.values():
+            if any(other.receive == receive for other in receivers):
+                return
+        self._lost.pop(receive, None)
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
             _RaisedAgain.install()  # pytest before 8.4 has its own in each test
         # The data of a resource begin with the address of its context, which has no site: its
         # receivers take either.
-        receivers = self._at_end if _INT(address).value else self._at_begin
-        for receive in receivers.get((domain, number), ()):
+        at_begin = not _INT(address).value
+        for receive, name, begins in self._receivers.get((domain, number), ()):
+            if at_begin and not begins:
+                continue
             try:
-                receive(number, address)
+                receive(name, address)
             except Exception as error:  # it would end in CUPTI's own code
                 lost = self._lost.get(receive)
                 if lost is not None:
@@ -292,6 +302,14 @@ class _RaisedAgain:
         # raises it, so the unpacking, which is neither, stays last.
         again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
         (_,) = map(_raise_later, (threading.get_ident(),), (again,))
+
+
+def driver_calls(pattern: re.Pattern[str]) -> list[str]:
+    """Names of the driver's calls that a pattern matches as a whole, as CUPTI has them. Raises
+    `NotCounted`: as `imported`."""
+    return [
+        name for name in imported().driver_api_trace_cbid.__members__ if pattern.fullmatch(name)
+    ]
 
 
 def words(address: int, count: int) -> tuple[int, ...]:

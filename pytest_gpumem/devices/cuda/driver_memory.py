@@ -24,7 +24,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
@@ -97,7 +97,7 @@ _BY_HANDLE = {
 """Calls about memory that has a handle, with how many of their parameters are read."""
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
-    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
+    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)\w*"
 )
 """Calls after which pools and graphs may hold other amounts."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
@@ -122,8 +122,7 @@ class DriverMemory(Source):
         self._index = index
         self._log: MemoryLog | None = None
         self._lines = False
-        self._names: dict[int, str] = {}  # of the calls that are watched, by CUPTI's number
-        self._pool_calls: set[int] = set()  # CUPTI's numbers of the calls of `_POOLS`
+        self._pool_calls: set[str] = set()  # those of `_POOLS`
         self._end: Callable[[], None] | None = None
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._handles: dict[int, int] = {}
@@ -143,9 +142,8 @@ class DriverMemory(Source):
         self._log, self._lines = log, lines
         self._default = self._trimmed = None  # they may be of a context that is gone
         try:
-            if not self._names:
-                self._number_calls(imported())
-            names = tuple(self._names.values())
+            self._pool_calls = self._pool_calls or set(driver_calls(_POOLS))
+            names = tuple({*_CALLS, *_BY_HANDLE, *self._pool_calls})
             add = CALLBACKS.add
             self._end = add("DRIVER_API", names, self._called, self._missed, begins=False)
         except NotCounted as why:
@@ -156,17 +154,10 @@ class DriverMemory(Source):
         self._pools = []  # a handle may be gone, and reading it would crash
         self.lost(why)
 
-    def _number_calls(self, cupti: Any) -> None:
-        for name, number in cupti.driver_api_trace_cbid.__members__.items():
-            if _POOLS.match(name):
-                self._pool_calls.add(int(number))
-            if name in _CALLS or name in _BY_HANDLE or _POOLS.match(name):
-                self._names[int(number)] = name
-
-    def _called(self, number: int, address: int) -> None:
+    def _called(self, name: str, address: int) -> None:
         """Report what a call has done, at its end."""
-        call, name = ApiCall.from_address(address), self._names[number]
-        if number in self._pool_calls:
+        call = ApiCall.from_address(address)
+        if name in self._pool_calls:
             self._nothing = None
         if call.failed:
             return

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple
 
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, words
 from pytest_gpumem.devices.cuda.graph_nodes import CALLS as GRAPH_CALLS
 from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, Kernel, read_kernel
 
@@ -184,7 +184,7 @@ class Modules:
             self._local.calls = []
         return self._local.calls  # type: ignore[no-any-return]
 
-    def _module_loaded(self, _number: int, address: int) -> None:
+    def _module_loaded(self, _name: str, address: int) -> None:
         data = _ModuleData.from_address(words(address, _DESCRIPTOR + 1)[_DESCRIPTOR])
         content = ctypes.string_at(data.image, data.nbytes) if data.image else b""
         digest = hashlib.sha256(content).hexdigest()
@@ -201,13 +201,12 @@ class Modules:
         else:
             self._unplaced.append(image)
 
-    def _called(self, number: int, address: int) -> None:
+    def _called(self, name: str, address: int) -> None:
         call = ApiCall.from_address(address)
         if not call.site:
             self._calls.append([])
             return
         loaded = self._calls.pop() if self._calls else []
-        name = imported().driver_api_trace_cbid(number).name
         if name in _LAUNCHES:
             # At its end: what it loaded is known, and the arguments still lie there.
             self._launched(name, call, loaded)
@@ -261,10 +260,9 @@ class Modules:
             kernels = self._graphs.kernels(executable)
             self._launches.append(Launch(call.correlation, kernels, graph=True))
 
-    def _graph_changed(self, number: int, address: int) -> None:
+    def _graph_changed(self, name: str, address: int) -> None:
         call = ApiCall.from_address(address)
         if call.site and not call.failed:
-            name = imported().driver_api_trace_cbid(number).name
             self._graphs.changed(name, call.parameters)
 
 

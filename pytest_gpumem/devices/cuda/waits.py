@@ -11,11 +11,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pytest_gpumem.devices.allocation_sites import is_named, line_of, shown_path
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
 from pytest_gpumem.devices.memory_events import Line
 from pytest_gpumem.records.waits import WaitLine, Waits
 
@@ -27,6 +27,7 @@ _WAITS = re.compile(
 host memory without Async in its name."""
 
 
+@cache
 def call_that_waits(name: str) -> str | None:
     """Return the name of a call of the driver without its version, or None if it does not wait."""
     match = _WAITS.fullmatch(name)
@@ -38,26 +39,16 @@ class CudaWaits:
 
     def __init__(self) -> None:
         self._names: list[str] = []  # of the calls that are watched
-        self._calls: dict[int, str] = {}  # by CUPTI's number
         self._counts: Counter[tuple[Line, str]] = Counter()
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory
         self._missed: str | None = None
         self._end: Callable[[], None] | None = None
 
     def start(self) -> None:
-        if not self._names:
-            self._number_calls(imported())
         self._counts.clear()
         self._missed = None
+        self._names = self._names or driver_calls(_WAITS)
         self._end = CALLBACKS.add("DRIVER_API", self._names, self._waited, self._miss, begins=False)
-
-    def _number_calls(self, cupti: Any) -> None:
-        """Find the calls in the installed version of CUPTI."""
-        for name, number in cupti.driver_api_trace_cbid.__members__.items():
-            call = call_that_waits(name)
-            if call is not None:
-                self._names.append(name)
-                self._calls[int(number)] = call
 
     def stop(self) -> None:
         end, self._end = self._end, None
@@ -77,9 +68,9 @@ class CudaWaits:
     def _miss(self, why: str) -> None:
         self._missed = why
 
-    def _waited(self, number: int, address: int) -> None:
+    def _waited(self, versioned: str, address: int) -> None:
         """Count a call at its end."""
-        name, call = self._calls[number], ApiCall.from_address(address)
+        name, call = call_that_waits(versioned) or versioned, ApiCall.from_address(address)
         if call.failed or (name == "cuMemFree" and not words(call.parameters, 1)[0]):
             return
         line = line_of(sys._getframe(1))
