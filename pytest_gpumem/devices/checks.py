@@ -1,4 +1,4 @@
-"""The checks that both devices share."""
+"""The checks that both devices share. Each raises `DeviceError` or what its docstring names."""
 
 from __future__ import annotations
 
@@ -24,34 +24,25 @@ from pytest_gpumem.units import GiB
 
 
 def check_size(nbytes: int) -> None:
-    """Check that an allocation has bytes. Raises `DeviceError`: it has none."""
     if nbytes <= 0:
         raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
 
 
 def check_host_array(array: Any) -> None:
-    """Check that an array's memory can be used as host memory. Raises `DeviceError`: it is not
-    writable and contiguous, or empty."""
-    if (
-        not isinstance(array, np.ndarray)
-        or not array.flags.c_contiguous
-        or not array.flags.writeable
-        or array.nbytes == 0
-    ):
+    usable = isinstance(array, np.ndarray) and array.nbytes > 0
+    if not usable or not array.flags.c_contiguous or not array.flags.writeable:
         raise DeviceError(
             "only a writable, C-contiguous NumPy array with elements can be used as host memory"
         )
 
 
 def check_allocator(name: str) -> None:
-    """Check that a way of allocating is known. Raises `DeviceError`: names those that are."""
     if name not in ALLOCATORS:
         raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")
 
 
 def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-    """A part of an allocation, which stands behind it. Raises `DeviceError`: it is empty, or not
-    within the allocation."""
+    """Return a part of an allocation, which stands behind it."""
     if allocation.freed:
         raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
@@ -68,10 +59,8 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
 
 
 def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None:
-    """Check that memory can be `done`, such as "prefetched".
-    Raises `DeviceError`: it is not managed.
-    Raises `Unsupported`: the device has no `concurrentManagedAccess`.
-    """
+    """Check that memory can be `done`, such as "prefetched". Raises `Unsupported`: the device
+    cannot."""
     if not allocation.kind.managed:
         raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
     if not facts.concurrent_managed_access:
@@ -81,8 +70,7 @@ def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:
-    """Check that the host can take evicted pages of `nbytes` of managed memory: half of its
-    `host_bytes` at most. Raises `OutOfMemory`."""
+    """Check that half of the host's memory can take evicted pages. Raises `OutOfMemory`."""
     most = host_bytes // 2
     if not 0 < nbytes <= most:
         raise OutOfMemory(
@@ -92,15 +80,12 @@ def check_oversubscription(nbytes: int, host_bytes: int) -> None:
 
 
 def check_live(launch: Launch) -> None:
-    """Check that no memory of a launch is freed. Raises `DeviceError`: names the argument."""
     for name, allocation in launch.arrays.items():
         if allocation.freed:
             raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
 
 
 def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None:
-    """Check that a copy fits. Raises `DeviceError`: it has no bytes, is larger than the memory, or
-    the memory is freed."""
     if destination.freed or source.freed:
         raise DeviceError(f"a copy of {nbytes} bytes: the memory was freed")
     if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
@@ -110,8 +95,7 @@ def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None
 
 
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
-    """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to
-    its written array."""
+    """Return destination, source and bytes of a launch whose kernel has no source."""
     by_role = {p.role: p.name for p in launch.kernel.parameters}
     destination, source = by_role[Role.WRITE], by_role[Role.READ]
     nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
@@ -119,9 +103,7 @@ def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
 
 
 def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
-    """What a function that was captured raised, in one line: for `CannotCapture`.
-    `plain`: errors whose text says enough without their class.
-    """
+    """Return what a captured function raised, in one line; of `plain` errors without the class."""
     name = type(error).__name__
     text = (str(error) or name).splitlines()[0]
     return text if isinstance(error, plain) else f"{name}: {text}"
@@ -133,20 +115,14 @@ Programming Guide, L2 set-aside)."""
 
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
-    """Why the set-aside cannot be changed on a device, or None.
-    `set_aside`: reads the bytes that are set aside now; called under MPS only.
-    """
+    """Return why the set-aside cannot be changed, or None. `set_aside`: is asked under MPS only."""
     if facts.mig_profile is not None:
-        return (
-            f"{facts.name} (MIG profile {facts.mig_profile}) has no persisting L2: the set-aside "
-            "is disabled in MIG mode"
-        )
+        which = f"{facts.name} (MIG profile {facts.mig_profile})"
+        return f"{which} has no persisting L2: the set-aside is disabled in MIG mode"
     if facts.compute_capability < (8, 0):
         major, minor = facts.compute_capability
-        return (
-            f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with "
-            "compute capability 8.0"
-        )
+        which = f"{facts.name} (compute capability {major}.{minor})"
+        return f"{which} has no persisting L2: it came with compute capability 8.0"
     if not facts.persisting_l2_max_bytes:
         return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
     if facts.mps and not set_aside():
@@ -165,15 +141,10 @@ def fixed_by_mps(amount: str) -> str:
 
 
 def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
-    """Check a window before it reaches the driver.
-    Raises `DeviceError`: no bytes or more than `accessPolicyMaxWindowSize`, a hit ratio outside [0,
-    1], a miss property of persisting.
-    """
-    if not 0 < window.nbytes <= facts.access_policy_max_window_bytes:
-        raise DeviceError(
-            f"a window of {window.nbytes} bytes: 1 to {facts.access_policy_max_window_bytes} are "
-            "possible"
-        )
+    """Check a window before it reaches the driver."""
+    most = facts.access_policy_max_window_bytes
+    if not 0 < window.nbytes <= most:
+        raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {most} are possible")
     if not 0.0 <= window.hit_ratio <= 1.0:
         raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
     if window.miss is AccessProperty.PERSISTING:
@@ -181,10 +152,7 @@ def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
 
 
 def nodes_of(allocation: Allocation, node_bytes: int) -> int:
-    """Number of nodes of a cycle that fills an allocation.
-    Raises `DeviceError`: `node_bytes` is no multiple of 4, or the number is not between 1 and 2^31
-    - 1.
-    """
+    """Return the number of nodes of a cycle that fills an allocation."""
     if node_bytes % 4 or node_bytes <= 0:
         raise DeviceError(f"a node of {node_bytes} bytes: a multiple of 4 is needed")
     nodes = allocation.nbytes // node_bytes

@@ -224,7 +224,7 @@ class DeviceMemory(Protocol):
         """A part, for copies and launches: not freed, and living no longer than the whole."""
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        """Memory of a NumPy array, page-locked or left pageable. The array stays the owner."""
+        """Memory of a NumPy array, page-locked or left pageable."""
 
     def free(self, allocation: Allocation) -> None:
         """Free or unregister; a second call does nothing."""
@@ -235,7 +235,7 @@ class DeviceMemory(Protocol):
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place; `seed` decides where.
 
-        As aligned as `allocate`: to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed alone.
+        Aligned to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed alone.
         Raises `OutOfMemory` before asking the driver if less is free.
         """
 

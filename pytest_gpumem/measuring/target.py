@@ -201,7 +201,7 @@ class KernelTarget:
     def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._leave()
         # A window lies on one buffer, and managed pages are put home one buffer at a time.
-        if self.target.any_stream and all(b.kind.traits.scattered for b in self._movable):
+        if self.target.any_stream and all(b.kind.scattered for b in self._movable):
             nbytes = sum(buffer.nbytes for buffer in self._movable)
             if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
                 self._arena.close_kept()

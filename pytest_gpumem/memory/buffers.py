@@ -317,7 +317,7 @@ class Arena:
         first = int(array.__array_interface__["data"][0])
         end = first + array.nbytes
         for allocation in self._allocations.values():
-            if not allocation.kind.locked or not allocation.kind.traits.adopted:
+            if not allocation.kind.locked or not allocation.kind.adopted:
                 continue
             start = allocation.host_address
             if start < end and first < start + allocation.nbytes:

@@ -156,7 +156,7 @@ class CudaMemory:
             at = int(check(R.cudaHostAlloc(nbytes, flags), doing))
             address = self._device_address(at) if flags & R.cudaHostAllocMapped else 0
             return self._lock(Allocation(kind, nbytes, address, at))
-        if not kind.traits.adopted:
+        if not kind.adopted:
             raise Unsupported(f"{kind.value} memory cannot be allocated")
         # Whole pages of its own, so that no other registration shares one.
         pages = -(-nbytes // _PAGE) * _PAGE
@@ -274,7 +274,7 @@ class CudaMemory:
         registered = False
         for locked in self._locked.values():
             for start in _starts(locked):
-                if locked.kind.traits.adopted and start <= address < start + locked.nbytes:
+                if locked.kind.adopted and start <= address < start + locked.nbytes:
                     registered = True
         begin = max((start for start in self._ends if start <= address), default=None)
         beyond = None
@@ -315,7 +315,7 @@ class CudaMemory:
         elif kind.on_peer:
             with on_gpu(self.peer):
                 check(R.cudaFree(allocation.address), doing)
-        elif kind.locked and kind.traits.adopted:
+        elif kind.locked and kind.adopted:
             check(R.cudaHostUnregister(allocation.host_address), doing)
         elif kind.locked:
             check(R.cudaFreeHost(allocation.host_address), doing)

@@ -18,7 +18,6 @@ def test_every_kind_is_measured_on_several_placements_or_says_why_not(kind: Memo
         buffers = [give(1 * MiB) for _ in range(2)]
     except Unsupported:
         assert kind.on_peer, "the simulated device has every kind but memory of another GPU"
-        assert kind.traits.fixed
         return
     found = bench.measure("memcpy", *buffers, placements=3)
     addresses = {
@@ -30,11 +29,10 @@ def test_every_kind_is_measured_on_several_placements_or_says_why_not(kind: Memo
         assert len(found.placements) >= 3
         assert len(addresses) >= 3
     else:
-        assert kind.traits.fixed
         assert (len(found.placements), len(addresses)) == (1, 1)
 
 
 def test_a_kind_lies_in_one_place_and_says_whether_it_can_be_scattered() -> None:
     for kind in MemoryKind:
         assert [kind.on_device, kind.managed, kind.on_host, kind.on_peer].count(True) == 1
-        assert kind.movable or not kind.traits.scattered
+        assert kind.movable or not kind.scattered
