@@ -16,8 +16,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import line_of
-from pytest_gpumem.devices.errors import DeviceError, NotCounted
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.kinds import DeviceError, MemoryKind, NotCounted
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     NOTHING,

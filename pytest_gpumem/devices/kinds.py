@@ -1,12 +1,63 @@
-"""The kinds of memory. Code asks for their properties; only allocation asks for the kind itself."""
+"""What a device works on: memory and its kinds, access-policy windows, kernels with their arguments;
+and the errors that it raises, each with one line for the user."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
+from pytest_gpumem.units import format_bytes
+
+ALLOCATORS = (
+    "cudaMalloc",
+    "cudaMallocAsync",
+    "cudaMallocAsync, kept",
+    "CuPy pool",
+    "cudaHostAlloc",
+    "cudaHostRegister",
+)
+"""Ways of allocating: `cudaMalloc`; a stream-ordered pool whose unused memory every synchronisation
+gives back, and one that keeps it; CuPy's pool; page-locking, of new memory and of memory that
+exists. Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
+
+
+class DeviceError(Exception):
+    """The device refused or failed."""
+
+
+class ContextLost(DeviceError):
+    """A kernel's error took the context with it: later calls of this process fail."""
+
+
+class CannotCapture(DeviceError):
+    """The work cannot be captured: it synchronises, allocates, or uses another stream."""
+
+
+class Unsupported(DeviceError):
+    """This device cannot do it. A test that needs it skips with this reason."""
+
+
+class OutOfMemory(DeviceError):
+    """The device has not enough free memory. Nothing was allocated."""
+
+
+class NotCounted(DeviceError):
+    """Something cannot be counted here. The message is the reason, which reports print."""
+
+
+class Undelivered(NotCounted):
+    """CUPTI did not deliver the counts. Another attempt may succeed."""
+
+
+class HoldExpired(DeviceError):
+    """The hold of a stream timed out: the host waited for work that was queued behind it."""
 
 
 class MemoryKind(str, Enum):
-    """The place of memory and the way it moves."""
+    """The place of memory and the way it moves. Only allocation asks for the kind itself."""
 
     DEVICE = "device"
     POOLED = "pooled"  # device memory of the driver's stream-ordered pool
@@ -69,3 +120,87 @@ class MemoryKind(str, Enum):
     def beyond_link(self) -> bool:
         """What the device moves from or to it crosses a link: to the host, or to another GPU."""
         return self.on_host or self.on_peer
+
+
+class Advice(str, Enum):
+    """A hint on the use of managed memory (CUDA C++ Programming Guide, Data Usage Hints)."""
+
+    READ_MOSTLY = "read_mostly"
+    """Each reader gets a copy, and a write drops the other copies. This advice has no place."""
+    PREFERRED_LOCATION = "preferred_location"
+    """Pages stay at this place where they can, and are mapped from elsewhere."""
+    ACCESSED_BY = "accessed_by"
+    """This place has the pages mapped wherever they are, so that its accesses do not fault."""
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A piece of memory. Only the device that made it reads `backing`."""
+
+    kind: MemoryKind
+    nbytes: int
+    address: int  # for the device; 0 if it cannot see the memory (pageable)
+    host_address: int  # for the host; 0 if it cannot see the memory (device memory)
+    backing: Any = None
+    freed: bool = False
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The host's memory, in bytes."""
+
+    total: int  # that this process may use: the machine's, or its control group's if that is less
+    available: int  # of it, what new allocations can take without swapping
+    locked: int  # page-locked through this device: pinned and registered
+
+
+class AccessProperty(str, Enum):
+    """How L2 treats the lines of an access (CUDA C++ Programming Guide, L2 Access Properties)."""
+
+    NORMAL = "normal"  # no preference. It also turns a persisting line back to normal.
+    STREAMING = "streaming"  # first to be evicted
+    PERSISTING = "persisting"  # kept in the set-aside
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """An access-policy window for a stream, for the kernels of a graph or for one launch."""
+
+    address: int  # first byte, as a device address
+    nbytes: int  # length, at most `accessPolicyMaxWindowSize`
+    hit_ratio: float
+    """Share of the accesses, in [0, 1], with the property `hit`; the others have `miss`."""
+    hit: AccessProperty = AccessProperty.PERSISTING
+    miss: AccessProperty = AccessProperty.STREAMING
+    """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
+
+    @property
+    def words(self) -> str:
+        """Everything but the address: "8 MiB at hit ratio 1, persisting, else streaming"."""
+        size = f"{format_bytes(self.nbytes)} at hit ratio {self.hit_ratio:.3g}"
+        return f"{size}, {self.hit.value}, else {self.miss.value}"
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel with its arguments. It is rebuilt when a buffer moves."""
+
+    kernel: Kernel
+    call: Call
+    shape: LaunchShape
+    arrays: Mapping[str, Allocation]  # array arguments by parameter name
+    backing: Any = field(default=None, init=False, repr=False)
+    """What the device makes of it at the first launch. Only the device reads it."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A function of the user."""
+
+    function: Callable[[], object]  # launches on the current stream
+    reference: Callable[[], object] | None = None
+    """Does the work of `function` on host views of the buffers. The simulated device runs it."""
+    accesses: tuple[Access, ...] = ()
+    """Accesses of one run, for simulated times. The names of arguments do not matter."""
+    allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
+    on_simulated: bool = False  # it uses this device alone: the simulated device runs it too

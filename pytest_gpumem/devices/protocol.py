@@ -12,26 +12,24 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pytest_gpumem.devices.errors import (
-    CannotCapture,
-    ContextLost,
-    DeviceError,
-    HoldExpired,
-    NotCounted,
-    OutOfMemory,
-    Undelivered,
-    Unsupported,
-)
 from pytest_gpumem.devices.footprints import Footprints, MemoryWatch
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.launch import (
+from pytest_gpumem.devices.kinds import (
     ALLOCATORS,
     AccessProperty,
     Advice,
     Allocation,
+    CannotCapture,
+    ContextLost,
+    DeviceError,
     Foreign,
+    HoldExpired,
     HostMemory,
     Launch,
+    MemoryKind,
+    NotCounted,
+    OutOfMemory,
+    Undelivered,
+    Unsupported,
     WindowSpec,
 )
 from pytest_gpumem.records.device import DeviceFacts

@@ -120,7 +120,7 @@ class Timeline:
             self.forbid_capture(uncaptured)
         self.host += seconds
 
-    def watch(self, step: Step, stream: SimulatedStream | None = None) -> None:
+    def watch(self, step: Step, stream: SimulatedStream | None) -> None:
         """Record a step if a launch is watched."""
         if self.steps is not None:
             self.steps.append(replace(step, stream=stream and stream.handle))
