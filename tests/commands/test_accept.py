@@ -172,7 +172,7 @@ def test_a_later_file_replaces_the_earlier_ones_which_stay(
     change = acceptances(tmp_path).of(TRIAD, "time")
     assert change is not None
     assert change.up_to == "9.5%"
-    assert len({made.base for made in written(tmp_path)}) == 3
+    assert len({made.base for made in written(tmp_path)}) == 2
 
 
 def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path) -> None:

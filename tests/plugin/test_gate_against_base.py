@@ -302,7 +302,7 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
     publish(project, "late", "conftest.py")
     test = f"import os\n\ndef test_it():\n    assert os.path.exists({folder + '/base'!r})\n"
     change = {"conftest.py": TOLD.format(folder, False, "change"), "test_late.py": test}
-    code, text = gate(change, f"--screen-only origin/late -- -k 'test_late or test_copy' -n1")
+    code, text = gate(change, "--screen-only origin/late -- -k 'test_late or test_copy' -n1")
     assert code == 0, text
 
 
@@ -523,7 +523,7 @@ def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: 
 def test_a_new_folder_of_tests_is_new(gate: Gate) -> None:
     """A team's first pull request."""
     new = f"from kern import NBYTES\n\ndef test_new(gpu_benchmark, device_buffer, gpu_kernels):\n    {COPY}\n"
-    code, text = gate({"gpu/test_new.py": new}, f"origin/main --max-regression 5% -- gpu -n 2")
+    code, text = gate({"gpu/test_new.py": new}, "origin/main --max-regression 5% -- gpu -n 2")
     assert code == 0, text
     assert "new, base does not have it: gpu/test_new.py::test_new" in text
 
