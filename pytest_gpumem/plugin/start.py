@@ -63,7 +63,7 @@ def start(config: pytest.Config, settings: Settings, answer: DriverAnswer) -> No
     channel.carry("broken", lambda: session.broken, session.broken.update)
 
     expectations = ExpectationFeature(session)
-    channel.carry("collected", lambda: expectations.seen, expectations.take)
+    channel.carry("collected", expectations.seen, expectations.take)
     channel.collect(expectations.select)
     verdicts, leftovers = VerdictFeature(session), LeftoverFeature(session)
     workers = None
