@@ -15,7 +15,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records import schema
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "results.schema.json"
@@ -53,6 +55,8 @@ def json_schema() -> dict[str, Any]:
 def _describe(definition: dict[str, Any], kind: type[msgspec.Struct]) -> None:
     """Add the descriptions of fields, and the derived figures, which are written always."""
     texts = _texts(kind)
+    if kind is Limits:
+        texts |= {name: limit.help for name, limit in LIMITS.items()}
     for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
         if name in texts:
             definition["properties"][written]["description"] = texts[name]

@@ -330,28 +330,24 @@ class Measurement(Record, frozen=True, dict=True):
 
 
 class Limits(Record, frozen=True):
-    """Limits of a measurement and of the memory of a test, as written; None is no limit."""
+    """Limits of a measurement and of the memory of a test, as written, by `limits.LIMITS`; None is
+    no limit."""
 
-    min_bandwidth: str | None = None  # Least bandwidth: "2.4 TB/s" or "85% of peak"
-    max_latency: str | None = None  # Longest latency: "12 us"
-    max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
+    min_bandwidth: str | None = None
+    max_latency: str | None = None
+    max_gpu_page_faults: str | None = None
     max_migrated: str | None = None
-    """Most bytes of managed memory that move during one launch: "64 MiB"."""
-    max_kernels: str | None = None  # Most kernels in one launch: "3"
-    max_copies: str | None = None  # Most copies in one launch: "1"
-    max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
-    max_waits: str | None = None  # Most times that the host waits for the device in one launch: "0"
+    max_kernels: str | None = None
+    max_copies: str | None = None
+    max_copied_bytes: str | None = None
+    max_waits: str | None = None
     max_spill: str | None = None
-    """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
-    min_overlap: str | None = None  # Least hidden share of the time that overlap can hide: "80%"
+    min_overlap: str | None = None
     max_regression: str | None = None
-    """Largest slow-down against the baseline: "1%" or "1% + 0.2 us"."""
     faster_than: str | None = None
-    """Another measurement of the same test that must be slower: "faulting", or "20 x faulting"."""
-    max_peak: str | None = None  # Most bytes of device memory in use at once: "2 GiB"
-    max_kept: str | None = None  # Most bytes still in use after the test: "0 B"
+    max_peak: str | None = None
+    max_kept: str | None = None
     max_peak_regression: str | None = None
-    """Largest growth of the peak against the baseline: "0 B" or "5%"."""
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in
     pytest.ini", "call"."""
