@@ -31,12 +31,12 @@ SEGMENT_DELAY = 1e-3  # seconds by which the clocks of a pool and of the driver 
 class Figures(NamedTuple):
     """A library's counts of one kind of memory, in bytes."""
 
-    used: int = 0  # in use by its arrays; of a watched driver, the sum of its allocations counts
+    used: int = 0  # in use by its arrays; 0 of a watched driver, whose allocations add up
     unused: int = 0  # in its pool, and not in use
     segments: int = 0  # of all segments of its pool
     high: int = 0  # the library's high-water mark of what is in use, if it has one
-    single: bool = True  # its allocations are reported one by one
-    allocations: int = 0  # up to now; they count where not all are reported one by one
+    single: bool = True  # each allocation is reported
+    allocations: int = 0  # up to now; they count where not each is reported
 
     def plus(self, other: Figures, sign: int = 1) -> Figures:
         """Return the sums with other figures, and the larger high-water mark."""
@@ -212,10 +212,8 @@ def claim(changes: Sequence[Change], series: Series, grown: int) -> bool:
     missing = grown - pool_growth(changes, series)
     if missing <= 0:
         return True
-    live, taken = [], []
-    for event in live_of(changes):
-        if event.layer == "driver" and event.series[1] == "device":
-            live.append(event)
+    live = [event for event in live_of(changes) if event.series == (DRIVER, "device")]
+    taken = []
     for event in live:
         if event.nbytes <= missing:
             taken.append(event)

@@ -308,7 +308,9 @@ class DriverMemory(Source):
             reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
             if self._end is None:
                 high += _attribute(handle, attributes.cudaMemPoolAttrUsedMemHigh)
-        return Figures(used, reserved - used, high=high, single=self._end is not None)
+        if self._end is None:
+            return Figures(used, reserved - used, high=high, single=False)
+        return Figures(unused=reserved - used)
 
     def _of_graphs(self) -> Figures:
         attributes, read = R.cudaGraphMemAttributeType, R.cudaDeviceGetGraphMemAttribute
