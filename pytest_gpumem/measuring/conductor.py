@@ -15,7 +15,6 @@ from pytest_gpumem.measuring.measure import Measuring
 from pytest_gpumem.measuring.plan import NO_PASSES, Passes, Plan
 from pytest_gpumem.measuring.target import KernelTarget, Target
 from pytest_gpumem.measuring.work import Work
-from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
@@ -59,7 +58,7 @@ class Conductor:
                     f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no "
                     f"{names}: it has its own"
                 )
-            return work_target(function, arena)
+            return function.target(arena)
         if isinstance(function, BoundKernel):
             self._check_kernel(function, stream, declared)
             return KernelTarget(function, arguments, keywords, arena, queue, stream).target

@@ -5,16 +5,16 @@ Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transf
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.measuring.target import Target, WrongResult, nothing
+from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import format_bytes
 
@@ -29,237 +29,222 @@ KERNEL = "kernel"
 HOST = "host"
 
 
-class Work(ABC):
+@dataclass(frozen=True, eq=False)
+class Work:
     """Something that can be queued on a stream and measured."""
 
     name: str
     engines: frozenset[str]  # that it keeps busy
+    queue: Callable[[Stream], None]  # queues a run; for work of the host, does it
     moved_bytes: MovedBytes | None = None  # compulsory bytes of a run, if known
-    on_host: bool = False
-    """The host takes part: `queue` returns late, and only the host's clock shows the time."""
-    verifies: bool = False  # True if `verify` compares anything
-    before: Work | None = None  # what comes before each measured run, untimed
+    on_host: bool = False  # the host takes part, so that only its clock shows the time
+    poison: Callable[[Stream], None] = nothing  # overwrites the result, and notes the expected one
+    verify: Callable[[], None] | None = None  # compares the result of a run; raises `WrongResult`
+    before: Work | None = None  # comes before each measured run, untimed
+    close: Callable[[], None] = nothing  # frees what the work itself allocated
+    parts: tuple[Work, ...] = ()  # of work that overlaps: each whole
+    streams: int = 0  # that the parts are spread over
+    chunks: int | None = None  # pieces that the data is cut into, if it is
 
-    @abstractmethod
-    def queue(self, stream: Stream) -> None:
-        """Queue a run; for work of the host, do it."""
+    def target(self, arena: Arena) -> Target:
+        """Describe the work where it is: addresses make no difference to a link."""
+        device, verify = arena.device, self.verify
 
-    def poison(self, stream: Stream) -> None:  # noqa: B027, not every piece has a result
-        """Overwrite the result, and note the expected result."""
+        def check(stream: Stream) -> None:
+            assert verify is not None
+            self.poison(stream)
+            device.streams.synchronize(stream)
+            self.queue(stream)
+            device.streams.synchronize(stream)
+            verify()
 
-    def verify(self) -> None:  # noqa: B027
-        """Compare the result of a run with what is expected. Raises `WrongResult`."""
+        return Target(
+            name=self.name,
+            stream=arena.stream,
+            launch=lambda place, stream: self.queue(stream),
+            moved_bytes=self.moved_bytes,
+            waits=self.on_host,
+            prepare=nothing if self.before is None else self.before.queue,
+            restores=True,  # launches that spread over streams do not follow each other in a batch
+            check=None if verify is None else check,
+        )
 
-    def close(self) -> None:  # noqa: B027
-        """Free what the work itself allocated; a second call does nothing."""
 
+def copy_work(device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1) -> Work:
+    """Return a copy by a copy engine, in `pieces` calls of equal size."""
+    if destination.nbytes != source.nbytes:
+        sizes = f"{format_bytes(source.nbytes)} to {format_bytes(destination.nbytes)}"
+        raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
+    to, origin, parts = destination.kind, source.kind, cut(source.nbytes, pieces)
+    engine = KERNEL
+    if to.on_peer or origin.on_peer:
+        engine = PEER
+    elif origin.on_host:
+        engine = HOST_TO_DEVICE
+    elif to.on_host:
+        engine = DEVICE_TO_HOST
+    name = f"{origin.value} to {to.value}"
+    if pieces > 1:
+        name += f" in {pieces} pieces"
 
-class Copy(Work):
-    """A copy between two kinds of memory by a copy engine, in `pieces` calls of equal size."""
-
-    verifies = True
-
-    def __init__(
-        self, device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1
-    ) -> None:
-        if destination.nbytes != source.nbytes:
-            sizes = f"{format_bytes(source.nbytes)} to {format_bytes(destination.nbytes)}"
-            raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
-        self._device, self._destination, self._source = device, destination, source
-        self._pieces = cut(source.nbytes, pieces)
-        to, origin = destination.kind, source.kind
-        self.on_host = to.pageable or origin.pageable
-        link = to.beyond_link or origin.beyond_link
-        self.moved_bytes = MovedBytes(source.nbytes, source.nbytes, link=link)
-        engine = KERNEL
-        if to.on_peer or origin.on_peer:
-            engine = PEER
-        elif origin.on_host:
-            engine = HOST_TO_DEVICE
-        elif to.on_host:
-            engine = DEVICE_TO_HOST
-        self.engines = frozenset([engine])
-        self.name = f"{origin.value} to {to.value}"
-        if pieces > 1:
-            self.name += f" in {pieces} pieces"
-
-    def queue(self, stream: Stream) -> None:
-        device = self._device
-        destination, source = self._destination.allocation, self._source.allocation
-        if len(self._pieces) == 1:
-            device.content.copy(destination, source, self._source.nbytes, stream)
+    def queue(stream: Stream) -> None:
+        if pieces == 1:
+            device.content.copy(destination.allocation, source.allocation, source.nbytes, stream)
             return
-        for offset, nbytes in self._pieces:
-            to = device.memory.part(destination, offset, nbytes)
-            origin = device.memory.part(source, offset, nbytes)
-            device.content.copy(to, origin, nbytes, stream)
+        for offset, nbytes in parts:
+            to_part = device.memory.part(destination.allocation, offset, nbytes)
+            from_part = device.memory.part(source.allocation, offset, nbytes)
+            device.content.copy(to_part, from_part, nbytes, stream)
 
-    def poison(self, stream: Stream) -> None:
-        self._device.content.poison(self._destination.allocation, stream)
+    def poison(stream: Stream) -> None:
+        device.content.poison(destination.allocation, stream)
 
-    def verify(self) -> None:
-        wanted = [
-            (self._destination.allocation, "u1", self._destination.nbytes),
-            (self._source.allocation, "u1", self._source.nbytes),
-        ]
-        actual, expected = self._device.content.copies(wanted)
+    def verify() -> None:
+        wanted = [(each.allocation, "u1", each.nbytes) for each in (destination, source)]
+        actual, expected = device.content.copies(wanted)
         size = min(actual.size, expected.size)  # the simulated device backs a part
-        _compare(self._device, self.name, actual[:size], expected[:size], noun="byte")
+        _compare(device, name, actual[:size], expected[:size], noun="byte")
+
+    return Work(
+        name,
+        frozenset([engine]),
+        queue,
+        MovedBytes(source.nbytes, source.nbytes, link=to.beyond_link or origin.beyond_link),
+        on_host=to.pageable or origin.pageable,
+        poison=poison,
+        verify=verify,
+    )
 
 
-class KernelWork(Work):
-    """A kernel of the catalogue on buffers, on its persisting stream if it has one."""
+def kernel_work(
+    kernel: BoundKernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float]
+) -> Work:
+    """Return a kernel of the catalogue on buffers, on its persisting stream if it has one."""
+    device, persisting = kernel.device, kernel.persisting
+    launch = kernel.launch(buffers, scalars)
+    device.kernels.compile(launch)
+    expected: dict[str, Any] = {}
 
-    engines = frozenset([KERNEL])
+    def view(name: str) -> Any:
+        buffer = buffers[name]
+        return device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)
 
-    def __init__(
-        self, kernel: BoundKernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float]
-    ) -> None:
-        self._kernel, self._buffers, self._scalars = kernel, buffers, scalars
-        self._device = kernel.device
-        self._launch = kernel.launch(buffers, scalars)
-        self._expected: Mapping[str, Any] = {}
-        self.name, self.verifies = kernel.name, kernel.kernel.reference is not None
-        self.moved_bytes = kernel.kernel.traffic(self._launch.call)
-        self._device.kernels.compile(self._launch)
-
-    def queue(self, stream: Stream) -> None:
-        device, persisting = self._device, self._kernel.persisting
+    def queue(stream: Stream) -> None:
         if persisting is None:
-            device.kernels.launch(self._launch, stream)
+            device.kernels.launch(launch, stream)
             return
         if persisting.closed:
             raise BadCall(
-                f"{self.name}: the `with` block of its persisting stream has ended, and its window "
-                "with it"
+                f"{kernel.name}: the `with` block of its persisting stream has ended, and its "
+                "window with it"
             )
         device.streams.join(persisting.stream, stream)
-        device.kernels.launch(self._launch, persisting.stream)
+        device.kernels.launch(launch, persisting.stream)
         device.streams.join(stream, persisting.stream)
 
-    def poison(self, stream: Stream) -> None:
-        if not self.verifies:
-            return
-        self._device.streams.synchronize(stream)
-        arrays = {name: self._view(name) for name in self._buffers}
-        self._expected = self._kernel.expected(arrays, self._scalars)
-        for parameter in self._kernel.kernel.parameters:
+    def poison(stream: Stream) -> None:
+        device.streams.synchronize(stream)
+        expected.update(kernel.expected({name: view(name) for name in buffers}, scalars))
+        for parameter in kernel.kernel.parameters:
             if parameter.role is Role.WRITE:
-                self._device.content.poison(self._buffers[parameter.name].allocation, stream)
+                device.content.poison(buffers[parameter.name].allocation, stream)
 
-    def verify(self) -> None:
-        tolerance = self._kernel.kernel.relative_tolerance
-        for name, content in self._expected.items():
-            actual = self._view(name)[: content.size]
-            _compare(self._device, self.name, actual, content, tolerance, f" of {name!r}")
-        self._expected = {}
+    def verify() -> None:
+        tolerance = kernel.kernel.relative_tolerance
+        for name, content in expected.items():
+            actual = view(name)[: content.size]
+            _compare(device, kernel.name, actual, content, tolerance, f" of {name!r}")
+        expected.clear()
 
-    def _view(self, name: str) -> Any:
-        buffer = self._buffers[name]
-        return self._device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)
+    traffic = kernel.kernel.traffic(launch.call)
+    if kernel.kernel.reference is None:
+        return Work(kernel.name, frozenset([KERNEL]), queue, traffic)
+    return Work(kernel.name, frozenset([KERNEL]), queue, traffic, poison=poison, verify=verify)
 
 
-class StagedCopy(Work):
-    """A copy to the device, a kernel there, and a copy back, by chunks over several streams.
+def staged_work(
+    source: Buffer,
+    there: Buffer,
+    target: Buffer | None,
+    kernel: BoundKernel,
+    scalars: Mapping[str, int | float],
+    streams: int,
+    chunks: int | None = None,
+) -> Work:
+    """Return a copy to the device, a kernel there, and a copy back, by chunks over streams.
 
     `there`: device buffer that the kernel updates in place, element by element.
     `target`: None copies nothing back.
     """
-
-    verifies = True
-
-    def __init__(
-        self,
-        source: Buffer,
-        there: Buffer,
-        target: Buffer | None,
-        kernel: BoundKernel,
-        scalars: Mapping[str, int | float],
-        streams: int,
-        chunks: int | None = None,
-    ) -> None:
-        _at_least_one("n_streams", streams)
-        _at_least_one("chunks", 1 if chunks is None else chunks)
-        _check_staged(kernel, source, there)
+    device, on_host = kernel.device, source.kind.pageable
+    _at_least_one("n_streams", streams)
+    _at_least_one("chunks", 1 if chunks is None else chunks)
+    _check_staged(kernel, source, there)
+    if target is not None:
+        _check_staged(kernel, target, there)
+    buffers, values = kernel.arguments((there,), scalars)
+    _check_engines(device, frozenset([HOST_TO_DEVICE]))
+    lanes = tuple(device.streams.create() for _ in range(streams))
+    pieces: list[tuple[Allocation, Allocation, Launch, Allocation | None]] = []
+    for offset, nbytes in cut(there.nbytes, chunks or streams):
+        part, back = device.memory.part(there.allocation, offset, nbytes), None
+        origin = device.memory.part(source.allocation, offset, nbytes)
         if target is not None:
-            _check_staged(kernel, target, there)
-        self._device, self._source, self._there, self._target = kernel.device, source, there, target
-        self._kernel = kernel
-        self._buffers, self._scalars = kernel.arguments((there,), scalars)
-        _check_engines(self._device, frozenset([HOST_TO_DEVICE]))
-        self.engines = frozenset([HOST_TO_DEVICE, KERNEL])
-        self.moved_bytes = MovedBytes(source.nbytes, 0, link=True)
-        self.on_host = source.kind.pageable
-        if target is not None:
-            self.engines |= {DEVICE_TO_HOST}
-            self.moved_bytes = MovedBytes(source.nbytes, target.nbytes, link=True)
-            self.on_host = source.kind.pageable or target.kind.pageable
-        self.name = f"staged {kernel.name}"
-        self._lanes = tuple(self._device.streams.create() for _ in range(streams))
-        self._chunks: list[tuple[Allocation, Allocation, Launch, Allocation | None]] = []
-        part, back = self._device.memory.part, None
-        for offset, nbytes in cut(there.nbytes, chunks or streams):
-            device_part = part(there.allocation, offset, nbytes)
-            source_part = part(source.allocation, offset, nbytes)
-            if target is not None:
-                back = part(target.allocation, offset, nbytes)
-            launch = kernel.launch(self._buffers, self._scalars, {there: device_part})
-            self._chunks.append((device_part, source_part, launch, back))
-        self._expected: Any = None
-        self._device.kernels.compile(self._chunks[0][2])
+            back = device.memory.part(target.allocation, offset, nbytes)
+        pieces.append((part, origin, kernel.launch(buffers, values, {there: part}), back))
+    device.kernels.compile(pieces[0][2])
+    name = f"staged {kernel.name}"
+    expected: dict[str, Any] = {}
+    parts = [copy_work(device, there, source), kernel_work(kernel, buffers, values)]
+    moved_bytes = MovedBytes(source.nbytes, 0, link=True)
+    if target is not None:
+        parts.append(copy_work(device, target, there))
+        moved_bytes = MovedBytes(source.nbytes, target.nbytes, link=True)
+        on_host = on_host or target.kind.pageable
 
-    @property
-    def streams(self) -> int:
-        """Number of streams that it uses."""
-        return len(self._lanes)
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return len(self._chunks)
-
-    @property
-    def parts(self) -> tuple[Work, ...]:
-        """The copy in, the kernel and the copy back, each whole."""
-        parts: list[Work] = [
-            Copy(self._device, self._there, self._source),
-            KernelWork(self._kernel, self._buffers, self._scalars),
-        ]
-        if self._target is not None:
-            parts.append(Copy(self._device, self._target, self._there))
-        return tuple(parts)
-
-    def queue(self, stream: Stream) -> None:
-        device = self._device
-        for lane in self._lanes:
+    def queue(stream: Stream) -> None:
+        for lane in lanes:
             device.streams.join(lane, stream)
-        for index, (there, source, launch, back) in enumerate(self._chunks):
-            lane = self._lanes[index % len(self._lanes)]
-            device.content.copy(there, source, there.nbytes, lane)
+        for index, (part, origin, launch, back) in enumerate(pieces):
+            lane = lanes[index % len(lanes)]
+            device.content.copy(part, origin, part.nbytes, lane)
             device.kernels.launch(launch, lane)
             if back is not None:
-                device.content.copy(back, there, there.nbytes, lane)
-        for lane in self._lanes:
+                device.content.copy(back, part, part.nbytes, lane)
+        for lane in lanes:
             device.streams.join(stream, lane)
 
-    def poison(self, stream: Stream) -> None:
-        device, there = self._device, self._there
-        device.content.copy(there.allocation, self._source.allocation, there.nbytes, stream)
+    def poison(stream: Stream) -> None:
+        device.content.copy(there.allocation, source.allocation, there.nbytes, stream)
         device.streams.synchronize(stream)
-        (name,) = self._buffers
-        arrays = {name: device.memory.view(there.allocation, there.dtype_name, there.size)}
-        self._expected = self._kernel.expected(arrays, self._scalars)[name]
+        arrays = {}
+        for parameter in buffers:
+            arrays[parameter] = device.memory.view(there.allocation, there.dtype_name, there.size)
+        expected.update(kernel.expected(arrays, values))
         device.content.poison(there.allocation, stream)
-        if self._target is not None:
-            device.content.poison(self._target.allocation, stream)
+        if target is not None:
+            device.content.poison(target.allocation, stream)
 
-    def verify(self) -> None:
-        device, tolerance = self._device, self._kernel.kernel.relative_tolerance
-        result = self._there if self._target is None else self._target
+    def verify() -> None:
+        result = there if target is None else target
         wanted = [(result.allocation, result.dtype_name, result.size)]
         (actual,) = device.content.copies(wanted)
-        _compare(device, self.name, actual, self._expected, tolerance)
-        self._expected = None
+        for content in expected.values():
+            _compare(device, name, actual, content, kernel.kernel.relative_tolerance)
+        expected.clear()
+
+    return Work(
+        name,
+        frozenset[str]().union(*(part.engines for part in parts)),
+        queue,
+        moved_bytes,
+        on_host,
+        poison,
+        verify,
+        parts=tuple(parts),
+        streams=streams,
+        chunks=len(pieces),
+    )
 
 
 def _check_staged(kernel: BoundKernel, buffer: Buffer, there: Buffer) -> None:
@@ -274,102 +259,98 @@ def _check_staged(kernel: BoundKernel, buffer: Buffer, there: Buffer) -> None:
         raise BadCall(f"{buffer!r} and {there!r} must have the same size and type")
 
 
-class Host(Work):
-    """A function that runs on the host. It gets the stream; `close` frees what it needs."""
+def host_work(
+    function: Callable[[Stream], object], name: str, close: Callable[[], None] = nothing
+) -> Work:
+    """Return a function that runs on the host. It gets the stream."""
 
-    engines = frozenset([HOST])
-    on_host = True
+    def queue(stream: Stream) -> None:
+        function(stream)
 
-    def __init__(
-        self,
-        function: Callable[[Stream], object],
-        name: str,
-        close: Callable[[], None] | None = None,
-    ) -> None:
-        self._function, self.name, self._close = function, name, close
-
-    def queue(self, stream: Stream) -> None:
-        self._function(stream)
-
-    def close(self) -> None:
-        if self._close is not None:
-            self._close()
+    return Work(name, frozenset([HOST]), queue, on_host=True, close=close)
 
 
-class _Several(Work):
-    """Several pieces of work; their bytes are those that cross links, in both directions."""
+def work_in_turn(device: Device, works: Sequence[Work]) -> Work:
+    """Return works in turn, each on the result of the one before; the last result is checked."""
+    _check_pieces("in_turn", works)
+    last = works[-1]
 
-    def __init__(self, device: Device, works: Sequence[Work], name: str, between: str) -> None:
-        if len(works) < 2:
-            raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
-        self._device = device
-        self.parts = tuple(works)
-        self.engines = frozenset[str]().union(*(work.engines for work in works))
-        crossing = 0
-        for work in works:
-            if work.moved_bytes is not None and work.moved_bytes.link:
-                crossing += work.moved_bytes.total
-        if crossing:
-            self.moved_bytes = MovedBytes(0, 0, link=True, declared=crossing)
-        self.on_host = any(work.on_host for work in works)
-        self.verifies = any(work.verifies for work in works)
-        self.name = between.join(work.name for work in works)
-
-
-class InTurn(_Several):
-    """Pieces of work in turn, each on the result of the piece before. `verify` checks the last."""
-
-    def __init__(self, device: Device, works: Sequence[Work]) -> None:
-        super().__init__(device, works, "in_turn", " then ")
-
-    def queue(self, stream: Stream) -> None:
-        for index, work in enumerate(self.parts):
+    def queue(stream: Stream) -> None:
+        for index, work in enumerate(works):
             if index and work.on_host:
-                self._device.streams.synchronize(stream)
+                device.streams.synchronize(stream)
             work.queue(stream)
 
-    def poison(self, stream: Stream) -> None:
-        for work in self.parts[:-1]:  # the input of the last
+    def poison(stream: Stream) -> None:
+        for work in works[:-1]:  # the input of the last
             work.queue(stream)
-            self._device.streams.synchronize(stream)
-        self.parts[-1].poison(stream)
+            device.streams.synchronize(stream)
+        last.poison(stream)
 
-    def verify(self) -> None:
-        self.parts[-1].verify()
+    return _several(works, " then ", queue, poison, last.verify)
 
 
-class Together(_Several):
-    """Pieces of work on separate data, at once, each on its stream; work of the host runs last."""
+def work_together(device: Device, works: Sequence[Work]) -> Work:
+    """Return works on separate data, at once, each on its stream; work of the host runs last."""
+    _check_pieces("together", works)
+    _check_engines(device, frozenset[str]().union(*(work.engines for work in works)))
+    on_host = [work for work in works if work.engines == {HOST}]
+    on_device = [work for work in works if work.engines != {HOST}]
+    lanes = [device.streams.create() for _ in on_device]
+    verifies = [work.verify for work in works if work.verify is not None]
 
-    def __init__(self, device: Device, works: Sequence[Work]) -> None:
-        super().__init__(device, works, "together", " beside ")
-        _check_engines(device, self.engines)
-        self._on_host = [work for work in works if work.engines == {HOST}]
-        self._on_device = [work for work in works if work.engines != {HOST}]
-        self._lanes = tuple(device.streams.create() for _ in self._on_device)
-
-    @property
-    def streams(self) -> int:
-        """Number of streams that it uses."""
-        return len(self._lanes)
-
-    def queue(self, stream: Stream) -> None:
-        for lane in self._lanes:
-            self._device.streams.join(lane, stream)
-        for work, lane in zip(self._on_device, self._lanes, strict=True):
+    def queue(stream: Stream) -> None:
+        for lane in lanes:
+            device.streams.join(lane, stream)
+        for work, lane in zip(on_device, lanes, strict=True):
             work.queue(lane)
-        for work in self._on_host:
+        for work in on_host:
             work.queue(stream)
-        for lane in self._lanes:
-            self._device.streams.join(stream, lane)
+        for lane in lanes:
+            device.streams.join(stream, lane)
 
-    def poison(self, stream: Stream) -> None:
-        for work in self.parts:
+    def poison(stream: Stream) -> None:
+        for work in works:
             work.poison(stream)
 
-    def verify(self) -> None:
-        for work in self.parts:
-            work.verify()
+    def verify() -> None:
+        for verify_part in verifies:
+            verify_part()
+
+    return _several(
+        works, " beside ", queue, poison, verify if verifies else None, streams=len(lanes)
+    )
+
+
+def _several(
+    works: Sequence[Work],
+    between: str,
+    queue: Callable[[Stream], None],
+    poison: Callable[[Stream], None],
+    verify: Callable[[], None] | None,
+    streams: int = 0,
+) -> Work:
+    """Return several works as one; its bytes are those that cross links, in both directions."""
+    crossing = 0
+    for work in works:
+        if work.moved_bytes is not None and work.moved_bytes.link:
+            crossing += work.moved_bytes.total
+    return Work(
+        between.join(work.name for work in works),
+        frozenset[str]().union(*(work.engines for work in works)),
+        queue,
+        MovedBytes(0, 0, link=True, declared=crossing) if crossing else None,
+        any(work.on_host for work in works),
+        poison,
+        verify,
+        parts=tuple(works) if streams else (),
+        streams=streams,
+    )
+
+
+def _check_pieces(name: str, works: Sequence[Work]) -> None:
+    if len(works) < 2:
+        raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
 
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:

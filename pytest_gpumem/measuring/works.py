@@ -1,52 +1,40 @@
-"""Work as a test composes it (`gpu_work`, `staged_copy`), and as a target."""
+"""Work as a test composes it (`gpu_work`, `staged_copy`), and how much of its time overlap hides."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import Target, nothing
-from pytest_gpumem.measuring.work import Copy, Host, InTurn, KernelWork, StagedCopy, Together, Work
+from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.plan import Plan
+from pytest_gpumem.measuring.work import (
+    Work,
+    bound_of,
+    copy_work,
+    host_work,
+    kernel_work,
+    staged_work,
+    work_in_turn,
+    work_together,
+)
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.units import format_bytes, format_time, parse_bytes
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.units import format_bytes, format_share, format_time, parse_bytes
 
-_WorkT = TypeVar("_WorkT", bound=Work)
-
-
-def work_target(work: Work, arena: Arena) -> Target:
-    """Describe a piece of work where it is.
-
-    Its buffers do not move, because addresses make no difference to a link.
-    """
-    device = arena.device
-
-    def launch(place: int, stream: Stream) -> None:
-        work.queue(stream)
-
-    def check(stream: Stream) -> None:
-        work.poison(stream)
-        device.streams.synchronize(stream)
-        work.queue(stream)
-        device.streams.synchronize(stream)
-        work.verify()
-
-    return Target(
-        name=work.name,
-        stream=arena.stream,
-        launch=launch,
-        moved_bytes=work.moved_bytes,
-        waits=work.on_host,
-        prepare=nothing if work.before is None else work.before.queue,
-        restores=True,  # launches that spread over streams do not follow each other in a batch
-        check=check if work.verifies else None,
-    )
+PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
+AGREE = 0.1
+"""Largest difference between the sequence and the sum of its parts, as a share of the sum. Other
+traffic on a host's link makes copies up to twice as long, for some milliseconds."""
+TRIES = 3  # times that parts and sequence are measured until they agree
 
 
 class Works:
@@ -59,7 +47,7 @@ class Works:
         self._made: list[Work] = []
         self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
-    def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Copy:
+    def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Work:
         """A copy by a copy engine.
 
         Args:
@@ -71,10 +59,10 @@ class Works:
         """
         to = self._buffer("destination", destination)
         origin = self._buffer("source", source)
-        return self._keep(Copy(self.device, to, origin, pieces=pieces))
+        return self._keep(copy_work(self.device, to, origin, pieces=pieces))
 
     @on_its_device
-    def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> KernelWork:
+    def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Work:
         """One launch of a kernel of `gpu_kernels`, on its persisting stream if it has one.
 
         Raises:
@@ -84,9 +72,9 @@ class Works:
             raise BadCall(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return self._keep(KernelWork(kernel, buffers, values))
+        return self._keep(kernel_work(kernel, buffers, values))
 
-    def host(self, function: Callable[[], object], name: str | None = None) -> Host:
+    def host(self, function: Callable[[], object], name: str | None = None) -> Work:
         """A function that runs on the host."""
         if not callable(function):
             raise BadCall(f"host() takes a function without arguments, not {function!r}")
@@ -95,9 +83,9 @@ class Works:
         def run(stream: Stream) -> None:
             function()
 
-        return self._keep(Host(run, name))
+        return self._keep(host_work(run, name))
 
-    def busy(self, seconds: float) -> Host:
+    def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
         if (
             isinstance(seconds, bool)
@@ -115,7 +103,7 @@ class Works:
         return self.host(spin, f"host busy for {format_time(seconds)}")
 
     @on_its_device
-    def allocating(self, allocator: str, nbytes: int | str) -> Host:
+    def allocating(self, allocator: str, nbytes: int | str) -> Work:
         """One allocation and its free, by "cudaMalloc", "cudaMallocAsync", "CuPy pool" or another.
 
         `devices.protocol` has the allocators.
@@ -125,33 +113,33 @@ class Works:
             Unsupported: the device does not have it.
         """
         size, made = parse_bytes(nbytes), self.device.memory.allocator(allocator)
-        return self._keep(
-            Host(partial(made.cycle, size), f"{allocator} of {format_bytes(size)}", made.close)
-        )
 
-    def in_turn(self, *works: Work) -> InTurn:
+        def cycle(stream: Stream) -> None:
+            made.cycle(size, stream)
+
+        return self._keep(host_work(cycle, f"{allocator} of {format_bytes(size)}", made.close))
+
+    def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
-        return self._keep(InTurn(self.device, self._works(works)))
+        return self._keep(work_in_turn(self.device, self._works(works)))
 
-    def after(self, before: Work, work: _WorkT) -> _WorkT:
+    def after(self, before: Work, work: Work) -> Work:
         """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """
         self._works([before, work])
-        made = copy.copy(work)
-        made.before = before
-        return made
+        return dataclasses.replace(work, before=before)
 
     @on_its_device
-    def together(self, *works: Work) -> Together:
+    def together(self, *works: Work) -> Work:
         """Pieces of work on separate data, at once; the result says how much of the time is hidden.
 
         Raises:
             BadCall: fewer than two.
             Unsupported: the device has too few copy engines (`asyncEngineCount`); the test skips.
         """
-        return self._keep(Together(self.device, self._works(works)))
+        return self._keep(work_together(self.device, self._works(works)))
 
     @on_its_device
     def staged(
@@ -165,7 +153,7 @@ class Works:
         chunks: int | None = None,
         back: bool = True,
         **scalars: Any,
-    ) -> StagedCopy:
+    ) -> Work:
         """Data copied to the device, worked on and copied back, chunk by chunk: `staged_copy`.
 
         Args:
@@ -190,7 +178,7 @@ class Works:
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
         source, there, target = self._staged[wanted]
         chosen = kernel or BoundKernel(CATALOGUE["elementwise"], self.device, self._arena.stream)
-        return self._keep(StagedCopy(source, there, target, chosen, scalars, n_streams, chunks))
+        return self._keep(staged_work(source, there, target, chosen, scalars, n_streams, chunks))
 
     @on_its_device
     def enqueue(self, work: Work) -> tuple[float, float]:
@@ -214,7 +202,7 @@ class Works:
         for work in made:
             work.close()
 
-    def _keep(self, work: _WorkT) -> _WorkT:
+    def _keep(self, work: Work) -> Work:
         self._made.append(work)
         return work
 
@@ -233,3 +221,64 @@ class Works:
             if not isinstance(work, Work):
                 raise BadCall(f"{work!r} is no work; gpu_work makes it")
         return tuple(works)
+
+
+def with_overlap(
+    conductor: Conductor, work: Work, measured: Measurement, plan: Plan, *, arena: Arena, name: str
+) -> Measurement:
+    """Return the measurement of work with the times of its parts, where it overlaps some."""
+    overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
+    if overlap is None:
+        return measured
+    note = overlap_note(overlap, measured.latency)
+    return replace(measured, overlap=overlap, notes=(*measured.notes, note))
+
+
+def overlap_of(
+    conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str
+) -> Overlap | None:
+    """Measure each part of overlapping work alone, and all parts in turn.
+
+    Returns None for work that overlaps nothing, and under a profiler, which slows each part in its
+    own way.
+    """
+    if not work.parts or work.before is not None or conductor.profiled:
+        return None
+    short = dataclasses.replace(plan, placements=1, budget=PART_SHARE * plan.budget)
+    if work.on_host:
+        short = dataclasses.replace(short, sampler="host")
+
+    def latency(part: Work) -> float:
+        # The whole is checked, of which it is a part.
+        unchecked = dataclasses.replace(part.target(arena), check=None)
+        return conductor.measure(unchecked, short, arena=arena, label="", name=name).latency
+
+    pieces = (*work.parts, work_in_turn(arena.device, work.parts))
+    seconds = [latency(piece) for piece in pieces]
+    for _ in range(TRIES - 1):
+        together = sum(seconds[:-1])
+        if abs(seconds[-1] - together) <= AGREE * together:
+            break
+        # What others do on the link makes a reading longer, never shorter.
+        for index, piece in enumerate(pieces):
+            seconds[index] = min(seconds[index], latency(piece))
+    engines = [part.engines for part in work.parts]
+    return Overlap(
+        parts=tuple(map(Part, [part.name for part in work.parts], seconds)),
+        sequential=seconds[-1],
+        bound=bound_of(arena.device, list(zip(engines, seconds, strict=False))),
+        streams=work.streams,
+        chunks=work.chunks,
+    )
+
+
+def overlap_note(overlap: Overlap, latency: float) -> str:
+    """Return a sentence about the hidden share, the bound, and the text's estimate."""
+    hidden, share = overlap.hidden(latency), "there is nothing to hide"
+    if hidden is not None:
+        share = f"hides {format_share(hidden)} of what overlap can hide"
+    bound = f"in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}"
+    if overlap.estimate is not None:
+        bound += f", the text's estimate {format_time(overlap.estimate)}"
+    parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
+    return f"{share}: {bound}; alone: {parts}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.kinds import MemoryKind
     from pytest_gpumem.devices.protocol import Device
     from pytest_gpumem.measuring.bound import Kernels
-    from pytest_gpumem.measuring.work import StagedCopy
+    from pytest_gpumem.measuring.work import Work
     from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
@@ -155,7 +155,7 @@ def gpu_work(_gpumem_test: GpuTest) -> Works:
 
 
 @pytest.fixture
-def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
+def staged_copy(_gpumem_test: GpuTest) -> Callable[..., Work]:
     """`staged_copy(n_streams, bytes_or_shape, rounds=8, back=True)`: copy, kernel and copy back, in chunks over streams, for
     `gpu_benchmark`."""
     return _gpumem_test.works.staged

@@ -16,10 +16,10 @@ from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.overlap import with_overlap
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.measuring.work import Work
+from pytest_gpumem.measuring.works import with_overlap
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.entries import Entries

@@ -19,15 +19,14 @@ from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
-    Copy,
-    Host,
-    InTurn,
-    KernelWork,
-    StagedCopy,
-    Together,
     Work,
     bound_of,
+    copy_work,
     cut,
+    host_work,
+    staged_work,
+    work_in_turn,
+    work_together,
 )
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -40,7 +39,7 @@ def bound(memory: Memory, name: str) -> BoundKernel:
     return BoundKernel(CATALOGUE[name], memory.arena.device, memory.arena.stream)
 
 
-def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> KernelWork:
+def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> Work:
     return Works(memory).kernel(bound(memory, name), *arguments, **scalars)
 
 
@@ -63,6 +62,7 @@ def checked(device: Device, work: Work) -> None:
     work.poison(stream)
     work.queue(stream)
     device.streams.synchronize(stream)
+    assert work.verify is not None
     work.verify()
 
 
@@ -74,13 +74,13 @@ def staged(
     *,
     back: bool = True,
     rounds: int = 1,
-) -> StagedCopy:
+) -> Work:
     source, there, target = (
         memory.pinned(shape),
         memory.device(shape),
         memory.pinned(shape) if back else None,
     )
-    return StagedCopy(
+    return staged_work(
         source, there, target, bound(memory, "elementwise"), {"rounds": rounds}, streams, chunks
     )
 
@@ -104,11 +104,14 @@ def test_a_staged_copy_gives_the_sequential_result() -> None:
     for back in (True, False):
         for streams, chunks in streams_cases:
             memory = Memory(Arena(CountedDevice(), seed=7))
-            work = staged(memory, (33001,), streams, chunks, back=back, rounds=3)
-            device = memory.arena.device
-            checked(device, work)
-            result = work._there if work._target is None else work._target
-            x = work._source.read()
+            source, there, target = memory.pinned((33001,)), memory.device((33001,)), None
+            if back:
+                target = memory.pinned((33001,))
+            kernel = bound(memory, "elementwise")
+            work = staged_work(source, there, target, kernel, {"rounds": 3}, streams, chunks)
+            checked(memory.arena.device, work)
+            result = there if target is None else target
+            x = source.read()
             for _ in range(3):
                 x = np.float32(3.75) * x * (np.float32(1) - x)
             np.testing.assert_array_equal(result.read(), x)
@@ -121,7 +124,7 @@ def test_a_staged_copy_gives_the_sequential_result() -> None:
 
 def test_staging_hides_and_more_chunks_hide_more(memory: Memory) -> None:
     device = memory.arena.device
-    sequential = took(device, InTurn(device, staged(memory, "64 MiB", 1).parts))
+    sequential = took(device, work_in_turn(device, staged(memory, "64 MiB", 1).parts))
     parts = [(work.engines, took(device, work)) for work in staged(memory, "64 MiB", 1).parts]
     bound = bound_of(device, parts)
     times = [took(device, staged(memory, "64 MiB", n)) for n in (1, 2, 4, 16)]
@@ -150,23 +153,24 @@ def test_one_copy_engine_makes_the_directions_share() -> None:
 def test_what_cannot_overlap_is_refused(engines: int) -> None:
     device = CountedDevice(async_engines=engines)
     memory = Memory(Arena(device, 1))
-    up = Copy(device, memory.device(MIB), memory.pinned(MIB))
-    down = Copy(device, memory.pinned(MIB), memory.device(MIB))
+    up = copy_work(device, memory.device(MIB), memory.pinned(MIB))
+    down = copy_work(device, memory.pinned(MIB), memory.device(MIB))
     with pytest.raises(Unsupported, match=f"asyncEngineCount is {engines}"):
-        Together(device, [up, down])
+        work_together(device, [up, down])
     kernel = launched(memory, "elementwise", memory.device(MIB))
     if engines:
-        Together(device, [up, kernel])
+        work_together(device, [up, kernel])
         staged(memory, MIB, 2)
     else:
-        for refused in (lambda: Together(device, [up, kernel]), lambda: staged(memory, MIB, 2)):
-            with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
-                refused()
+        with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
+            work_together(device, [up, kernel])
+        with pytest.raises(Unsupported, match="asyncEngineCount is 0"):
+            staged(memory, MIB, 2)
 
 
 def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
     device = memory.arena.device
-    copy = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
+    copy = copy_work(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
     seen = []
 
     def busy() -> None:
@@ -178,11 +182,11 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
     works = Works(memory)
     host = works.host(busy)
     alone = works.enqueue(copy)[1]
-    together = works.enqueue(Together(device, [host, copy]))
-    in_turn = works.enqueue(InTurn(device, [copy, host]))
+    together = works.enqueue(work_together(device, [host, copy]))
+    in_turn = works.enqueue(work_in_turn(device, [copy, host]))
     assert together[1] == pytest.approx(max(alone, 1e-3), rel=0.05)
     assert in_turn[1] == pytest.approx(alone + 1e-3, rel=0.05)
-    assert (host.on_host, Together(device, [host, copy]).on_host, copy.on_host) == (
+    assert (host.on_host, work_together(device, [host, copy]).on_host, copy.on_host) == (
         True,
         True,
         False,
@@ -208,20 +212,21 @@ def test_a_wrong_result_is_seen() -> None:
             work: Work
             target: Buffer = memory.device((1000,))
             work = (
-                Copy(device, target, memory.pinned((1000,)))
+                copy_work(device, target, memory.pinned((1000,)))
                 if kind == "copy"
                 else launched(memory, "reread", target, memory.device((1000,)))
             )
             work.poison(stream)
+            assert work.verify is not None
             with pytest.raises(WrongResult, match="the first is"):  # nothing ran
                 work.verify()
 
 
 def test_work_that_cannot_be() -> None:
     cases: list[tuple[Any, str]] = [
-        (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
+        (lambda m, d: copy_work(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
         (
-            lambda m, d: Together(d, [Host(print, "print")]),
+            lambda m, d: work_together(d, [host_work(print, "print")]),
             "together takes at least two pieces of work, not 1",
         ),
         (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
@@ -230,7 +235,9 @@ def test_work_that_cannot_be() -> None:
             r"elementwise\(x, rounds\) has no parameter 'round'",
         ),
         (
-            lambda m, d: StagedCopy(m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2),
+            lambda m, d: staged_work(
+                m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2
+            ),
             "triad cannot be staged: it takes a kernel that updates one array in place",
         ),
     ]
