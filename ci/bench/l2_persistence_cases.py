@@ -19,7 +19,7 @@ from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush, held
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.window_request import fit_hit_ratio
 
@@ -98,7 +98,8 @@ class Experiment:
         self._arguments = tuple(arguments)
         self._window = window
         self._random = np.random.default_rng(seed)
-        self._flush = Flush(device, "clean-cold")
+        self._arena = Arena(device, seed=0)
+        self._flush = Flush(self._arena, "clean-cold")
         self._samples = HeldSamples(device, MOST)
         self._padding: Allocation | None = None
         # A kernel is loaded at its first launch, which waits for the device: not held.
@@ -154,7 +155,7 @@ class Experiment:
     def close(self) -> None:
         """Free what is not the test's."""
         self._pad(0)
-        self._flush.close()
+        self._arena.close()
 
 
 def bound(device: Device, kernel: BoundKernel, arguments: tuple[Any, ...]) -> Callable[..., None]:

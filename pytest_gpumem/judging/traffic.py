@@ -44,19 +44,3 @@ def two_declarations(moved: int, reads: int, writes: int) -> str | None:
         f"moved= says {short_bytes(moved)}, {direction} than the {short_bytes(arrays)} of reads= "
         f"and writes= ({short_bytes(reads)} + {short_bytes(writes)}); moved= counts"
     )
-
-
-def beyond_arguments(moved: int, arguments: int) -> str | None:
-    """Return a note on a callable that declares more bytes than its arguments allow, or None.
-
-    Each byte counts once as read and once as written. A callable may use other memory too, hence a
-    note and no verdict. `arguments`: bytes; 0: unknown.
-    """
-    if not arguments or moved <= 2 * arguments:
-        return None
-    holds, allows = short_bytes(arguments), short_bytes(2 * arguments)
-    return (
-        f"moved= says {short_bytes(moved)}, but the buffers among the arguments hold {holds} and "
-        f"allow {allows}, each byte read once and written once: the rest is declared too much, or "
-        "moved in memory that is no argument"
-    )

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
+from pytest_gpumem.kernels.kernel import Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
@@ -65,23 +65,18 @@ class BoundKernel:
             raise BadCall(
                 f"with_stream() takes what persisting_stream() gives, not {type(stream).__name__}"
             )
-        if stream.closed:
+        if stream.closed or stream.where != "stream":
             raise BadWindow(
-                "a persisting stream whose `with` block has ended has no window, which an untimed "
-                "call could run under"
-            )
-        if stream.where != "stream":
-            raise BadWindow(
-                f'where="{stream.where}": the stream itself has no window, which an untimed call '
-                "could run under"
+                "with_stream() takes an open persisting stream that itself has the window "
+                f'(where="stream"); this one has where="{stream.where}", or its block has ended'
             )
         stream.used = True
         return replace(self, stream=stream.stream, persisting=stream)
 
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
-        # A function that is measured calls it in each sample: its GPU is current then, and to
-        # describe a launch takes longer than to queue it.
+        # A function that is measured calls it in each sample, and to describe a launch takes longer
+        # than to queue it.
         if self.device.elsewhere() is not None:
             with self.device.current():
                 self(*arguments, **scalars)
@@ -128,26 +123,26 @@ class BoundKernel:
         buffers: dict[str, Buffer] = {}
         values: dict[str, int | float] = {}
         for parameter in kernel.parameters:
-            value = given.get(parameter.name, parameter.default)
+            name = parameter.name
+            value = given.get(name, parameter.default)
             if value is None:
-                raise BadCall(f"{signature} needs {parameter.name!r}")
+                raise BadCall(f"{signature} needs {name!r}")
             if parameter.role is Role.SCALAR:
                 if isinstance(value, bool) or not isinstance(value, Real):
-                    raise BadCall(f"{signature}: {parameter.name!r} is a number, not {value!r}")
-                values[parameter.name] = int(value) if isinstance(value, Integral) else float(value)
+                    raise BadCall(f"{signature}: {name!r} is a number, not {value!r}")
+                values[name] = int(value) if isinstance(value, Integral) else float(value)
             elif isinstance(value, Buffer):
-                buffers[parameter.name] = value
+                buffers[name] = value
             else:
                 raise BadCall(
-                    f"{signature}: {parameter.name!r} is a buffer from a fixture such as "
-                    f"device_buffer, not {type(value).__name__}"
+                    f"{signature}: {name!r} is a buffer from a fixture such as device_buffer, not "
+                    f"{type(value).__name__}"
                 )
         # The sources say __restrict__, and a check that poisons an output would poison the input.
         for parameter in kernel.parameters:
-            if parameter.role not in (Role.WRITE, Role.UPDATE):
-                continue
             for name, buffer in buffers.items():
-                if name != parameter.name and buffer is buffers[parameter.name]:
+                written = parameter.role in (Role.WRITE, Role.UPDATE)
+                if written and name != parameter.name and buffer is buffers[parameter.name]:
                     raise BadCall(
                         f"{signature}: {parameter.name!r} is written, so it cannot be the same "
                         f"buffer as {name!r}"
@@ -172,10 +167,6 @@ class BoundKernel:
         if wrong is not None:
             raise BadCall(f"{self.kernel.name}: {wrong}")
         return call
-
-    def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
-        """The accesses of a launch with these arguments; launches nothing."""
-        return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
 
     def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
         """Fill arguments with the content that the kernel needs, unless the user may have."""
@@ -242,10 +233,8 @@ class Kernels:
         if name not in CATALOGUE:
             near = difflib.get_close_matches(name, CATALOGUE, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise NoSuchKernel(
-                f"no kernel {name!r} in the catalogue{hint} There are: "
-                f"{', '.join(sorted(CATALOGUE))}"
-            )
+            known = ", ".join(sorted(CATALOGUE))
+            raise NoSuchKernel(f"no kernel {name!r} in the catalogue{hint} There are: {known}")
         return BoundKernel(CATALOGUE[name], self._device, self._stream)
 
     def __dir__(self) -> list[str]:

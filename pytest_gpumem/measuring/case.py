@@ -6,7 +6,7 @@ A call moves the buffers among its arguments, and a `Case` is built anew at each
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,7 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Foreign, Graph, OutOfMemory, Stream
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import beyond_arguments, two_declarations
+from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import (
@@ -254,9 +253,8 @@ class CallTarget:
                 f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; '
                 '"stream" and "graph" reach them'
             )
-        values = (*arguments, *keywords.values())
         self._movable: list[Buffer] = []
-        for value in values:
+        for value in (*arguments, *keywords.values()):
             if isinstance(value, Buffer) and value not in self._movable and arena.can_move(value):
                 self._movable.append(value)
         self._name, self._arena, self._window = name, arena, window
@@ -274,10 +272,6 @@ class CallTarget:
             notes.append(
                 "one placement: the callable's arrays are its own; a Case is built anew for each"
             )
-        if code.moved is not None:
-            note = beyond_arguments(code.moved, _nbytes(values))
-            if note:
-                notes.append(note)
         move = self._move if self._movable else None
         self.target = code.target(name, stream, self._launch, window, notes, move=move)
 
@@ -306,20 +300,6 @@ class CallTarget:
         return self.target
 
 
-def _nbytes(arguments: Iterable[Any]) -> int:
-    """Return the bytes of the distinct buffers and arrays, also in lists and tuples."""
-    sizes: dict[int, int] = {}
-    waiting = list(arguments)
-    while waiting:
-        value = waiting.pop()
-        nbytes = getattr(value, "nbytes", None)
-        if isinstance(value, (list, tuple)):
-            waiting.extend(value)
-        elif isinstance(nbytes, int):
-            sizes[id(value)] = nbytes
-    return sum(sizes.values())
-
-
 class CaseTarget:
     """A case at its present placement; `target` describes it.
 
@@ -327,10 +307,20 @@ class CaseTarget:
     """
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena) -> None:
-        _check_takes_memory(build)
+        try:
+            inspect.signature(build).bind(None)
+        except TypeError as error:
+            name = getattr(build, "__name__", "the function")
+            raise BadCall(
+                f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: "
+                f"{error}"
+            ) from None
+        except ValueError:  # a callable without a signature
+            pass
         self._build, self._arena, self._device = build, arena, arena.device
         self._window = ExitStack()  # closes the window that is open
-        self._addresses: list[tuple[int, ...]] = []  # of its own arrays, at each placement
+        self._addresses: list[list[int]] = []  # of its own arrays, at each placement
+        self._notes: list[str] = []
         self._built, self._code = self._make()
         try:
             self.target = self._describe()
@@ -366,11 +356,6 @@ class CaseTarget:
                     "Case.window is a buffer or array made by the `memory` that the function is "
                     "given"
                 )
-            addresses = []
-            for array in (*code.reads, *code.writes):
-                if not isinstance(array, Buffer):
-                    addresses.append(_address(array))
-            self._addresses.append(tuple(addresses))
         except BaseException:
             arena.close()
             raise
@@ -431,15 +416,19 @@ class CaseTarget:
         return free >= (self.target.footprint or 0)
 
     def _same_memory(self) -> list[str]:
-        """Note that placements do not differ, because a library's pool gives the same memory."""
-        different, placements = len(set(self._addresses)), len(self._addresses)
-        if different == placements or not any(any(each) for each in self._addresses):
-            return []
-        return [
-            f"its own arrays lie at {counted(different, 'place')} in {placements} placements, "
-            "because a library's pool gives the same memory again: the interval may be too narrow; "
-            "arrays of the function's `memory` move"
-        ]
+        """Note that arrays lie where they lay, because a library's pool gives the memory again."""
+        addresses = []
+        for array in (*self._code.reads, *self._code.writes):
+            if not isinstance(array, Buffer):
+                addresses.append(_address(array))
+        if any(addresses) and addresses in self._addresses:
+            self._notes = [
+                "its own arrays lie at the same place in several placements, because a library's "
+                "pool gives the same memory again: the interval may be too narrow; arrays of the "
+                "function's `memory` move"
+            ]
+        self._addresses.append(addresses)
+        return list(self._notes)
 
     def _close(self) -> None:
         """Close the window.
@@ -448,18 +437,6 @@ class CaseTarget:
         """
         self._arena.keep(self._built)
         self._window.close()
-
-
-def _check_takes_memory(build: Callable[..., object]) -> None:
-    try:
-        inspect.signature(build).bind(None)
-    except TypeError as error:
-        name = getattr(build, "__name__", "the function")
-        raise BadCall(
-            f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: {error}"
-        ) from None
-    except ValueError:  # a callable without a signature
-        pass
 
 
 def _address(array: Any) -> int:

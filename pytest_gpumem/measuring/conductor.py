@@ -7,30 +7,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import OWN_CONTEXT, PLENTY, Device, DeviceError, Stream
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, PLENTY, DeviceError, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.case import CallTarget, Case, CaseTarget
-from pytest_gpumem.measuring.harness import Floors, Harness
+from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.measure import Measuring
 from pytest_gpumem.measuring.plan import NO_PASSES, Passes, Plan
 from pytest_gpumem.measuring.target import KernelTarget, Target
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.current_device import on_its_device
-from pytest_gpumem.memory.l2 import PersistingStream, open_streams
+from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.options import MODES, SAMPLERS
-from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement
 
 
-class Conductor:
+class Conductor(Harness):
     """Describes and measures targets on a device, for a whole session."""
-
-    def __init__(self, device: Device, ranges: Ranges, *, profiled: bool) -> None:
-        self.device = device
-        self.profiled = profiled  # a profiler is attached
-        self._harness = Harness(device, ranges, profiled=profiled)
 
     @on_its_device
     def target(
@@ -60,7 +54,16 @@ class Conductor:
                 )
             return function.target(arena)
         if isinstance(function, BoundKernel):
-            self._check_kernel(function, stream, declared)
+            for name, value in declared.items():
+                known = "check" if name in ("check", "reference") else "traffic"
+                raise BadCall(
+                    f"{name}={value!r}: the {known} of {function.name} is known from the kernel"
+                )
+            if stream is None and function.persisting is not None:
+                raise BadCall(
+                    f"{function.name}.with_stream(stream): with_stream() is for untimed calls; "
+                    "measure with stream=stream"
+                )
             return KernelTarget(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
             raise _not_callable(function)
@@ -107,9 +110,13 @@ class Conductor:
             )
         with self.device.current(), self.device.footprints.paused():
             try:
-                _check_word("mode", plan.mode, MODES)
-                _check_word("sampler", plan.sampler, SAMPLERS)
-                measuring = Measuring(self._harness, target, plan, passes, arena, name)
+                for option, value, accepted in (
+                    ("mode", plan.mode, MODES),
+                    ("sampler", plan.sampler, SAMPLERS),
+                ):
+                    if value not in accepted:
+                        raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
+                measuring = Measuring(self, target, plan, passes, arena, name)
                 measured = measuring.run(label)
             finally:
                 try:
@@ -123,36 +130,6 @@ class Conductor:
             "measures"
         )
         return replace(measured, notes=(*measured.notes, note))
-
-    def floors(self) -> Floors:
-        """Return what readings contain besides the timed work."""
-        return self._harness.floors()
-
-    def close(self) -> None:
-        """Free the flush buffers."""
-        self._harness.close()
-
-    def _check_kernel(
-        self, kernel: BoundKernel, stream: PersistingStream | None, declared: dict[str, Any]
-    ) -> None:
-        """Raise `BadCall` if the user declares what is known, or gave a stream the wrong way."""
-        for name, value in declared.items():
-            known = "check" if name in ("check", "reference") else "traffic"
-            raise BadCall(
-                f"{name}={value!r}: the {known} of {kernel.name} is known from the kernel"
-            )
-        if stream is None:
-            for persisting in open_streams(self.device):
-                if kernel.stream is persisting.stream:
-                    raise BadCall(
-                        f"{kernel.name}.with_stream(stream): with_stream() is for untimed calls; "
-                        "measure with stream=stream"
-                    )
-
-
-def _check_word(option: str, value: str, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise BadCall(f"{option}={value!r}; accepted are {', '.join(accepted)}")
 
 
 def _stream_of(stream: PersistingStream) -> Stream:

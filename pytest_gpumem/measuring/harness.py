@@ -92,43 +92,31 @@ class held:  # noqa: N801 - a context manager; not a generator, which takes long
 
 
 class Flush:
-    """Fills L2 with lines of its own buffer.
+    """Fills L2 with lines of a buffer of `arena`.
 
     clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their
     write-back (26 % of a 32 MiB triad on an H100). hot does nothing.
     """
 
-    def __init__(self, device: Device, mode: str) -> None:
-        self._device = device
+    def __init__(self, arena: Arena, mode: str) -> None:
+        device = self._device = arena.device
         self._launch: Launch | None = None
-        self._arena = Arena(device, seed=0)
         if mode == "hot":
             return
-        try:
-            self._launch = self._sweep(mode)
-        except BaseException:
-            self._arena.close()
-            raise
-
-    def _sweep(self, mode: str) -> Launch:
-        device, arena = self._device, self._arena
         swept = arena.buffer(FLUSH_FACTOR * device.facts.l2_bytes, "f4", MemoryKind.DEVICE)
         if mode == "clean-cold":
             size = swept.nbytes // tile_bytes("read")
             sums = arena.buffer((size,), "f4", MemoryKind.DEVICE)
             read = BoundKernel(CATALOGUE["read"], device, arena.stream)
-            return read.launch({"a": swept, "sums": sums}, {})
-        write = BoundKernel(CATALOGUE["write"], device, arena.stream)
-        return write.launch({"a": swept}, {"value": 1.0})
+            self._launch = read.launch({"a": swept, "sums": sums}, {})
+        else:
+            write = BoundKernel(CATALOGUE["write"], device, arena.stream)
+            self._launch = write.launch({"a": swept}, {"value": 1.0})
 
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""
         if self._launch is not None:
             self._device.kernels.launch(self._launch, stream)
-
-    def close(self) -> None:
-        """Free the buffer."""
-        self._arena.close()
 
 
 @dataclass(frozen=True)
@@ -164,7 +152,7 @@ class Harness:
     def flush(self, mode: str) -> Flush:
         """Return the flush of a mode, loaded."""
         if mode not in self._flushes:
-            flush = self._flushes[mode] = Flush(self.device, mode)
+            flush = self._flushes[mode] = Flush(self._arena, mode)
             # A kernel is loaded at its first launch, which waits for the device: not behind a hold.
             stream = self.streams()[0]
             flush(stream)
@@ -257,8 +245,6 @@ class Harness:
 
     def close(self) -> None:
         """Free the flush buffers."""
-        for flush in self._flushes.values():
-            flush.close()
         self._flushes.clear()
         self._arena.close()
 

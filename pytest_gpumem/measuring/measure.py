@@ -16,12 +16,20 @@ from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import HoldExpired, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring import stopping
-from pytest_gpumem.measuring.finding_stream import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
 from pytest_gpumem.measuring.plan import Passes, Plan
 from pytest_gpumem.measuring.samplers import Sampler
 from pytest_gpumem.measuring.target import NotChecked, Target
-from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran
+from pytest_gpumem.measuring.untimed import (
+    LONG,
+    OUTSIDE,
+    Elsewhere,
+    NoWork,
+    count_migrations,
+    find_outside,
+    find_stream,
+    find_what_ran,
+)
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import MEASURE, phase
 from pytest_gpumem.records.measurement import Measurement, modes_of, without_exceptions

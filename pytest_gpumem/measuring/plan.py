@@ -1,8 +1,9 @@
-"""How to measure: the settings of a measurement, its sampler, and the length of its batches. Pure."""
+"""How to measure: settings, a share of a total budget, the sampler, the length of batches. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ QUEUED_SECONDS = 900e-6
 """Most seconds of foreign calls behind a hold: a stream queues 1,024 launches of a microsecond or
 more before the next one waits."""
 BATCHES = ("graph", "batched")  # samplers that time launches which follow each other
+
+
+LEAST = 1e-3  # least seconds of sampling of a measurement, however little time is left
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,29 @@ class Passes(NamedTuple):
 
 
 NO_PASSES = Passes()
+
+
+class Ledger:
+    """The time that is left of a total budget. Tests that have not ended share it equally."""
+
+    def __init__(self, total: float, tests: Iterable[str]) -> None:
+        """`total`: seconds for all measurements together. `tests`: those that measure."""
+        self.total = total
+        self.spent = 0.0  # seconds used so far
+        self._waiting = set(tests)
+
+    def share(self, test: str) -> float:
+        """Seconds of sampling for a measurement that is about to begin; at least 1 ms."""
+        tests = len(self._waiting | {test})
+        return max((self.total - self.spent) / tests, LEAST)
+
+    def took(self, seconds: float) -> None:
+        """Count the seconds of a measurement, finished or not."""
+        self.spent += seconds
+
+    def ended(self, test: str) -> None:
+        """Leave the time that a test did not use to the others: it measures nothing more."""
+        self._waiting.discard(test)
 
 
 def choose(

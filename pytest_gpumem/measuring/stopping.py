@@ -1,5 +1,5 @@
 """Stopping rules: confidence over placements, steadiness of a warm-up, and how to spend a budget.
-Pure functions."""
+Pure functions; all times are seconds."""
 
 from __future__ import annotations
 
@@ -15,54 +15,55 @@ import numpy as np
 from pytest_gpumem.judging import student
 
 LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
-# samples of a measurement from which its own estimate of noise is used, where they cost next to
-# nothing
-FEW_SAMPLES = 256
+FEW_SAMPLES = 256  # samples from which the measurement's own estimate of noise is used
 NOTHING = 0.12  # share of the budget that counts as next to nothing
-# samples of a measurement: placements and processes differ by more than further samples would
-# resolve
 MOST_SAMPLES = 1000
+"""Samples of a measurement: placements and processes differ by more than further ones resolve."""
 MOST_PLACEMENTS_FACTOR = 4
 """Placements may grow to this many times the wanted number: while the interval is too wide, or at
 once where they are small."""
-# samples that each placement may take however many placements there are, where these follow each
-# other
-ENOUGH_SAMPLES = 25
+ENOUGH_SAMPLES = 25  # that each placement may take, where placements follow each other
 BELOW_PROCESSES = 10e-9
-"""Standard error from samples, in seconds, below which more samples do not help either: processes
-differ by 24 to 31 ns (H200; rows of 2 and of 32 MiB, three records of 30 processes), to which it
-adds 8 % at most."""
-# standard error from samples over standard error from placements, below which more samples do not
-# help
+"""Standard error from samples below which more samples do not help either: processes differ by 24
+to 31 ns (H200; rows of 2 and of 32 MiB, three records of 30 processes), to which it adds 8 %."""
 NEGLIGIBLE = 0.5
+"""Standard error from samples over that from placements, below which more samples do not help."""
 FEW_IN_TURN = 12
 """Samples of one placement of several that follow each other, from which their own noise decides.
-In the rows of an H200's and an H100's suite that have such placements, it widens the interval by 2
-% in the median and saves two of three samples."""
+In such rows of an H200's and an H100's suite, it widens the interval by 2 % in the median and saves
+two of three samples."""
 SHORT = 40e-6
-"""Seconds of a launch below which each placement takes all of its samples: they vary by per cents
-there, and cost next to nothing."""
+"""A launch below which each placement takes all of its samples: they vary by per cents there, and
+cost next to nothing."""
 SPREAD_SHARE = 0.25
 """Standard error of one placement's median over the standard deviation between placements, below
 which more samples do not help."""
 
+# The test for a trend in a warm-up.
+WINDOW = 12  # fewest samples: enough for a rank correlation to show a drift in quiet samples
+MOST_WINDOW = 100  # launches that need so many samples are short: they cost some milliseconds
+RESOLVED = 0.0075
+"""Largest standard error of the drift within the window, as a share of the median. On an H200 the
+first hundred samples of a triad of 2 MiB arrays fall by 5 % while they vary by 3 %: twelve of them
+show no trend, and the next fifty read 3 % too much."""
+DRIFT = 0.002  # share of the median below which a trend does not matter
+LEVEL = 0.05  # significance level
+_MEDIANS = 2 * 1.2533
+"""Standard error of the difference between the medians of a series' halves, times the square root
+of its length, over the standard deviation: sqrt(2 pi) for normal data."""
+
 
 def deviation(values: Sequence[float]) -> float:
-    """Standard deviation of a sample. `statistics.stdev` computes in fractions: thirty values take
-    a third of a millisecond."""
+    """Return the standard deviation of a sample, much faster than `statistics.stdev`."""
     return float(np.std(values, ddof=1))
 
 
 def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | None:
-    """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer
-    than two."""
+    """Return half of Student's confidence interval of the mean, or None for fewer than two."""
     if len(medians) < 2:
         return None
-    return (
-        student.quantile((1 + confidence) / 2, len(medians) - 1)
-        * deviation(medians)
-        / math.sqrt(len(medians))
-    )
+    quantile = student.quantile((1 + confidence) / 2, len(medians) - 1)
+    return quantile * deviation(medians) / math.sqrt(len(medians))
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:
@@ -72,30 +73,26 @@ def precise(medians: Sequence[float], wanted: float) -> bool:
 
 
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
-    """The part of the standard error of the mean of the medians that comes from the samples, in
-    their unit.
+    """Return the part of the standard error of the mean of the medians that samples leave.
 
     A median's standard error is half the distance between the samples that lie one standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
     (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and it covers
     two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 %
     apart; the median absolute deviation covers the nearer one only.) It is 0 where the clock's
-    ticks are coarser than the samples' variation: further samples would not reduce the error of the
-    ticks.
+    ticks are coarser than the samples' variation: further samples would not reduce their error.
     """
     variance = 0.0
-    for count, alike in groupby(
-        sorted(placements, key=len), key=len
-    ):  # nearly always all of them: one call is much faster
+    # Nearly always all placements have the same number of samples: one call is much faster.
+    for count, alike in groupby(sorted(placements, key=len), key=len):
         ordered, reach = np.sort(np.array(list(alike)), axis=1), 0.5 / math.sqrt(count)
-        below, above = (_quantile(ordered, share) for share in (0.5 - reach, 0.5 + reach))
+        below, above = _quantile(ordered, 0.5 - reach), _quantile(ordered, 0.5 + reach)
         variance += float((((above - below) / 2) ** 2).sum())
     return math.sqrt(variance) / len(placements)
 
 
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> Any:
-    """A quantile of each row of an array that is sorted by row, between its two next values.
-    `np.quantile` takes four times as long."""
+    """Return a quantile of each sorted row; `np.quantile` takes four times as long."""
     last = ordered.shape[1] - 1
     at = share * last
     low, high = int(at), min(int(at) + 1, last)
@@ -111,14 +108,11 @@ def enough(
 
     - the budget is spent, or there are 1000 samples; or
     - there are 256 samples, or they took 12 % of the budget, and the interval over placements is
-    within the share `wanted` of the
-      latency, or is wide because of the placements, which more samples do not change; or the error
-      that the samples leave is small beside
-      the difference between processes.
-    `placements`: seconds of the samples so far, of each placement.
-    `wanted`: half-width of the interval over placements, as a share of the latency.
-    `spent`: seconds since the first sample.
-    `budget`: seconds for all.
+      within the share `wanted` of the latency, or is wide because of the placements, which more
+      samples do not change; or the error that the samples leave is small beside the difference
+      between processes.
+
+    `placements`: samples so far, of each placement. `spent`: since the first sample.
     """
     least = min(len(samples) for samples in placements)
     if least < LEAST_SAMPLES and (least < 1 or spent <= 2 * budget):
@@ -128,51 +122,44 @@ def enough(
         return True
     if count < FEW_SAMPLES and spent < NOTHING * budget:
         return False
-    medians, noise = (
-        [statistics.median(samples) for samples in placements],
-        sampling_error(placements),
-    )
+    medians = [statistics.median(samples) for samples in placements]
+    noise = sampling_error(placements)
     if len(medians) < 2:
         return 1.96 * noise <= wanted * medians[0]
-    return (
-        precise(medians, wanted)
-        or noise <= BELOW_PROCESSES
-        or noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
-    )
+    if precise(medians, wanted) or noise <= BELOW_PROCESSES:
+        return True
+    return noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
 
 
 def rounds_left(rounds: int, places: int) -> int:
-    """Rounds until `enough` may end the sampling of `places` placements side by side, each of which
-    has `rounds` samples; at least one."""
+    """Return the rounds until `enough` may end the sampling, at least one.
+
+    `rounds`: samples that each of `places` placements side by side has.
+    """
     next_look = FEW_SAMPLES if rounds * places < FEW_SAMPLES else MOST_SAMPLES
     return max(1, -(-next_look // places) - rounds)
 
 
 def affordable(cost: float, budget: float) -> int:
-    """Largest number of placements side by side, at least two: each takes one sample to warm up and
-    then the fewest samples.
-    `cost`: seconds that one sample takes.
-    `budget`: seconds for all of them.
+    """Return the largest number of placements side by side, at least two.
+
+    Each takes one sample to warm up and then the fewest samples, of `cost` each.
     """
-    return (
-        max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES)))
-        if cost > 0
-        else MOST_SAMPLES
-    )
+    if cost <= 0:
+        return MOST_SAMPLES
+    return max(2, int(min(budget / ((1 + LEAST_SAMPLES) * cost), MOST_SAMPLES)))
 
 
 def samples_per_placement(cost: float, budget: float, placements: int) -> int:
-    """Most samples that each placement gets, where placements follow each other: fewer than three
-    where two placements exceed the budget.
-    `cost`: seconds that one sample takes, with its flush.
-    `budget`: seconds for the whole measurement.
+    """Return the most samples of each placement, where placements follow each other.
+
+    They are fewer than three where two placements exceed the budget.
+    `cost`: of one sample, with its flush. `budget`: for the whole measurement.
     """
-    # As many as side by side: small launches have all the placements that there may be.
-    most = (
-        FEW_SAMPLES
-        if placements == 1
-        else max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
-    )
+    most = FEW_SAMPLES
+    if placements > 1:
+        # As many as side by side: small launches have all the placements that there may be.
+        most = max(MOST_SAMPLES // (MOST_PLACEMENTS_FACTOR * placements), ENOUGH_SAMPLES)
     if cost <= 0:
         return most
     least = min(LEAST_SAMPLES, max(1, int(budget / min(placements, 2) / cost)))
@@ -183,8 +170,8 @@ def enough_in_turn(
     samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int
 ) -> bool:
     """True if a placement that follows others needs no more samples.
-    `samples`: of the placement so far, in seconds.
-    `medians`: of the placements before it, in seconds.
+
+    `samples`: of the placement so far. `medians`: of the placements before it.
     `wanted`: half-width of the interval over placements, as a share of the latency.
     `most`: samples that it takes at most.
     """
@@ -194,9 +181,8 @@ def enough_in_turn(
     if len(samples) < FEW_IN_TURN or middle < SHORT:
         return False
     spread = deviation(medians) if len(medians) > 2 else 0.0
-    return sampling_error([samples]) <= max(
-        NEGLIGIBLE * wanted * middle * math.sqrt(placements), SPREAD_SHARE * spread
-    )
+    negligible = NEGLIGIBLE * wanted * middle * math.sqrt(placements)
+    return sampling_error([samples]) <= max(negligible, SPREAD_SHARE * spread)
 
 
 def go_on(
@@ -211,9 +197,8 @@ def go_on(
     """True if one more placement is to be measured.
 
     It goes on until there are `placements` of them, or one more, after the second, would exceed
-    twice the budget (seconds); then while the interval is wider than the share `wanted`, the budget
-    is not spent, and there are fewer than `most`. One wanted placement stays one: the buffers do
-    not move.
+    twice the budget; then while the interval is wider than the share `wanted`, the budget is not
+    spent, and there are fewer than `most`. One wanted placement stays one: the buffers do not move.
     """
     if placements == 1:
         return not medians
@@ -224,26 +209,6 @@ def go_on(
     return len(medians) < most and spent < budget and not precise(medians, wanted)
 
 
-# fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet
-# samples
-WINDOW = 12
-# most samples of the test: launches that need so many are short, and a hundred of them cost some
-# milliseconds
-MOST_WINDOW = 100
-RESOLVED = 0.0075
-"""Largest standard error of the drift within the window, as a share of the median. On an H200 the
-first hundred samples of a triad of 2 MiB arrays fall by 5 % while they vary by 3 %: twelve of them
-show no trend, and the next fifty read 3 % too much."""
-_MEDIANS = 2 * 1.2533
-"""Standard error of the difference between the medians of a series' halves, times the square root
-of its length, over the standard
-deviation: sqrt(2 pi) for normal data."""
-
-
-DRIFT = 0.002  # share of the median below which a trend does not matter
-LEVEL = 0.05  # significance level of the test for a trend
-
-
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     """True if the last samples no longer move in one direction.
 
@@ -252,8 +217,8 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     at most the share `DRIFT`: a real but tiny trend must not prolong the warm-up. They are not
     steady if the last two to six samples lie beyond all before them (by chance, one time in
     twenty): a rank correlation hardly notices a step near the end.
-    `samples`: seconds, oldest first.
-    `most`: largest number of samples that the test uses, 12 or more.
+
+    `samples`: oldest first. `most`: largest number of samples that the test uses, 12 or more.
     """
     if len(samples) < WINDOW:
         return False
@@ -261,38 +226,34 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     if len(samples) < window:
         return False
     last = list(samples[-window:])
-    early, late = statistics.median(last[: window // 2]), statistics.median(last[window // 2 :])
     if _stepped(last):
         return False
+    early, late = statistics.median(last[: window // 2]), statistics.median(last[window // 2 :])
     return bool(abs(late - early) <= DRIFT * late or trend_significance(last) > LEVEL)
 
 
 def _stepped(series: Sequence[float]) -> bool:
-    """True if the last few samples lie apart from all before them, by more than the share
-    `DRIFT`."""
+    """True if the last few samples lie apart from all before them, by more than `DRIFT`."""
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
-        apart = max(after) < min(before) or min(after) > max(before)
-        if apart and abs(
-            statistics.median(after) - statistics.median(before)
-        ) > DRIFT * statistics.median(after):
-            return True
+        if max(after) < min(before) or min(after) > max(before):
+            late = statistics.median(after)
+            if abs(late - statistics.median(before)) > DRIFT * late:
+                return True
     return False
 
 
 def _resolving(samples: Sequence[float]) -> int:
-    """Number of samples that resolve a drift, from the median absolute deviation of those there
-    are."""
+    """Return how many samples resolve a drift, from the median absolute deviation of `samples`."""
     middle = statistics.median(samples)
-    sigma = 1.4826 * statistics.median(abs(s - middle) for s in samples) / middle
+    sigma = 1.4826 * statistics.median(abs(sample - middle) for sample in samples) / middle
     return max(WINDOW, math.ceil((_MEDIANS * sigma / RESOLVED) ** 2))
 
 
 def trend_significance(series: Sequence[float]) -> float:
-    """Two-sided p-value of the Mann-Kendall trend test, in its normal approximation with ties (Mann
-    1945; Kendall 1975).
+    """Return the two-sided p-value of the Mann-Kendall trend test.
 
-    The approximation is good enough from ten values on.
+    In its normal approximation with ties (Mann 1945; Kendall 1975), good from ten values on.
     """
     n = len(series)
     values = np.asarray(series)

@@ -47,8 +47,8 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.bound import Kernels
-    from pytest_gpumem.measuring.budget import Ledger
     from pytest_gpumem.measuring.conductor import Conductor
+    from pytest_gpumem.measuring.plan import Ledger
     from pytest_gpumem.memory.l2_leftovers import L2Watch
     from pytest_gpumem.runs.processes import ProcessRecord
 

@@ -79,7 +79,7 @@ def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
 def test_throttling_is_waited_out_within_the_budget(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: Outcome
 ) -> None:
-    bench.conductor._harness.wake()
+    bench.conductor.wake()
     calm, begun = bench.device.conditions(), bench.device.now()
 
     def conditions() -> Any:
@@ -99,7 +99,7 @@ def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float | None, counts: bool
 ) -> None:
     """After much power an H200 reports `sw_power_cap` for seconds, at 1965 of 1980 MHz."""
-    bench.conductor._harness.wake()
+    bench.conductor.wake()
     highest = bench.device.facts.sm_clock_hz
     assert highest is not None
     limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))

@@ -239,7 +239,7 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
     notes = [
         note
         for note in taken.notes
-        if note.startswith("its own arrays lie at 2 places in 6 placements")
+        if note.startswith("its own arrays lie at the same place in several placements")
     ]
     assert len(notes) == said
     assert [note for note in taken.notes if "own arrays" in note] == notes

@@ -9,8 +9,8 @@ import pytest
 from bench import QUICK, Bench
 from msgspec.structs import replace
 
-from pytest_gpumem.measuring.works import TRIES, Works, overlap_of
 from pytest_gpumem.measuring.plan import Plan
+from pytest_gpumem.measuring.works import TRIES, Works, overlap_of
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.overlap import Overlap
 

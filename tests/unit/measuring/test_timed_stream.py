@@ -16,7 +16,7 @@ from verdicts_alone import judge
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.finding_stream import LONG, Elsewhere, NoWork, find_stream
+from pytest_gpumem.measuring.untimed import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -50,7 +50,7 @@ class Scene:
         self.work = self.launch_of(32 * MiB)
         self.own = self.device.streams.create()
         self.floor = self.bench.conductor.floors().empty
-        self.bench.conductor._harness.wake()
+        self.bench.conductor.wake()
         self.prepared: list[Stream] = []
 
     def launch_of(self, nbytes: int) -> Launch:
