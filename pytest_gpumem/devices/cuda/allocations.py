@@ -88,7 +88,7 @@ class CudaMemory:
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some
         sizes up and answers for the whole."""
-        self._held: dict[int, int] = {}  # bytes of device memory that live, by address
+        self._device_bytes: dict[int, int] = {}  # bytes of device memory that live, by address
         self._peer: int | None = None
 
     @property
@@ -132,7 +132,7 @@ class CudaMemory:
         for start in _starts(made):
             self._ends[start] = start + nbytes
         if kind is MemoryKind.DEVICE:
-            self._held[made.address] = nbytes
+            self._device_bytes[made.address] = nbytes
         return made
 
     def _make(self, nbytes: int, kind: MemoryKind, flags: int) -> Allocation:
@@ -165,19 +165,16 @@ class CudaMemory:
         return self._over(raw[start : start + pages], nbytes, register=kind.locked)
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Allocations at random places of one region: one call of the driver, where each of its own
-        takes a tenth of a millisecond."""
+        # One call of the driver: each takes a tenth of a millisecond.
         region = self._region(needed_bytes(sizes))
-        places = scattered(sizes, region.nbytes, seed)
         region.parts = len(sizes)
         blocks = []
-        for size, place in zip(sizes, places, strict=True):
-            address = region.address + place
+        for size, offset in zip(sizes, scattered(sizes, region.nbytes, seed), strict=True):
+            address = region.address + offset
             blocks.append(Allocation(MemoryKind.DEVICE, size, address, 0, backing=region))
         return blocks
 
     def _region(self, nbytes: int) -> _Region:
-        """A region of at least `nbytes`: the spare one where it is large enough."""
         if self._spare is not None and self._spare.nbytes >= nbytes:
             spare, self._spare = self._spare, None
             return spare
@@ -204,7 +201,6 @@ class CudaMemory:
         self._to_scrub(max(0, self._free_now() - before))
 
     def _free_now(self) -> int:
-        """Bytes of device memory that are free."""
         free, _total = check(R.cudaMemGetInfo(), "asking for the free memory")
         return int(free)
 
@@ -221,7 +217,7 @@ class CudaMemory:
 
     def _give_back(self, address: int, nbytes: int) -> None:
         self._ends.pop(address, None)
-        self._held.pop(address, None)
+        self._device_bytes.pop(address, None)
         check(R.cudaFree(address), "freeing device memory")
         self._to_scrub(nbytes)
 
@@ -230,14 +226,11 @@ class CudaMemory:
         self._scrubbed = max(self._scrubbed, time.monotonic()) + nbytes / rate
 
     def settle(self) -> None:
-        """Wait until the driver is done with scrubbing what was freed."""
         left = self._scrubbed - time.monotonic()
         if left > 0:
             time.sleep(left)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError`
-        for one that cannot be."""
         check_host_array(array)
         return self._over(array, array.nbytes, register=register)
 
@@ -289,15 +282,13 @@ class CudaMemory:
         return int(check(R.cudaPointerGetAttributes(at), doing).devicePointer)
 
     def free(self, allocation: Allocation) -> None:
-        """Free or unregister; a second call does nothing. Memory of a context that is gone went
-        with it."""
         if allocation.freed:
             return
         allocation.freed = True
         backing, allocation.backing = allocation.backing, None
         if self._locked.get(allocation.host_address) is allocation:
             del self._locked[allocation.host_address]
-        if self._context.gone() is not None:
+        if self._context.gone() is not None:  # its memory went with it
             return
         if isinstance(backing, _Region):
             self._left(backing)
@@ -346,14 +337,13 @@ class CudaMemory:
 
     def free_without_ours(self) -> int:
         """Bytes that would be free if this object had allocated nothing."""
-        return self._free_now() + sum(self._held.values())
+        return self._free_now() + sum(self._device_bytes.values())
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""
         return self._spare.nbytes if self._spare is not None and kind.on_device else 0
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A one-dimensional array: CuPy over memory that the device sees, else NumPy."""
         if allocation.freed:
             raise DeviceError(f"this {allocation.kind.value} memory is freed")
         if size * np.dtype(dtype).itemsize > allocation.nbytes:

@@ -1,16 +1,368 @@
-"""The footprints of each GPU of this process. They make no context, and may be watched before there
-is one."""
+"""The footprints of each GPU of this process, which make no context, and the driver's allocations:
+CUPTI's callback of each call that allocates or frees, and counts of pools and of CUDA graphs.
+
+A callback runs in the thread that calls, at the end of the call, and reads its parameters. CUPTI's
+records (kind MEMORY2) tell the same and cost more: each takes cupti-python 40 us.
+
+Sources: CUPTI, CUpti_CallbackData and the structures of generated_cuda_meta.h; CUDA Driver API,
+Memory Management; CUDA Runtime API, cudaMemPoolGetAttribute, cudaDeviceGetGraphMemAttribute.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
+from cuda.bindings import driver as D  # noqa: N812
+from cuda.bindings import runtime as R  # noqa: N812
+
+from pytest_gpumem.devices.allocation_sites import line_of
+from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number
-from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
+from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.memory_events import (
+    NO_LINE,
+    NOTHING,
+    AllocationEvent,
+    Figures,
+    MemoryLog,
+    Series,
+    Source,
+)
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
+
+
+class _MemoryCall(NamedTuple):
+    """What a call of the driver does, and the places of its parameters, eight bytes each.
+
+    The first parameter is the address, or where it is written to (`returned`).
+    """
+
+    kind: MemoryPlace
+    returned: bool = True
+    nbytes: int | None = 1  # None: it frees
+    stream: int | None = None  # of a stream-ordered call
+    rows: int | None = None  # of pitched memory, whose second parameter returns the bytes of a row
+
+
+_PINNED = _MemoryCall("pinned")
+_UNPINNED = _MemoryCall("pinned", returned=False, nbytes=None)
+_ORDERED = _MemoryCall("device", stream=2)
+_FROM_POOL = _MemoryCall("device", stream=3)
+_ORDERED_FREE = _MemoryCall("device", returned=False, nbytes=None, stream=1)
+_CALLS = {
+    "cuMemAlloc_v2": _MemoryCall("device"),
+    "cuMemAllocPitch_v2": _MemoryCall("device", rows=3),
+    "cuMemAllocManaged": _MemoryCall("managed"),
+    "cuMemAllocHost_v2": _PINNED,
+    "cuMemHostAlloc": _PINNED,
+    "cuMemHostAlloc_v2": _PINNED,
+    "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
+    "cuMemAllocAsync": _ORDERED,
+    "cuMemAllocAsync_ptsz": _ORDERED,
+    "cuMemAllocFromPoolAsync": _FROM_POOL,
+    "cuMemAllocFromPoolAsync_ptsz": _FROM_POOL,
+    "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
+    "cuMemFreeHost": _UNPINNED,
+    "cuMemHostUnregister": _UNPINNED,
+    "cuMemFreeAsync": _ORDERED_FREE,
+    "cuMemFreeAsync_ptsz": _ORDERED_FREE,
+}
+_BY_HANDLE = {
+    # virtual memory lives from its creation until its last handle and its last mapping are gone
+    "cuMemCreate": 3,
+    "cuMemImportFromShareableHandle": 1,
+    "cuMulticastCreate": 1,
+    "cuMemRelease": 1,
+    "cuMemMap": 4,
+    "cuMemUnmap": 2,
+    "cuMemRetainAllocationHandle": 2,
+    "cuMemMapArrayAsync": 0,
+    "cuMemMapArrayAsync_ptsz": 0,
+    # CUDA arrays
+    "cuArrayCreate_v2": 2,
+    "cuArray3DCreate_v2": 2,
+    "cuArrayDestroy": 1,
+    # stream-ordered pools
+    "cuMemPoolCreate": 2,
+    "cuMemPoolDestroy": 1,
+}
+"""Calls about memory that has a handle, with how many of their parameters are read."""
+_POOLS = re.compile(
+    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)"
+    r"|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)\w*"
+)
+"""Calls after which pools and graphs may hold other amounts."""
+_ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
+# CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_ARRAY3D = struct.Struct("<QQQIII")
+_EMPTY = 0x40 | 0x80  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: has no memory of its own
+_FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
+"""Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
+_ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+_ON_HOST = (2, 3, 4)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT
+# of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
+_LOCATION = struct.Struct("<8xii")
+_ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+
+class DriverMemory(Source):
+    """The source of the driver's allocations for one device."""
+
+    name = "CUPTI"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._log: MemoryLog | None = None
+        self._lines = False
+        self._pool_calls: set[str] = set()  # those of `_POOLS`
+        self._end: Callable[[], None] | None = None
+        self._last = (0, 0)  # correlation id and address of the last call that was read
+        self._handles: dict[int, int] = {}
+        """By handle of a CUDA array or virtual memory, whose memory need not be this process's or
+        this device's: its handles and mappings."""
+        self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
+        self._pools: list[int] = []  # pools of the device that the process has made
+        self._default: Any = None  # the device's own stream-ordered pool
+        self._nothing: Mapping[Series, Figures] | None = None
+        """The figures while pools and graphs hold nothing, until a call may have changed that."""
+        self._trimmed: Figures | None = None  # of graphs, after unused memory was given back
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, log: MemoryLog, lines: bool) -> str | None:
+        self._log, self._lines = log, lines
+        self._default = self._trimmed = None  # they may be of a context that is gone
+        try:
+            self._pool_calls = self._pool_calls or set(driver_calls(_POOLS))
+            names = tuple({*_CALLS, *_BY_HANDLE, *self._pool_calls})
+            add = CALLBACKS.add
+            self._end = add("DRIVER_API", names, self._called, self._missed, begins=False)
+        except NotCounted as why:
+            return str(why)
+        return None
+
+    def _missed(self, why: str) -> None:
+        self._pools = []  # a handle may be gone, and reading it would crash
+        self.lost(why)
+
+    def _called(self, name: str, address: int) -> None:
+        """Report what a call has done, at its end."""
+        call = ApiCall.from_address(address)
+        if name in self._pool_calls:
+            self._nothing = None
+        if call.failed:
+            return
+        if name in _CALLS:
+            self._take(_CALLS[name], call.parameters, call.correlation)
+        elif name in _BY_HANDLE:
+            values = words(call.parameters, _BY_HANDLE[name])
+            if name.startswith("cuArray"):
+                self._take_array(name, values)
+            elif name.startswith("cuMemPool"):
+                self._take_pool(name, values)
+            else:
+                self._take_virtual(name, values)
+
+    def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
+        values = words(parameters, 1 + max(call.nbytes or 0, call.stream or 0, call.rows or 0))
+        address, nbytes = values[0], 0
+        if call.nbytes is not None:
+            nbytes = values[call.nbytes]
+        if call.returned:
+            (address,) = words(address, 1)
+        if call.rows is not None:
+            (pitch,) = words(nbytes, 1)
+            nbytes = pitch * values[call.rows]
+        if not address or (correlation, address) == self._last:  # a call within the call
+            return
+        if call.stream is not None and is_captured(values[call.stream]):
+            return  # it is a node of a graph, whose memory the driver counts
+        if nbytes and call.kind == "device":
+            device = _known(D.cuPointerGetAttribute(_ORDINAL, address))
+            if device != self._index:
+                return
+        self._last = correlation, address
+        self._emit(call.kind, address, nbytes)
+
+    def _take_virtual(self, name: str, values: Sequence[int]) -> None:
+        """Count the handles and mappings of virtual memory, whose handle stands for its address.
+
+        Handles of other processes, and those that map memory of several devices, count nothing.
+        Once memory from before the watch is mapped, the test's is not read.
+        """
+        if name == "cuMemCreate":
+            (handle,) = words(values[0], 1)
+            kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
+            self._handles[handle] = 1
+            if kind in _ON_HOST:
+                self._emit("pinned", handle, values[1])
+            elif (kind, device) == (_ON_DEVICE, self._index):
+                self._emit("device", handle, values[1])
+        elif name in ("cuMemImportFromShareableHandle", "cuMulticastCreate"):
+            (handle,) = words(values[0], 1)
+            self._handles[handle] = self._handles.get(handle, 0) + 1
+        elif name == "cuMemMap":
+            address, nbytes, _, handle = values
+            self._mapped[address] = nbytes, handle
+            if handle not in self._handles:
+                self.lost("virtual memory was mapped that was created before the watch")
+            self._count(handle, 1)
+        elif name.startswith("cuMemMapArrayAsync"):
+            self.lost("virtual memory was mapped into a CUDA array")
+        elif name == "cuMemRetainAllocationHandle":
+            (handle,) = words(values[0], 1)
+            self._count(handle, 1)
+        elif name == "cuMemRelease":
+            self._count(values[0], -1)
+        else:
+            begin, end = values[0], values[0] + values[1]
+            for start, (nbytes, handle) in list(self._mapped.items()):
+                if begin <= start and start + nbytes <= end:
+                    del self._mapped[start]
+                    self._count(handle, -1)
+
+    def _take_array(self, name: str, values: Sequence[int]) -> None:
+        """Count a CUDA array, whose handle stands for its address.
+
+        Its bytes are those of its elements: the driver does not tell what its layout adds.
+        """
+        if name.endswith("Destroy"):
+            self._count(values[0], -1)
+            return
+        (handle,) = words(values[0], 1)
+        depth, flags = 1, 0
+        if name == "cuArrayCreate_v2":
+            width, height, form, channels = _ARRAY.unpack(ctypes.string_at(values[1], _ARRAY.size))
+        else:
+            content = ctypes.string_at(values[1], _ARRAY3D.size)
+            width, height, depth, form, channels, flags = _ARRAY3D.unpack(content)
+        if form not in _FORMAT_BYTES:
+            raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
+        if flags & _EMPTY or int(_known(D.cuCtxGetDevice())) != self._index:
+            return
+        elements = width * max(1, height) * max(1, depth)
+        self._handles[handle] = 1
+        self._emit("device", handle, elements * channels * _FORMAT_BYTES[form])
+
+    def _take_pool(self, name: str, values: Sequence[int]) -> None:
+        """Note a stream-ordered pool, whose unused memory counts as reserved."""
+        if name == "cuMemPoolDestroy":
+            self._pools = [handle for handle in self._pools if handle != values[0]]
+            return
+        (pool,) = words(values[0], 1)
+        location = _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size))
+        if location == (_ON_DEVICE, self._index):
+            self._pools.append(pool)
+            self._nothing = None
+
+    def _count(self, handle: int, by: int) -> None:
+        """Count a handle or a mapping more, or less; of the last, the memory is freed."""
+        if handle not in self._handles:
+            return
+        self._handles[handle] += by
+        if self._handles[handle] <= 0:
+            del self._handles[handle]
+            self._emit("device", handle, 0)
+
+    def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
+        """Report an allocation, or a free of no bytes."""
+        if self._log is None:
+            return
+        line = line_of(sys._getframe(1)) if self._lines and nbytes else NO_LINE
+        now, series = time.perf_counter(), (DRIVER, kind)
+        self._log.emit(AllocationEvent(now, series, "driver", address, nbytes, line))
+
+    def figures(self) -> Mapping[Series, Figures]:
+        if self._nothing is not None and self._end is not None:
+            return self._nothing
+        nothing: dict[Series, Figures] = {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
+        if context_number(self._index) is None:
+            return nothing
+        if self._default is None:
+            if not has_pools(self._index):  # then graphs cannot allocate either
+                return nothing
+            self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
+        pools, graphs = self._of_pools(), self._of_graphs()
+        if not (pools.used or pools.unused or graphs.used or graphs.unused):
+            self._nothing = nothing
+        return {(DRIVER, "device"): pools, (GRAPHS, "device"): graphs}
+
+    def _of_pools(self) -> Figures:
+        attributes = R.cudaMemPoolAttr
+        pools: dict[int, Any] = {}
+        current = _known(R.cudaDeviceGetMemPool(self._index))
+        for handle in (self._default, current, *self._pools):
+            pools[int(handle)] = handle
+        used = reserved = high = 0
+        for handle in pools.values():
+            used += _attribute(handle, attributes.cudaMemPoolAttrUsedMemCurrent)
+            reserved += _attribute(handle, attributes.cudaMemPoolAttrReservedMemCurrent)
+            if self._end is None:
+                high += _attribute(handle, attributes.cudaMemPoolAttrUsedMemHigh)
+        if self._end is None:
+            return Figures(used, reserved - used, high=high, single=False)
+        return Figures(unused=reserved - used)
+
+    def _of_graphs(self) -> Figures:
+        attributes, read = R.cudaGraphMemAttributeType, R.cudaDeviceGetGraphMemAttribute
+        used = int(_known(read(self._index, attributes.cudaGraphMemAttrUsedMemCurrent)))
+        reserved = int(_known(read(self._index, attributes.cudaGraphMemAttrReservedMemCurrent)))
+        return Figures(used, reserved - used)
+
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
+        """Have the driver give back memory that no graph uses any more: it counts as used by graphs
+        until then."""
+        before = self.figures()[GRAPHS, "device"]
+        if before in (NOTHING, self._trimmed):
+            return False
+        R.cudaDeviceGraphMemTrim(self._index)
+        self._nothing = None
+        self._trimmed = self.figures()[GRAPHS, "device"]
+        return self._trimmed != before
+
+    def alive(self, allocated: AllocationEvent) -> bool:
+        if allocated.address in self._handles:
+            return True
+        error, seen = R.cudaPointerGetAttributes(allocated.address)
+        return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
+
+    def stop(self) -> None:
+        self._nothing = None
+        if self._pools:
+            self._missed(
+                "a stream-ordered pool of the test's own lived during a measurement: what it keeps "
+                "since then is not known"
+            )
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+
+def _attribute(pool: Any, attribute: Any) -> int:
+    return int(_known(R.cudaMemPoolGetAttribute(pool, attribute)))
+
+
+def _known(answer: tuple[Any, ...]) -> Any:
+    """The value of a call that cannot fail on an open device."""
+    status, value = answer
+    if int(status) != 0:
+        raise NotCounted(f"the driver does not tell its memory: {status.name}")
+    return value
+
 
 _FOOTPRINTS: dict[int, Footprints] = {}
 
