@@ -40,9 +40,7 @@ buffer: 8 MiB take 6 ms (H100)."""
 BEACON_BYTES = 2 * 2**20
 """Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
 WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
-NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
-"""Counters without which nothing is counted."""
-WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
+OPTIONAL = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
 CAUSES = {
     "USER": "prefetch",
     "COHERENCE": "fault",
@@ -203,11 +201,16 @@ class CudaCounters(Counters):
 
     def _page_events(self, cupti: Any, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
         """Return the events of a pass, and whether mappings were among the counters."""
-        try:
-            self._configure(cupti, NEEDED)
-        except self._errors as error:
-            raise _refusal("to count unified memory", error) from error
-        also = [name for name in WANTED if self._try(cupti, name)]
+        maps = False
+        for name in _KINDS:
+            if not hasattr(cupti.ActivityUnifiedMemoryCounterKind, name):
+                continue
+            try:
+                self._count(cupti, name)
+                maps = maps or name == "REMOTE_MAP"
+            except self._errors as error:
+                if name not in OPTIONAL:
+                    raise _refusal("to count unified memory", error) from error
         events: list[PageEvent] = []
 
         def receive(cupti: Any, record: Any) -> None:
@@ -221,7 +224,7 @@ class CudaCounters(Counters):
             self._beacon.move()
 
         self._run(cupti, ("UNIFIED_MEMORY_COUNTER",), receive, between_moves)
-        return events, "REMOTE_MAP" in also
+        return events, maps
 
     def _moves(self, events: Sequence[PageEvent]) -> int:
         """Return how many moves of the beacon to the device and back were recorded whole."""
@@ -231,23 +234,13 @@ class CudaCounters(Counters):
                 moved[page_event.kind] += page_event.value
         return min(moved.values()) // BEACON_BYTES
 
-    def _configure(self, cupti: Any, names: Sequence[str]) -> None:
-        configs = cupti.ActivityUnifiedMemoryCounterConfig(len(names))
-        for i, name in enumerate(names):
-            configs[i].scope = int(cupti.ActivityUnifiedMemoryCounterScope.PROCESS_SINGLE_DEVICE)
-            configs[i].kind = int(getattr(cupti.ActivityUnifiedMemoryCounterKind, name))
-            configs[i].device_id = self._index
-            configs[i].enable = 1
-        cupti.activity_configure_unified_memory_counter(configs.ptr, len(names))
-
-    def _try(self, cupti: Any, name: str) -> bool:
-        if not hasattr(cupti.ActivityUnifiedMemoryCounterKind, name):
-            return False
-        try:
-            self._configure(cupti, [name])
-        except self._errors:
-            return False
-        return True
+    def _count(self, cupti: Any, name: str) -> None:
+        config = cupti.ActivityUnifiedMemoryCounterConfig(1)
+        config[0].scope = int(cupti.ActivityUnifiedMemoryCounterScope.PROCESS_SINGLE_DEVICE)
+        config[0].kind = int(getattr(cupti.ActivityUnifiedMemoryCounterKind, name))
+        config[0].device_id = self._index
+        config[0].enable = 1
+        cupti.activity_configure_unified_memory_counter(config.ptr, 1)
 
     def _run(
         self, cupti: Any, kinds: Sequence[str], receive: _Receive, work: Callable[[], None]

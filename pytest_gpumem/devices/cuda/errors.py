@@ -11,8 +11,8 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, OutOfMemory
 
-# CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state and any further
-# CUDA work will return the same error." Driver and runtime number these alike.
+# CUDA Runtime API, cudaError_t: "any further CUDA work will return the same error." Driver and
+# runtime number these alike.
 _STICKY_NAMES = (
     "cudaErrorECCUncorrectable",
     "cudaErrorNvlinkUncorrectable",
@@ -31,23 +31,9 @@ _STICKY_NAMES = (
     "cudaErrorMpsClientTerminated",
     "cudaErrorExternalDevice",
 )
-STICKY = frozenset(
-    int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name)
-)
+_STICKY = {int(error) for error in R.cudaError_t if error.name in _STICKY_NAMES}
 
 _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
-
-
-def failure(code: int, text: str, doing: str) -> DeviceError:
-    """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
-    if code in STICKY:
-        return ContextLost(
-            f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process "
-            "fails."
-        )
-    if code == _NO_MEMORY:
-        return OutOfMemory(f"{doing}: {text}.")
-    return DeviceError(f"{doing}: {text}.")
 
 
 def check(result: Any, doing: str) -> Any:
@@ -61,7 +47,11 @@ def check(result: Any, doing: str) -> Any:
         name, text = R.cudaGetErrorName, R.cudaGetErrorString
         if isinstance(error, D.CUresult):
             name, text = D.cuGetErrorName, D.cuGetErrorString
-        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
+        problem = f"{doing}: {name(error)[1].decode()}: {text(error)[1].decode()}."
+        if int(error) in _STICKY:
+            lost = "The CUDA context is lost: every later CUDA call of this process fails."
+            raise ContextLost(f"{problem} {lost}")
+        raise (OutOfMemory if int(error) == _NO_MEMORY else DeviceError)(problem)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)

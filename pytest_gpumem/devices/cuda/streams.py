@@ -62,6 +62,7 @@ _IDLE = (
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
+_ONE_THREAD = LaunchShape(1, 1)
 _CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns
 
 
@@ -216,7 +217,6 @@ class Holds:
         self._words = words.reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
-        self._calls: dict[tuple[int, float], KernelCall] = {}  # by flag and time-out
 
     def hold(self, stream: CudaStream, timeout: float) -> CudaHold:
         """Make `stream` wait. Raises `DeviceError` with all flags in use."""
@@ -225,23 +225,16 @@ class Holds:
         slot = self._free.pop()
         words = self._words[slot]
         words[:6] = 0
+        flag = np.uint64(self._memory.address + slot * _SLOT_WORDS * 4)
+        arguments = (flag, np.uint64(round(timeout * 1e9)))
         try:
-            self._call(slot, timeout).queue(stream)
+            KernelCall(self._function, _ONE_THREAD, arguments, "holding a stream").queue(stream)
         except BaseException:
             self._free.append(slot)
             raise
         hold = CudaHold(words, slot, stream, timeout)
         self._pending.append(hold)
         return hold
-
-    def _call(self, slot: int, timeout: float) -> KernelCall:
-        call = self._calls.get((slot, timeout))
-        if call is None:
-            flag = np.uint64(self._memory.address + slot * _SLOT_WORDS * 4)
-            arguments = (flag, np.uint64(round(timeout * 1e9)))
-            call = KernelCall(self._function, LaunchShape(1, 1), arguments, "holding a stream")
-            self._calls[slot, timeout] = call
-        return call
 
     def settle(self, stream: CudaStream | None) -> None:
         """Give flags back after `stream` (or the device) was synchronized.
