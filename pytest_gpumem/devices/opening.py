@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
@@ -15,7 +15,6 @@ from pytest_gpumem.records.measurement import Conditions
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
-    from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
 DriverAnswer = Optional["facts.FactsProcess"]
 """The process that asks the driver, where there is one."""
@@ -42,10 +41,9 @@ class DeviceChoice(ABC):
     def open(self) -> Device:
         """Create the context, or the model, and return the device."""
 
-    @abstractmethod
-    def unfinished(self) -> bool | None:
-        """True if work waits on the default streams or the current stream of a library; None if
-        this process has no context. Waits for nothing."""
+    def has_context(self) -> bool:
+        """True if a context of a GPU is current in this thread, whoever made it."""
+        return False
 
     def prepare(self) -> None:
         """Import what `open` needs: a process that waits for its turn does so beforehand."""
@@ -84,10 +82,10 @@ class _CudaChoice(DeviceChoice):
 
             return CudaDevice(index, facts, nvrtc)
 
-    def unfinished(self) -> bool | None:
-        from pytest_gpumem.devices.cuda.context import unfinished
+    def has_context(self) -> bool:
+        from pytest_gpumem.devices.cuda.context import has_context
 
-        return unfinished()
+        return has_context()
 
     def prepare(self) -> None:
         import pytest_gpumem.devices.cuda.device  # noqa: F401
@@ -119,17 +117,12 @@ class _CudaChoice(DeviceChoice):
 @dataclass(frozen=True)
 class _SimulatedChoice(DeviceChoice):
     sheet: str = DEFAULT_DATASHEET
-    _opened: list[SimulatedDevice] = field(default_factory=list)
 
     def open(self) -> Device:
         from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
         from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
-        self._opened[:] = [SimulatedDevice(DATASHEETS[self.sheet])]
-        return self._opened[0]
-
-    def unfinished(self) -> bool | None:
-        return any(device.timeline.unfinished() for device in self._opened)
+        return SimulatedDevice(DATASHEETS[self.sheet])
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:

@@ -194,4 +194,4 @@ def _has_context(session: GpuSession) -> bool:
     """True if this process uses the device by now."""
     if session.facts.simulated:
         return session.is_open
-    return session.chosen.unfinished() is not None
+    return session.chosen.has_context()

@@ -302,8 +302,9 @@ class GpuSession:
 
 def _count_fork(reference: weakref.ref[GpuSession]) -> None:
     session = reference()
-    if session is not None and session.chosen.unfinished() is None:
-        session.forks += 1
+    if session is None or session.facts.simulated or session.chosen.has_context():
+        return
+    session.forks += 1
 
 
 FORKED = "not read: the test forked"

@@ -6,13 +6,11 @@ outlive it. A handle of a context that is gone is a segmentation fault in the dr
 frees its own handle when Python deletes it: it hands the handle over with `frees`, and `collect`
 frees it while the context lives.
 
-Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; cuStreamQuery,
-cuStreamIsCapturing; CUDA Runtime API, cudaDeviceReset.
+Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +27,6 @@ RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
 """Handles of the default streams: `cudaStreamLegacy`, `cudaStreamPerThread`."""
-_NOT_READY = int(D.CUresult.CUDA_ERROR_NOT_READY)
 _KEPT: list[object] = []  # handles of contexts that are gone
 
 
@@ -160,28 +157,10 @@ def new_event(context: Context, *, timing: bool = True) -> CudaEvent:
     return event
 
 
-def unfinished() -> bool | None:
-    """True if work waits on the legacy default stream, this thread's default stream, or the current
-    stream of a library; None without a context. It waits for nothing. A stream that is captured is
-    not asked: that would end the capture."""
+def has_context() -> bool:
+    """True if a context is current in this thread. Makes none."""
     error, context = D.cuCtxGetCurrent()
-    if int(error) or not int(context):
-        return None
-    streams = {int(D.CU_STREAM_LEGACY), int(D.CU_STREAM_PER_THREAD)}
-    torch, cupy = (getattr(sys.modules.get(name), "cuda", None) for name in ("torch", "cupy"))
-    if torch is not None and torch.is_initialized():
-        streams.add(int(torch.current_stream().cuda_stream))
-    if cupy is not None:
-        streams.add(int(cupy.get_current_stream().ptr))
-    return any(_pending(stream) for stream in streams)
-
-
-def _pending(stream: int) -> bool:
-    error, status = D.cuStreamIsCapturing(stream)
-    if int(error) or int(status):
-        return False
-    (error,) = D.cuStreamQuery(stream)
-    return int(error) == _NOT_READY
+    return int(error) == 0 and int(context) != 0
 
 
 @contextmanager

@@ -191,9 +191,6 @@ class Timeline:
             return item.released is not None
         return not isinstance(item, Wait) or item.event.time is not None
 
-    def unfinished(self) -> bool:
-        return bool(self._waiting) or self.latest > self.host
-
     def wait(self, stream: SimulatedStream | None) -> None:
         """Wait for a stream, or for all (None); holds that stop it run into their time-outs."""
         while self._waiting if stream is None else stream.blocked:
