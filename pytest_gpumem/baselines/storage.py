@@ -178,6 +178,8 @@ class RemoteStorage(Storage):
             text = " ".join(str(error).split()).replace(self.url, str(self))
             if isinstance(error, ImportError):
                 text += "; pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
+            elif isinstance(error, PermissionError):
+                text = f"permission denied ({text})"
             elif not text or not isinstance(error, (OSError, ValueError)):
                 text = f"{type(error).__name__}: {text}"
             raise BaselineError(f"{self}: {text}") from None
