@@ -9,7 +9,6 @@ timeouts are those of fsspec's packages.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -71,12 +70,8 @@ class Storage:
     def update(self, key: str) -> None:
         """Make `at(key)` hold all files of one kind of device.
 
-        Raises `BaselineError`: the URL cannot be reached; or the folder is a file.
+        Raises `BaselineError`: the URL cannot be reached.
         """
-        if os.path.lexists(self.folder) and not self.folder.is_dir():
-            raise BaselineError(
-                f"{self.folder} is not a folder; a baseline is a folder with a folder for each GPU"
-            )
 
     def unwritable(self, key: str) -> str | None:
         """Return why nothing can be stored here, to be checked before long work, or None."""
