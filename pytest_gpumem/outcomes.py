@@ -109,7 +109,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     },
     "duet": {
         Exit.FAILED: "a test is slower, is measured in another way, or fails in head only",
-        Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
+        Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real "
+        "GPU",
     },
     "gate": {
         Exit.FAILED: "a test fails, is slower, takes more bytes or counts, is measured in another "

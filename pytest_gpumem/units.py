@@ -147,7 +147,8 @@ def parse_part(value: str, why: str, *, whole: bool = True) -> float:
 
 
 def parse_margin(value: str) -> Margin:
-    """Return the allowed slow-down of "1%", "1% + 0.2 us" or "0.2 us", in seconds. Zero is refused."""
+    """Return the allowed slow-down of "1%", "1% + 0.2 us" or "0.2 us", in seconds. Zero is
+    refused."""
     margin = _sum(value, parse_time, _MARGINS_ACCEPTED)
     if margin == (0, 0):
         why = "allows nothing, and no measurement can show that nothing changed"

@@ -25,7 +25,8 @@ FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "
 
 
 def _against(base: str, results: Path, run: Run) -> Run:
-    """A run whose rows are judged against other results, which are its earlier runs; rows that only the other results have come last."""
+    """A run whose rows are judged against other results, which are its earlier runs; rows that only
+    the other results have come last."""
     other = side(base)
     compared = compare_sides(other, side(str(results)), None)
     judged = {row.key: row for row in compared.rows}
@@ -65,14 +66,16 @@ def _judged_as(row: Row, judged: Row) -> Row:
 @click.option(
     "--base",
     metavar="BASE",
-    help="Earlier runs, which each row is compared with and drawn over: a file, a folder or a quoted pattern, as gpumem compare takes.",
+    help="Earlier runs, which each row is compared with and drawn over: a file, a folder or a "
+    "quoted pattern, as gpumem compare takes.",
 )
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")
 def report(results: Path, output: Path | None, base: str | None, **files: Path | None) -> None:
-    """Write an HTML page about RESULTS, a --benchmark-json file of a session with --gpumem, or the files that are named. Needs no GPU.
+    """Write an HTML page about RESULTS, a --benchmark-json file of a session with --gpumem, or the
+    files that are named. Needs no GPU.
 
-    The page is one file that loads nothing else: summary, verdicts, plots, and every test with its samples, placements, conditions and
-    earlier runs.
+    The page is one file that loads nothing else: summary, verdicts, plots, and every test with its
+    samples, placements, conditions and earlier runs.
     """
     from pytest_gpumem.reporting.html import page
 

@@ -1,5 +1,5 @@
-"""What a device works on: memory and its kinds, access-policy windows, kernels with their arguments;
-and the errors that it raises, each with one line for the user."""
+"""What a device works on: memory and its kinds, access-policy windows, kernels with their
+arguments; and the errors that it raises, each with one line for the user."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ class Check:
 def gpu_checks(
     facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str
 ) -> Iterator[Check]:
-    """Checks of the GPU: `facts` by CUDA, or None for `reason`; `card` by NVML, or None for `unseen`."""
+    """Checks of the GPU: `facts` by CUDA, or None for `reason`; `card` by NVML, or None for
+    `unseen`."""
     if facts is None:
         yield _missing_gpu(reason, card)
     else:

@@ -44,7 +44,8 @@ def folder() -> Path:
         if any(candidate.glob("*.cu")):
             return candidate
     raise SourceMissing(
-        f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall pytest-gpumem"
+        f"no CUDA sources in {shipped} (installed) nor in {checkout} (checkout): reinstall "
+        "pytest-gpumem"
     )
 
 

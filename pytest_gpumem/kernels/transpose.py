@@ -79,7 +79,8 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
         reference=_transpose,
         launch_arguments=_arguments,
         dtypes=("f4", "i4"),  # sectors and bank conflicts hold for 4-byte words
-        section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
+        section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of "
+        "C = AA^T",
         checks=(calls.same_size("odata", "idata"), _fits),
         on_chip_cycles=on_chip_cycles,
     )

@@ -1,7 +1,7 @@
 """The target of a measurement: one record of a kernel, a callable, a `Case` or work.
 
-What the four differ in is in the fields. `KernelTarget` fills them in for a kernel of the catalogue,
-`case` for code of the user, and `works` for copies and what overlaps.
+What the four differ in is in the fields. `KernelTarget` fills them in for a kernel of the
+catalogue, `case` for code of the user, and `works` for copies and what overlaps.
 """
 
 from __future__ import annotations

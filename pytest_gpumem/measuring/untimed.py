@@ -1,5 +1,5 @@
-"""Launches besides the samples: the search for the stream on which a foreign callable works, and the
-untimed passes for page faults, migrations, what a launch ran, and work that the samples miss.
+"""Launches besides the samples: the search for the stream on which a foreign callable works, and
+the untimed passes for page faults, migrations, what a launch ran, and work that the samples miss.
 
 A library need not follow the current stream: Numba has none, a framework may keep its streams.
 Timing the wrong stream gives a wrong number without any error, so the device is watched.

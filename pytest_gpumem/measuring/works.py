@@ -1,4 +1,5 @@
-"""Work as a test composes it (`gpu_work`, `staged_copy`), and how much of its time overlap hides."""
+"""Work as a test composes it (`gpu_work`, `staged_copy`), and how much of its time overlap
+hides."""
 
 from __future__ import annotations
 

@@ -251,8 +251,8 @@ class _Ledger:
         for other in self.live:
             if "off" in (stream.request.set_aside, other.request.set_aside):
                 raise BadWindow(
-                    f"a persisting stream on {other.buffer!r} is still open, and the device has one "
-                    'set-aside: set_aside="off" cannot be beside another stream'
+                    f"a persisting stream on {other.buffer!r} is still open, and the device has "
+                    'one set-aside: set_aside="off" cannot be beside another stream'
                 )
         self.live.append(stream)
         self._share()

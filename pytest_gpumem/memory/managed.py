@@ -262,8 +262,8 @@ def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
         return
     if facts.host_page_tables:
         yield (
-            "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, and "
-            "access counters decide what migrates"
+            "ATS: the GPU walks the host's page tables, so it reads host pages without a fault, "
+            "and access counters decide what migrates"
         )
     over = 0
     for buffer in pages:

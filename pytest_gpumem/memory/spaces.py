@@ -223,8 +223,9 @@ class Memory:
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
     """Return the kind of memory of a pointer, by the driver and the operating system.
     `device`: whose memory is "device"; another GPU's is "peer".
-    `pointer`: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
-    `__array_interface__`), of which its first element counts.
+    `pointer`: an address as an integer, a buffer, or an array of any library (by
+    `__cuda_array_interface__`, `data_ptr()` or `__array_interface__`), of which its first element
+    counts.
     Returns None for an address outside this process's memory.
     Raises `BadBuffer`: it is none of these, or a negative address.
     """
@@ -236,7 +237,8 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
 
 
 def address_of(pointer: Any) -> int:
-    """Return the address of an integer, a buffer or an array's first element. Raises `BadBuffer`."""
+    """Return the address of an integer, a buffer or an array's first element. Raises
+    `BadBuffer`."""
     if isinstance(pointer, Integral) and not isinstance(pointer, bool):
         return int(pointer)
     if isinstance(pointer, Buffer):

@@ -97,8 +97,8 @@ class Entries:
 
 
 def storage_folder(config: pytest.Config) -> Path:
-    """The folder of pytest-benchmark's storage. Where that is its default or no folder: `.benchmarks`
-    of the rootdir, whatever folder the command starts in.
+    """The folder of pytest-benchmark's storage. Where that is its default or no folder:
+    `.benchmarks` of the rootdir, whatever folder the command starts in.
     """
     uri = str(config.option.benchmark_storage)
     if uri == DEFAULT_STORAGE or ("://" in uri and not uri.startswith("file://")):

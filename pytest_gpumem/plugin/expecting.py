@@ -1,4 +1,5 @@
-"""The expectations of this session, and the end of each: the measurements of the baseline, the limits on each test, the tests of BASE."""
+"""The expectations of this session, and the end of each: the measurements of the baseline, the
+limits on each test, the tests of BASE."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ _PLUGIN, _PROJECT = "plugin", "project"  # whose hook deselects, if no option do
 
 
 class ExpectationFeature(Feature):
-    """Notes each expectation, and finds at the session's end those that nothing met. They fail a strict session."""
+    """Notes each expectation, and finds at the session's end those that nothing met. They fail a
+    strict session."""
 
     name = "expectations"
 
@@ -165,7 +167,8 @@ class ExpectationFeature(Feature):
         write_whole(Path(self._writes), json.dumps(to_plain(selection)))
 
     def _expected(self) -> Iterator[Expectation]:
-        """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
+        """Measurements before tests, and these before limits: the first one that is lost speaks for
+        its test."""
         gpu = self._session
         for key, row in gpu.baseline.expected(gpu.settings.mode).items():
             if gpu.merged.why_gone(key) is None:
@@ -178,7 +181,7 @@ class ExpectationFeature(Feature):
         for nodeid, test in self._tests.items():
             limits = gpu.held(nodeid, Limits() if test is None else test.limits)
             for name in LIMITS:
-                # A limit of the session is about the GPU, which a benchmark of the host does not use.
+                # A limit of the session is about the GPU; a benchmark of the host uses none.
                 free = nodeid in gpu.without_gpu and not by_marker(limits, name)
                 if getattr(limits, name) is not None and not free:
                     yield Expectation(nodeid, name)
@@ -269,7 +272,8 @@ class BaseOfGate:
 
 
 def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
-    """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such as one that a test of a gate starts."""
+    """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such
+    as one that a test of a gate starts."""
     known = given(config, IN_BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
     return None if known is None else BaseOfGate(known)
 
@@ -324,7 +328,8 @@ def _deselecting() -> list[str]:
 
 
 class CommandLine:
-    """The words of the command line, with those of PYTEST_ADDOPTS, as whoever started the session wrote them."""
+    """The words of the command line, with those of PYTEST_ADDOPTS, as whoever started the session
+    wrote them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -1,6 +1,8 @@
-"""The fixtures. Public ones depend on private ones only, so that a user's own fixture of the same name breaks nothing.
+"""The fixtures. Public ones depend on private ones only, so that a user's own fixture of the same
+name breaks nothing.
 
-Read in every session, also with the plugin off: nothing heavy is imported at the top. PYTEST_DONT_REWRITE
+Read in every session, also with the plugin off: nothing heavy is imported at the top.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def _gpumem_benchmark(_gpumem_test: GpuTest, benchmark: Any) -> GpuBenchmark:
 
 @pytest.fixture
 def gpu_benchmark(_gpumem_benchmark: GpuBenchmark) -> GpuBenchmark:
-    """Measures a kernel, a callable or a `Case`: `gpu_benchmark(f, *args)`, `gpu_benchmark.case(build)`."""
+    """Measures a kernel, a callable or a `Case`: `gpu_benchmark(f, *args)`,
+    `gpu_benchmark.case(build)`."""
     return _gpumem_benchmark
 
 
@@ -67,7 +70,8 @@ def _gpumem_watched(_gpumem_test: GpuTest) -> GpuMemory:
 
 @pytest.fixture
 def gpu_memory(_gpumem_watched: GpuMemory) -> GpuMemory:
-    """`with gpu_memory.watch("decode", max_kept="0 B") as used:` how much memory a part of the test takes: `used.peak`, `used.kept`."""
+    """`with gpu_memory.watch("decode", max_kept="0 B") as used:` how much memory a part of the test
+    takes: `used.peak`, `used.kept`."""
     return _gpumem_watched
 
 
@@ -91,40 +95,44 @@ def device_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
 
 @pytest.fixture
 def pooled_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`pooled_buffer(bytes_or_shape, dtype="f4", like=None)`: device memory of the driver's stream-ordered pool."""
+    """`pooled_buffer(bytes_or_shape, dtype="f4", like=None)`: device memory of the driver's
+    stream-ordered pool."""
     return _gpumem_test.memory.pooled
 
 
 @pytest.fixture
 def managed_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None,
-    discard=False, like=None)`: managed memory that kernels fault in, with advice."""
+    """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False,
+    preferred_location=None, accessed_by=None, discard=False, like=None)`: managed memory that
+    kernels fault in, with advice."""
     return _gpumem_test.memory.managed
 
 
 @pytest.fixture
 def prefetched_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`prefetched_buffer(bytes_or_shape, dtype="f4", read_mostly=False, preferred_location=None, accessed_by=None, like=None)`: managed
-    memory, prefetched to the device before every sample."""
+    """`prefetched_buffer(bytes_or_shape, dtype="f4", read_mostly=False, preferred_location=None,
+    accessed_by=None, like=None)`: managed memory, prefetched to the device before every sample."""
     return _gpumem_test.memory.prefetched
 
 
 @pytest.fixture
 def pinned_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True, numa=None, like=None)`: page-locked
-    host memory."""
+    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True,
+    numa=None, like=None)`: page-locked host memory."""
     return _gpumem_test.memory.pinned
 
 
 @pytest.fixture
 def registered_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`registered_buffer(numpy_array)`: host memory that is page-locked in place until the test ends."""
+    """`registered_buffer(numpy_array)`: host memory that is page-locked in place until the test
+    ends."""
     return _gpumem_test.memory.registered
 
 
 @pytest.fixture
 def pageable_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`pageable_buffer(bytes_or_shape_or_array, dtype="f4")`: ordinary host memory whose pages exist, to compare with."""
+    """`pageable_buffer(bytes_or_shape_or_array, dtype="f4")`: ordinary host memory whose pages
+    exist, to compare with."""
     return _gpumem_test.memory.pageable
 
 
@@ -135,13 +143,15 @@ def _gpumem_peer_memory(_gpumem_test: GpuTest) -> Memory:
 
 @pytest.fixture
 def peer_buffer(_gpumem_peer_memory: Memory) -> Callable[..., Any]:
-    """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one GPU only. See `gpu_device.peer_access`."""
+    """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one
+    GPU only. See `gpu_device.peer_access`."""
     return _gpumem_peer_memory.peer
 
 
 @pytest.fixture
 def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
-    """`memory_kind(address_or_buffer_or_array)`: "device", "managed", "pinned", "registered", "pageable", "peer", or None: no memory."""
+    """`memory_kind(address_or_buffer_or_array)`: "device", "managed", "pinned", "registered",
+    "pageable", "peer", or None: no memory."""
     from pytest_gpumem.memory.spaces import memory_kind
 
     device = _gpumem_test.device
@@ -150,14 +160,15 @@ def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
 
 @pytest.fixture
 def gpu_work(_gpumem_test: GpuTest) -> Works:
-    """Work for `gpu_benchmark(work)`: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`, `after`, `together`, `staged`."""
+    """Work for `gpu_benchmark(work)`: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`,
+    `after`, `together`, `staged`."""
     return _gpumem_test.works
 
 
 @pytest.fixture
 def staged_copy(_gpumem_test: GpuTest) -> Callable[..., Work]:
-    """`staged_copy(n_streams, bytes_or_shape, rounds=8, back=True)`: copy, kernel and copy back, in chunks over streams, for
-    `gpu_benchmark`."""
+    """`staged_copy(n_streams, bytes_or_shape, rounds=8, back=True)`: copy, kernel and copy back, in
+    chunks over streams, for `gpu_benchmark`."""
     return _gpumem_test.works.staged
 
 
@@ -165,7 +176,8 @@ def staged_copy(_gpumem_test: GpuTest) -> Callable[..., Work]:
 def persisting_stream(
     _gpumem_test: GpuTest,
 ) -> Callable[..., AbstractContextManager[PersistingStream]]:
-    """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
+    """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer
+    in L2; all is restored on exit."""
     from pytest_gpumem.plugin.persisting import persisting_stream
 
     return partial(persisting_stream, _gpumem_test)

@@ -1,4 +1,5 @@
-"""The object that the fixture `gpu_benchmark` gives: takes measurements and hands back their results."""
+"""The object that the fixture `gpu_benchmark` gives: takes measurements and hands back their
+results."""
 
 from __future__ import annotations
 
@@ -42,11 +43,13 @@ DECLARED = (
     "reference",
 )  # fields of a `Case` that a call of a function may have as keywords
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
-"""Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
+"""Keywords of a measurement. All others go to the function, and so does one that is the name of a
+parameter of it."""
 
 
 def parameters_of(function: object) -> frozenset[str]:
-    """The parameters that a kernel or a function takes by keyword; none of what has no signature."""
+    """The parameters that a kernel or a function takes by keyword; none of what has no
+    signature."""
     if isinstance(function, BoundKernel):
         return frozenset(parameter.name for parameter in function.kernel.parameters)
     if not callable(function):
@@ -73,8 +76,8 @@ class GpuBenchmark:
     def stream(self) -> Stream:
         """The stream that this test's work is timed on, for libraries that have no current stream.
 
-        It has `handle`, the `cudaStream_t` as an integer, and on a GPU `__cuda_stream__`. Work with `stream=` from
-        `persisting_stream` runs on that stream. For a `Case` it is `memory.stream`.
+        It has `handle`, the `cudaStream_t` as an integer, and on a GPU `__cuda_stream__`. Work with
+        `stream=` from `persisting_stream` runs on that stream. For a `Case` it is `memory.stream`.
         """
         return self._test.arena.stream
 
@@ -94,7 +97,8 @@ class GpuBenchmark:
         count_pages: bool | None = None,
         **kwargs: Any,
     ) -> Result:
-        """Measure a kernel of `gpu_kernels`, work of `gpu_work` or `staged_copy`, or any callable that launches on the current stream.
+        """Measure a kernel of `gpu_kernels`, work of `gpu_work` or `staged_copy`, or any callable
+        that launches on the current stream.
 
         Args:
             function: what is launched.
@@ -105,12 +109,13 @@ class GpuBenchmark:
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where
                 `reads` and `writes` do not give it.
-            reads, writes: lists of the arrays or buffers that one launch of a callable reads or writes, whole.
+            reads, writes: lists of the arrays or buffers that one launch of a callable reads or
+                writes, whole.
             check: raises, or returns something false, if the result of one launch of a callable is
                 wrong; called before and after timing. Buffers of `writes` that are not in `reads`
                 are poisoned before it.
-            reference: does on the host what a callable does on a GPU, through the buffers' `view()`;
-                the simulated device runs it.
+            reference: does on the host what a callable does on a GPU, through the `view()` of the
+                buffers; the simulated device runs it.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot";
                 default: the marker's or the session's.
             count_pages: count page faults and migrations of managed memory in an untimed pass;
@@ -211,7 +216,8 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall(
-                "this test was judged already: measure in its body, not while fixtures are torn down"
+                "this test was judged already: measure in its body, not while fixtures are torn "
+                "down"
             )
         session, settings = test.session, test.session.settings
         # What a launch runs is recorded for the baseline, or for a limit.
@@ -265,7 +271,8 @@ class GpuBenchmark:
         return bool(count_pages)
 
     def _claim(self, label: str, other: str, by: float) -> None:
-        """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""
+        """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when
+        the test ends."""
         test = self._test
         if test.judged:
             raise BadCall(
@@ -278,7 +285,8 @@ class GpuBenchmark:
             known = ", ".join(repr(name) for name in by_label if name != label)
             others = f"others are {known}" if known else "it is the only one"
             raise BadCall(
-                f"faster_than({other!r}): no other measurement of this test has that label; {others}"
+                f"faster_than({other!r}): no other measurement of this test has that label; "
+                f"{others}"
             )
         is_number = isinstance(by, (int, float)) and not isinstance(by, bool)
         if not is_number or not math.isfinite(by) or by < 1:
@@ -288,7 +296,8 @@ class GpuBenchmark:
         measurement, limits = test.measurements[by_label[label]]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(
-                f"faster_than({other!r}): this measurement has the claim {limits.faster_than} already"
+                f"faster_than({other!r}): this measurement has the claim {limits.faster_than} "
+                "already"
             )
         origin = {**limits.origin, "faster_than": "result"}
         limits = structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
@@ -312,8 +321,8 @@ class GpuBenchmark:
         key = key_of(self._test.item.nodeid, label)
         if label and key in self._test.session.tests:
             raise BadCall(
-                f"label={label!r} gives this measurement the name of the test {key}; choose another "
-                "label"
+                f"label={label!r} gives this measurement the name of the test {key}; choose "
+                "another label"
             )
         return label
 

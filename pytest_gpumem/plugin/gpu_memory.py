@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class BlockMemory:
-    """The memory that a part of a test took, in bytes: inside the block so far, afterwards in total."""
+    """The memory that a part of a test took, in bytes: inside the block so far, afterwards in
+    total."""
 
     def __init__(self, watched: WatchedTest) -> None:
         self._watched = watched
@@ -90,7 +91,8 @@ class BlockMemory:
         if self._watched.trouble is not None and self._final is None:
             return "<Used, not read>"
         allocations = counted(self.allocations, "allocation")
-        return f"<Used peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B, {allocations}>"
+        figures = f"peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B"
+        return f"<Used {figures}, {allocations}>"
 
 
 def _read(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
@@ -116,7 +118,8 @@ class GpuMemory:
 
         Args:
             label: names the part; its row in results is the test's with this label.
-            limits: limits of this part by name, such as `max_peak="64 MiB"`. Kept memory is judged at the end of the block.
+            limits: limits of this part by name, such as `max_peak="64 MiB"`. Kept memory is judged
+                at the end of the block.
 
         Raises:
             BadCall: the label is no short text, or was used; or memory is not watched.

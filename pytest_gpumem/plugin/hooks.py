@@ -78,7 +78,8 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements.",
+        f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): "
+        "limits and plan of a test's GPU measurements.",
     )
     settings = _settings(config)
     if settings.enabled:

@@ -26,8 +26,8 @@ _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its p
 
 
 class IsolationFeature(Feature):
-    """Waits for the work of each test, so that the test that lost the context fails. A worker leaves
-    after it. In another process, later tests that use the device do not run.
+    """Waits for the work of each test, so that the test that lost the context fails. A worker
+    leaves after it. In another process, later tests that use the device do not run.
     """
 
     name = "isolation"

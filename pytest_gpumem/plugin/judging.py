@@ -1,4 +1,5 @@
-"""The judgement of a test: its measurements and its memory at its body's end, and what it keeps at its end."""
+"""The judgement of a test: its measurements and its memory at its body's end, and what it keeps at
+its end."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def _of_memory(item: pytest.Item, session: GpuSession) -> list[Row]:
 def _with_footprints(
     item: pytest.Item, rows: Sequence[Row], range_name: str, session: GpuSession
 ) -> list[Row]:
-    """The rows of a test at the end of its body, with its footprint so far and those of its parts."""
+    """The rows of a test at the end of its body, with its footprint so far and those of its
+    parts."""
     watched: WatchedTest | None = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
         return list(rows)
@@ -172,7 +174,8 @@ def _judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) 
 def unmeasured(
     nodeid: str, range_name: str, session: GpuSession, error: BaseException | None
 ) -> Row:
-    """The row of a test that failed before anything was measured; by a subtest where there is no error."""
+    """The row of a test that failed before anything was measured; by a subtest where there is no
+    error."""
     cause = "a subtest failed"
     if error is not None:
         # A failure that pytest raised has a message of its own.

@@ -1,4 +1,5 @@
-"""The marks by which hooks recognise our tests: the markers, and the private fixtures that the public ones depend on.
+"""The marks by which hooks recognise our tests: the markers, and the private fixtures that the
+public ones depend on.
 
 Read in every session, also with the plugin off: nothing heavy is imported. PYTEST_DONT_REWRITE
 """
@@ -15,9 +16,11 @@ MARKER = "gpumem"
 
 TEST_FIXTURE = "_gpumem_test"  # the private fixture that all others depend on
 
-PEER_FIXTURE = "_gpumem_peer_memory"  # the private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two
+PEER_FIXTURE = "_gpumem_peer_memory"
+"""The private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two."""
 
-KERNELS_FIXTURE = "gpu_kernels"  # gives the kernels of the catalogue: only their measurements use the memory that is kept between tests
+KERNELS_FIXTURE = "gpu_kernels"
+"""Only measurements of its kernels use the memory that is kept between tests."""
 
 MEMORY_FIXTURE = "_gpumem_watched"  # the private fixture behind `gpu_memory`
 
@@ -25,7 +28,8 @@ BENCHMARK_FIXTURE = "_gpumem_benchmark"  # the private fixture behind `gpu_bench
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:
-    """True if a test uses one of our fixtures. Only ours depend on the private ones, whatever a user's own fixture is called."""
+    """True if a test uses one of our fixtures. Only ours depend on the private ones, whatever a
+    user's own fixture is called."""
     return fixture in getattr(item, "fixturenames", ())
 
 
@@ -44,7 +48,8 @@ def uses_benchmark(item: pytest.Item) -> bool:
 
 
 def measures(item: pytest.Item) -> bool:
-    """False if a test certainly measures nothing: neither it nor a fixture that is not pytest's or ours can ask for other fixtures."""
+    """False if a test certainly measures nothing: neither it nor a fixture that is not pytest's or
+    ours can ask for other fixtures."""
     if uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item):
         return True
     fixtures = getattr(item, "_fixtureinfo", None)
@@ -66,8 +71,9 @@ def may_measure(item: pytest.Item) -> bool:
 
 
 def marks_of(item: pytest.Item) -> list[pytest.Mark]:
-    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's. pytest gives the
-    function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them."""
+    """The marks of a test, the closest first: those of its parameter set, its function's, its
+    class's, its module's. pytest gives the function's before those of `pytest.param(...,
+    marks=...)`, which are meant to differ from them."""
     callspec = getattr(item, "callspec", None)
     own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
     return [

@@ -177,7 +177,8 @@ class OutputFeature(Feature):
         return gpu.is_part or is_pytest
 
     def _hush(self) -> None:
-        """Have libraries print no traceback for each piece of lost memory, by Cython's two hooks."""
+        """Have libraries print no traceback for each piece of lost memory, by Cython's two
+        hooks."""
         if self._leaves:
             sys.excepthook = sys.unraisablehook = _print_nothing
 

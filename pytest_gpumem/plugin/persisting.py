@@ -22,12 +22,15 @@ KEYWORDS = tuple(
 
 @contextmanager
 def persisting_stream(test: GpuTest, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
-    """A stream whose access-policy window lies on `buffer`. Arguments and errors as `memory.l2.persisting`.
+    """A stream whose access-policy window lies on `buffer`. Arguments and errors as
+    `memory.l2.persisting`.
 
     `buffer` may also be the array that `device_buffer(..., like=)` made.
 
-    Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
-    Raises `BadCall`: the block ended and nothing was measured on the stream, such as without `stream=`; or an unknown keyword.
+    Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless with
+    `allow_thrash=True`.
+    Raises `BadCall`: the block ended and nothing was measured on the stream, such as without
+    `stream=`; or an unknown keyword.
     """
     for name in options:
         if name not in KEYWORDS:

@@ -1,6 +1,8 @@
-"""Options for commands that run tests under a profiler and load this module with `-p`: select tests, write the names of their ranges.
+"""Options for commands that run tests under a profiler and load this module with `-p`: select
+tests, write the names of their ranges.
 
-With `--gpumem-ranges-file` the session only collects tests and writes the file; it needs no device. PYTEST_DONT_REWRITE
+With `--gpumem-ranges-file` the session only collects tests and writes the file; it needs no device.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def _write_ranges(file: Path, items: Sequence[pytest.Item]) -> None:
 def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> list[pytest.Item]:
     """The items that node ids select, each once.
     `items`: the collected tests; a test that was named twice may occur twice.
-    `wanted`: node ids as on pytest's command line: a file, a class or a function in it, with parameters or for all of them.
+    `wanted`: node ids as on pytest's command line: a file, a class or a function in it, with
+    parameters or for all of them.
     `folder`: to which their files are relative.
     """
     chosen = [

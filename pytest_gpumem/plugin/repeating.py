@@ -1,4 +1,5 @@
-"""`--gpumem-processes`: tests are measured in several fresh processes, and each row is judged over all of them."""
+"""`--gpumem-processes`: tests are measured in several fresh processes, and each row is judged over
+all of them."""
 
 from __future__ import annotations
 

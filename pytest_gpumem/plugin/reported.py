@@ -14,7 +14,8 @@ from pytest_gpumem.records.row import LimitResult, Row
 PASSED, FAILED, SKIPPED, XFAILED, XPASSED = "passed", "failed", "skipped", "xfailed", "xpassed"
 """How a test ends. The rows of a passed test alone may enter a baseline."""
 BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
-"""Attribute of a failed report, and of the exception that it is of: the verdicts of the test's rows fail it, not an assertion or an error.
+"""Attribute of a failed report, and of the exception that it is of: the verdicts of the test's rows
+fail it, not an assertion or an error.
 
 Of an exception it is the line of pytest's short summary, which begins with the figure.
 """
@@ -22,20 +23,23 @@ Of an exception it is the line of pytest's short summary, which begins with the 
 COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 """How a session ends that collected all it was to collect, and ran it."""
 ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report that carries the rows, samples included, to the process that has them: from a worker or a forked child."""
+"""Attribute of a report that carries the rows, samples included, to the process that has them: from
+a worker or a forked child."""
 
 
 def exit_code(code: int, *, failed: bool) -> int:
-    """The exit code of a session that ends with `code`: that of failed tests if it failed, unless it ends with another error."""
+    """The exit code of a session that ends with `code`: that of failed tests if it failed, unless
+    it ends with another error."""
     fine = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code
 
 
 class Rows:
-    """The rows in the order in which their tests ended. The rows of a test's last run replace those of its earlier runs.
+    """The rows in the order in which their tests ended. The rows of a test's last run replace those
+    of its earlier runs.
 
-    The reports decide whether a test passed. An exception at the end of its body does not: a failed `unittest.TestCase` raises none,
-    nor does a failed subtest.
+    The reports decide whether a test passed. An exception at the end of its body does not: a failed
+    `unittest.TestCase` raises none, nor does a failed subtest.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.quantity import Quantity
 from pytest_gpumem.records.device import DeviceFacts
@@ -17,14 +17,17 @@ from pytest_gpumem.units import format_rate, format_share, format_time
 
 
 class NoTraffic(ValueError):
-    """A figure was asked for that this measurement does not have: a bandwidth without known bytes, an overlap of one piece of work."""
+    """A figure was asked for that this measurement does not have: a bandwidth without known bytes,
+    an overlap of one piece of work."""
 
 
 class Extra(dict[str, float]):
-    """Further figures of one measurement, by a name with its unit; they stand in its row, and no limit holds for them."""
+    """Further figures of one measurement, by a name with its unit; they stand in its row, and no
+    limit holds for them."""
 
     def __setitem__(self, name: str, value: float) -> None:
-        """Add a figure, or replace it. Raises `BadCall`: the name is no short text, or the value no finite number."""
+        """Add a figure, or replace it. Raises `BadCall`: the name is no short text, or the value no
+        finite number."""
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise BadCall(
                 f"extra[{name!r}]: the name of a figure is a short text, such as 'elements/s'"
@@ -45,7 +48,8 @@ class Result:
     measurement: Measurement
     """Everything that was recorded."""
     device: DeviceFacts
-    """The device. Its `peak_bandwidth`, in bytes per second, raises `UnknownPeak` where the driver does not report it."""
+    """The device. Its `peak_bandwidth`, in bytes per second, raises `UnknownPeak` where the driver
+    does not report it."""
     extra: Extra = field(default_factory=Extra)
     """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
     _claim: Callable[[str, str, float], None] | None = None
@@ -54,15 +58,16 @@ class Result:
     def faster_than(self, label: str, by: float = 1.0) -> None:
         """Claim that this measurement is faster than another of the same test.
 
-        The claim is judged when the test ends: it passes where the factor holds beyond the interval within which a repetition may lie
-        (99 %, one-sided); else the test fails.
+        The claim is judged when the test ends: it passes where the factor holds beyond the interval
+        within which a repetition may lie (99 %, one-sided); else the test fails.
 
         Args:
             label: of the other measurement, which must come first.
             by: times as fast, 1 or more.
 
         Raises:
-            BadCall: no such measurement, a factor below 1, or another claim was made of this measurement.
+            BadCall: no such measurement, a factor below 1, or another claim was made of this
+            measurement.
         """
         if self._claim is None:
             raise ValueError("faster_than() is for results that gpu_benchmark gave")
@@ -87,7 +92,8 @@ class Result:
 
     @property
     def latency_per_access_interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of `latency_per_access` over placements: low and high, in seconds; None with fewer than two.
+        """The 95 % confidence interval of `latency_per_access` over placements: low and high, in
+        seconds; None with fewer than two.
 
         Raises:
             NoTraffic: the kernel's accesses do not depend on each other.
@@ -103,9 +109,11 @@ class Result:
 
     @property
     def sectors_per_request(self) -> float | None:
-        """Mean 32-byte sectors of a warp's request, predicted from the access pattern: 4 where all are coalesced, up to 32.
+        """Mean 32-byte sectors of a warp's request, predicted from the access pattern: 4 where all
+        are coalesced, up to 32.
 
-        None where the pattern is unknown (a callable, a `Case`) or there are no such requests (a copy, a pointer chase).
+        None where the pattern is unknown (a callable, a `Case`) or there are no such requests (a
+        copy, a pointer chase).
         """
         return self.measurement.sectors_per_request
 
@@ -119,8 +127,8 @@ class Result:
         bandwidth = self.measurement.bandwidth
         if bandwidth is None:
             raise NoTraffic(
-                f"the traffic of {self.measurement.target} is unknown: pass moved=<bytes that must be read plus written>, "
-                "or name the arrays in the Case's reads= and writes="
+                f"the traffic of {self.measurement.target} is unknown: pass moved=<bytes that must "
+                "be read plus written>, or name the arrays in the Case's reads= and writes="
             )
         return Quantity(bandwidth, format_rate)
 
@@ -134,13 +142,15 @@ class Result:
         overlap = self.measurement.overlap
         if overlap is None:
             raise NoTraffic(
-                f"{self.measurement.target} has no parts that overlap: measure staged_copy or gpu_work.together"
+                f"{self.measurement.target} has no parts that overlap: measure staged_copy or "
+                "gpu_work.together"
             )
         return overlap
 
     @property
     def hidden(self) -> float:
-        """Hidden share of the time that overlap can hide: 0 is as slow as one part after another, 1 is at the bound.
+        """Hidden share of the time that overlap can hide: 0 is as slow as one part after another, 1
+        is at the bound.
 
         Raises:
             NoTraffic: the measured work does not overlap, or one part takes all of the time.
@@ -148,16 +158,18 @@ class Result:
         hidden = self.overlap.hidden(self.latency)
         if hidden is None:
             raise NoTraffic(
-                f"{self.measurement.target}: there is nothing to hide, as one part takes all of the time"
+                f"{self.measurement.target}: there is nothing to hide, as one part takes all of "
+                "the time"
             )
         return Quantity(hidden, format_share)
 
     @property
     def counts(self) -> Migrations | None:
-        """Page faults and migrations of an untimed pass: `counts.launch.gpu_faults`, `counts.launch.migrated`, `counts.before` and more.
+        """Page faults and migrations of an untimed pass: `counts.launch.gpu_faults`,
+        `counts.launch.migrated`, `counts.before` and more.
 
-        None unless requested (`count_pages=True`, a limit). If counting failed, `counts.not_counted`
-        gives the reason and `counts.launch` is None.
+        None unless requested (`count_pages=True`, a limit). If counting failed,
+        `counts.not_counted` gives the reason and `counts.launch` is None.
         """
         return self.measurement.migrations
 
@@ -173,13 +185,15 @@ class Result:
 
     @property
     def noise(self) -> float | None:
-        """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer than two placements."""
+        """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer
+        than two placements."""
         noise = self.measurement.noise
         return None if noise is None else Quantity(noise, format_share)
 
     @property
     def sampler(self) -> str:
-        """How samples were taken: "blocked", "graph", "batched", "host" or, under a profiler, "plain"."""
+        """How samples were taken: "blocked", "graph", "batched", "host" or, under a profiler,
+        "plain"."""
         return self.measurement.sampler
 
     @property
@@ -204,9 +218,7 @@ class Result:
             parts.append(format_rate(measurement.bandwidth))
         if measurement.noise is not None:
             parts.append(f"±{format_share(measurement.noise)}")
-        parts.append(
-            f"{counted(len(measurement.samples), 'sample')} on {counted(len(measurement.placements), 'placement')}"
-        )
+        parts.append(basis(measurement))
         parts.append(measurement.mode)
         if self.device.simulated:
             parts.append("simulated")

@@ -233,8 +233,8 @@ class GpuSession:
             reason = device.gone()
             if reason is not None:
                 self.remark(
-                    f"after {printable(item.nodeid)}, {reason}; the next test that measures opens it "
-                    "again"
+                    f"after {printable(item.nodeid)}, {reason}; the next test that measures opens "
+                    "it again"
                 )
                 self.close()
                 return
@@ -248,8 +248,8 @@ class GpuSession:
             if not device.streams.end_captures():
                 raise
             self.remark(
-                f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later "
-                "tests would fail by it"
+                f"{printable(item.nodeid)} left the capture of a stream open, which was ended: "
+                "later tests would fail by it"
             )
             with suppress(HoldExpired):
                 device.streams.synchronize()

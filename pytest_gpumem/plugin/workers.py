@@ -1,6 +1,7 @@
 """Workers of pytest-xdist, which is the engine beyond one process, one GPU and one machine.
 
-Other modules know that a session may have parts: the process that hands out tests has their results.
+Other modules know that a session may have parts: the process that hands out tests has their
+results.
 """
 
 from __future__ import annotations
@@ -200,9 +201,9 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
         )
     if whole["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
         raise pytest.UsageError(
-            f"gpumem: the baseline {place} is a folder of the machine that started this worker, which "
-            f"{platform.node()} does not have; accepted for workers on other machines is a URL, or a "
-            "folder that all of them share"
+            f"gpumem: the baseline {place} is a folder of the machine that started this worker, "
+            f"which {platform.node()} does not have; accepted for workers on other machines is a "
+            "URL, or a folder that all of them share"
         )
 
 

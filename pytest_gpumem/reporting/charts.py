@@ -1,4 +1,5 @@
-"""The charts of a run as SVG: one for each parametrised test, and one for the saved runs of a row."""
+"""The charts of a run as SVG: one for each parametrised test, and one for the saved runs of a
+row."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """By node id, each lost test beside one new test of the same file, which may be its new name."""
+    """By node id, each lost test beside one new test of the same file, which may be its new
+    name."""
     new: dict[str, list[str]] = {}
     for row in conclusion.rows:
         if row.verdict.outcome is Outcome.NEW:

@@ -1,4 +1,5 @@
-"""One self-contained HTML page of a run: nothing from the network, light and dark, all text escaped.
+"""One self-contained HTML page of a run: nothing from the network, light and dark, all text
+escaped.
 
 Its script and its style sheet are files of this package, without any text of the run. A content
 security policy names them by their digests, so that a browser runs nothing else, whatever a name

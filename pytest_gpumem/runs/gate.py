@@ -308,7 +308,8 @@ class Gate:
         return replace(baseline, device=document.device, acceptances=self._request.all_accepted)
 
     def _real_devices(self, document: Document) -> tuple[str, ...]:
-        """GPUs of the baseline, where the device is simulated and no word of the user chose that."""
+        """GPUs of the baseline, where the device is simulated and no word of the user chose
+        that."""
         if not document.device.simulated or _chooses_simulated(self._request.arguments):
             return ()
         place = storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)

@@ -1,4 +1,5 @@
-"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes. Pure."""
+"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes.
+Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def accepts(accepted: Acceptances, key: str, limit: str) -> bool:
 
 
 def _figure(limit: str) -> tuple[Figure, str]:
-    """The figure of an acceptance that is about a limit, and the name of the limit if it has one."""
+    """The figure of an acceptance that is about a limit, and the name of the limit if it has
+    one."""
     if limit == TIME:
         return "time", ""
     if limit == PEAK:

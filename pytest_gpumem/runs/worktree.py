@@ -331,7 +331,8 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def moved_word(word: str, side: Side, tree: Side) -> str:
-    """A word of a command line for a side: a path inside `tree` becomes the same place of the side."""
+    """A word of a command line for a side: a path inside `tree` becomes the same place of the
+    side."""
     option, equals, value = "", "", word
     if word.startswith("-"):
         option, equals, value = word.partition("=")

@@ -60,7 +60,11 @@ template <> __device__ inline half_bits value<half_bits>(u64 z) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"((float)(z >> 53) * 0x1p-11f));
     return h;
 }
-template <> __device__ inline boolean value<boolean>(u64 z) { boolean b; b.value = z >> 63; return b; }
+template <> __device__ inline boolean value<boolean>(u64 z) {
+    boolean b;
+    b.value = z >> 63;
+    return b;
+}
 
 __device__ inline double number(float x) { return x; }
 __device__ inline double number(double x) { return x; }
@@ -89,7 +93,9 @@ template <typename T> __global__ void gpumem_fill_random(T* out, long long n, u6
 }
 
 template <typename T, typename Rule>
-__global__ void gpumem_mismatch(const T* actual, const T* expected, long long n, double tolerance, u64* result) {
+__global__ void gpumem_mismatch(
+    const T* actual, const T* expected, long long n, double tolerance, u64* result
+) {
     u64 count = 0, first = ~0ull;
     const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
