@@ -61,15 +61,13 @@ class _Commands(click.Group):
                 formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = args
-        if "--" in args:
-            words = args[: args.index("--")]
+        words = args[: args.index("--")] if "--" in args else args
         if "" in words:
             # As a path, it would be the working directory; as a filter, it would select nothing.
-            argument = "an argument"
-            if words[0]:
-                argument += f" after {words[words.index('') - 1]}"
-            raise click.UsageError(f"{argument} is empty; is a variable of the shell not set?", ctx)
+            text = (
+                f"an argument of {' '.join(words)!r} is empty; is a variable of the shell not set?"
+            )
+            raise click.UsageError(text, ctx)
         return super().parse_args(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:

@@ -52,12 +52,9 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
         ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"],
         f"{of!r} is no commit of {folder}",
     )
-    hint = _hint(folder)
-    merge_base = _git(
-        folder,
-        ["merge-base", "HEAD", commit.strip()],
-        f"HEAD and {of!r} have no history in common{hint}",
-    ).strip()
+    hint = " (this clone is shallow: fetch its history)" if _is_shallow(folder) else ""
+    why = f"HEAD and {of!r} have no history in common{hint}"
+    merge_base = _git(folder, ["merge-base", "HEAD", commit.strip()], why).strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option.
     commits = sorted(revision for revision in set(revisions) if _COMMIT.fullmatch(revision))
     known = []
@@ -77,16 +74,14 @@ def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
 
-def _hint(folder: Path) -> str:
-    if _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true":
-        return " (this clone is shallow: fetch its history)"
-    return ""
+def _is_shallow(folder: Path) -> bool:
+    return _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
 
 
 def trouble(folder: Path) -> str | None:
     """Return why the revisions of runs saved here are of no use to a gate, with the remedy."""
     try:
-        shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
+        shallow = _is_shallow(folder)
     except RevisionError as error:
         if "dubious ownership" not in str(error):
             return None
@@ -119,13 +114,13 @@ def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
     """Revisions of `known` in the history of `commit`, itself included."""
     if not known:
         return frozenset()
-    # Commits that are reachable from them and not from `commit`.
     outside = _git(folder, ["rev-list", "--stdin"], given=[*known, f"^{commit}"]).split()
-    inside = set(known)
-    for commit_id in outside:
-        # A stored id may be abbreviated.
-        inside -= {revision for revision in inside if commit_id.startswith(revision)}
-    return frozenset(inside)
+    # A stored id may be abbreviated.
+    return frozenset(
+        revision
+        for revision in known
+        if not any(commit_id.startswith(revision) for commit_id in outside)
+    )
 
 
 def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
