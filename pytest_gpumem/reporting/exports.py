@@ -66,8 +66,7 @@ def _field(value: object) -> object:
 
 
 def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
-    """The figures of a row without its samples, as plain values in SI units: of `extra_info`,
-    JUnit, CSV and chart services. `facts`: of the run's device."""
+    """The figures of a row as plain values in SI units. `facts`: of the run's device."""
     measurement = row.measurement
     known: dict[str, Any] = {
         "gpu": facts.key,

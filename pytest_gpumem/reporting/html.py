@@ -1,9 +1,8 @@
 """One self-contained HTML page of a run: nothing from the network, light and dark, all text
 escaped.
 
-Its script and its style sheet are files of this package, without any text of the run. A content
-security policy names them by their digests, so that a browser runs nothing else, whatever a name
-or a file contains.
+A content security policy names its script and its style sheet by their digests, so that a browser
+runs nothing else, whatever a name or a file contains.
 """
 
 from __future__ import annotations

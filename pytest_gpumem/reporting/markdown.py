@@ -4,6 +4,7 @@ out of it."""
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from pytest_gpumem.judging.finding import counted
@@ -79,11 +80,7 @@ def escaped(text: str) -> str:
     """Text on one line in which no character means anything to Markdown or HTML."""
     # A character reference is the character itself, and no markup (CommonMark 0.31, 2.5).
     line = " ".join(printable(text).split())
-    letters = []
-    for letter in line:
-        plain = letter.isalnum() or letter in " .,"
-        letters.append(letter if plain else f"&#{ord(letter)};")
-    return "".join(letters)
+    return re.sub(r"[^\w .,]|_", lambda match: f"&#{ord(match[0])};", line)
 
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:

@@ -151,36 +151,36 @@ def missing_lines(missing: Sequence[Omission]) -> list[str]:
     not_run: dict[str, Counter[str]] = {}
     listed: dict[str, list[str]] = {}
     for omission in missing:
+        reason = omission.reason
         if omission.status == NOT_RUN:
-            thing = {ROW: "measurement", TEST: "test"}.get(omission.what, "limit")
-            not_run.setdefault(thing, Counter())[omission.reason] += 1
-        elif omission.status == LOST and omission.reason == NOT_REACHED:
+            things = {ROW: "measurement of the baseline", TEST: "test"}
+            thing = things.get(omission.what, "limit")
+            not_run.setdefault(thing, Counter())[reason] += 1
+            continue
+        if omission.status == LOST and reason == NOT_REACHED:
             why = "not reached, because the session ended before"
             crashed.setdefault(why, set()).add(omission.nodeid)
-        elif omission.status == LOST and DID_NOT_RUN in omission.reason:
-            why = f"did not run because {omission.reason.partition(DID_NOT_RUN)[2]}"
+            continue
+        if omission.status == LOST and DID_NOT_RUN in reason:
+            why = f"did not run because {reason.partition(DID_NOT_RUN)[2]}"
             crashed.setdefault(why, set()).add(omission.nodeid)
-        else:
-            key = omission.key
-            if omission.what not in (ROW, TEST):
-                key += f", {omission.what}"
-            name = names[omission.status]
-            listed.setdefault(name, []).append(f"{name}: {key}: {omission.reason}")
+            continue
+        name, key = names[omission.status], omission.key
+        if omission.what not in (ROW, TEST):
+            key += f", {omission.what}"
+        listed.setdefault(name, []).append(f"{name}: {key}: {reason}")
     lines = []
     for why, tests in crashed.items():
         count = counted(len(tests), "test")
         lines.append(f"lost: {count} {why}; --gpumem-isolate runs them all the same")
-    for name in names.values():
-        entries = listed.get(name, [])
+    for name, entries in listed.items():
         lines += entries[:MOST]
         if len(entries) > MOST:
             lines.append(f"{name}: {len(entries) - MOST} further")
     for thing, reasons in not_run.items():
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        what = counted(reasons.total(), thing)
-        if thing == "measurement":
-            what += " of the baseline"
-        lines.append(f"not run: {what} ({counts})")
+        what, _, of = thing.partition(" ")
+        lines.append(f"not run: {counted(reasons.total(), what)} {of}".rstrip() + f" ({counts})")
     return lines
 
 

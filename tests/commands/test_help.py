@@ -95,9 +95,12 @@ def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: 
 def test_an_empty_argument_is_no_folder() -> None:
     """As a path it would be the working directory, which a duet would compare with itself."""
     for arguments, words in [
-        (["duet", ""], "an argument after duet is empty"),
+        (["duet", ""], "an argument of 'duet ' is empty"),
         (["duet", "--", ""], "BASE is empty"),
-        (["report", "results.json", "--base", ""], "an argument after --base is empty"),
+        (
+            ["report", "results.json", "--base", ""],
+            "an argument of 'report results.json --base ' is empty",
+        ),
     ]:
         result = CliRunner().invoke(main, arguments)
         assert (result.exit_code, result.stdout) == (4, ""), arguments
