@@ -194,9 +194,8 @@ def files(at: Storage, key: str) -> Iterator[tuple[Path, SavedRun]]:
     names: dict[str, str] = {}  # of files, by the id of their run
     for path in _paths(at.at(key)):
         try:
-            # Reading a pipe would wait.
-            if os.path.exists(path) and not os.path.isfile(path):
-                raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
+            if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
+                raise FileError("not a file")
             run = read(bytes_of(path, LARGEST))
             if run.device.key != key:
                 raise FileError(f"of {run.device.key}, this device is {key}")
@@ -214,7 +213,7 @@ def _paths(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix == ".json")
     except FileNotFoundError:
         # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
-        for link in (folder, folder.parent):
+        for link in (folder, *folder.parents[:2]):
             if link.is_symlink() and not link.exists():
                 raise BaselineError(f"{link}: a dangling link") from None
         return []
