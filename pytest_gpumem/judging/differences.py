@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
 
 from msgspec.structs import replace
 
@@ -37,7 +36,6 @@ from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
 LINES = 3  # lines that are named of the memory of a test
-ALIKE = 0.5  # least similarity (`SequenceMatcher.ratio`) of two lines that count as a changed line
 VARIES = 0.1  # change of page faults and migrated bytes that unchanged code may show
 _MEASURED = (DECLARED, SECTORS, WINDOW, GPU_FAULTS, CPU_FAULTS, MIGRATED)
 _NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
@@ -236,23 +234,22 @@ def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Differe
 def _grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
     """Return the lines that grew most, of `PEAK` or `KEPT`; the largest growth first.
 
-    A line that only moved is the same: file, function, text, library and kind of memory tell it.
-    Two other lines of a function with similar text count as a changed line.
+    File, function, text, library and kind of memory tell a line that only moved. One that is new
+    stands for one of its function that is gone: its text changed.
     """
     before, after = _by_line(base, kind), _by_line(head, kind)
-    gone = [line for line in before if line not in after]
+    gone = {}
+    for line, (was, site) in before.items():
+        if line not in after:
+            gone[site.file, site.function, site.library, site.kind] = was, site.code
     grown = []
     for line, (now, site) in after.items():
-        old: _Line | None = line
-        if line not in before:
-            old = _alike(line, gone)
-        was = 0
-        if old is not None:
-            was, _ = before[old]
-        text = ""
-        if old is not None and old != line:
-            gone.remove(old)
-            text = old[1]
+        was, text = 0, ""
+        if line in before:
+            was, _ = before[line]
+        else:
+            place = site.file, site.function, site.library, site.kind
+            was, text = gone.pop(place, (0, ""))
         if now > was:
             grown.append(Difference(kind, was, now, text, site=site))
     return _largest_growth(grown)
@@ -285,14 +282,3 @@ def _by_line(sites: Iterable[Site], kind: str) -> dict[_Line, tuple[int, Site]]:
             largest = site
         lines[line] = total + _bytes_of(site, kind), largest
     return lines
-
-
-def _alike(line: _Line, others: Iterable[_Line]) -> _Line | None:
-    """Return the line of the same function whose text is most like that of `line`, or None."""
-    best, most = None, ALIKE
-    for other in others:
-        if other[0] == line[0] and other[2:] == line[2:]:
-            similarity = SequenceMatcher(None, other[1], line[1], autojunk=False).ratio()
-            if similarity >= most:
-                best, most = other, similarity
-    return best
