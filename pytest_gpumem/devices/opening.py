@@ -72,15 +72,11 @@ class _CudaChoice(DeviceChoice):
     index: int = 0
 
     def open(self) -> Device:
-        from pytest_gpumem.devices.cuda.context import made_meanwhile
-        from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
-
-        index, facts = self.index, self.facts
-        with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
+        with uncollected():
             # imports CuPy, which need not be installed to find no GPU
             from pytest_gpumem.devices.cuda.device import CudaDevice
 
-            return CudaDevice(index, facts, nvrtc)
+            return CudaDevice(self.index, self.facts)
 
     def has_context(self) -> bool:
         from pytest_gpumem.devices.cuda.context import has_context

@@ -1,7 +1,4 @@
-"""Kernels through NVRTC: source and entry in, a function that can be launched out.
-
-NVRTC needs neither a context nor CuPy, and compiles without the interpreter's lock.
-"""
+"""Kernels through NVRTC: source and entry in, a function that can be launched out."""
 
 from __future__ import annotations
 
@@ -35,22 +32,8 @@ class KernelCode(NamedTuple):
     symbol: str  # name of the kernel in `code`
 
 
-class KernelCompiler:
-    """Compiles kernels for GPUs of one compute capability, each once in a process."""
-
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._capability = capability
-        self._compiled: dict[tuple[str, str], KernelCode] = {}
-
-    def get(self, source: str, entry: str) -> KernelCode:
-        """The code of a kernel by its C++ name expression. Raises `DoesNotCompile`."""
-        key = source, entry
-        if key not in self._compiled:
-            self._compiled[key] = _compiled(source, entry, _architecture_of(self._capability))
-        return self._compiled[key]
-
-
 def _compiled(source: str, entry: str, architecture: str) -> KernelCode:
+    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90"."""
     nvrtc = _loaded()
     program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), entry.encode(), 0, [], []))
     try:
@@ -181,11 +164,11 @@ class KernelCall:
 
 
 class Compiler:
-    """Loaded functions of one device, by source and instantiated entry."""
+    """Compiles and loads kernels for one device."""
 
-    def __init__(self, nvrtc: KernelCompiler) -> None:
-        self._nvrtc = nvrtc
-        self._functions: dict[tuple[str, str], Any] = {}
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+        self._functions: dict[tuple[str, str], Any] = {}  # by source and entry
         self._largest_shared: dict[tuple[str, str], int] = {}
 
     def function(self, kernel: Kernel, dtype: str, shape: LaunchShape) -> Any:
@@ -210,7 +193,7 @@ class Compiler:
         """A function from a source string; `what` names it in an error."""
         what = what or entry
         try:
-            kernel = self._nvrtc.get(source, entry)
+            kernel = _compiled(source, entry, _architecture_of(self._capability))
         except DoesNotCompile as error:
             raise DeviceError(f"{what}: {error}") from None
         # The module lives as long as the context: no function outlives it.

@@ -11,7 +11,6 @@ Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime A
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,30 +160,3 @@ def has_context() -> bool:
     """True if a context is current in this thread. Makes none."""
     error, context = D.cuCtxGetCurrent()
     return int(error) == 0 and int(context) != 0
-
-
-@contextmanager
-def made_meanwhile(index: int) -> Iterator[None]:
-    """Make the primary context of a GPU beside the block, in a third of a second without the
-    interpreter. The block meets an error of the driver again."""
-    made: list[Any] = []
-    thread = threading.Thread(target=_make, args=(index, made), name="gpumem-context", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        for device in made:
-            D.cuDevicePrimaryCtxRelease(device)
-
-
-def _make(index: int, made: list[Any]) -> None:
-    (error,) = D.cuInit(0)
-    if int(error) != 0:
-        return
-    error, device = D.cuDeviceGet(index)
-    if int(error) != 0:
-        return
-    error, _ = D.cuDevicePrimaryCtxRetain(device)
-    if int(error) == 0:
-        made.append(device)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCompiler
+from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.context import Context
 from pytest_gpumem.devices.cuda.counters import Beacon, CudaCounters
@@ -30,12 +30,12 @@ from pytest_gpumem.records.measurement import Conditions
 class CudaDevice(Device):
     """One GPU through cuda-bindings. Opening it creates (or joins) the primary context."""
 
-    def __init__(self, index: int, facts: DeviceFacts, nvrtc: KernelCompiler) -> None:
+    def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index, self._facts = index, facts
         _check_same(index, facts)
         self._context = context = Context(index)
         with context.current():
-            compiler = Compiler(nvrtc)
+            compiler = Compiler(facts.compute_capability)
             self.memory = self._memory = CudaMemory(context, facts)
             self.content = CudaContent(compiler, facts, self._memory)
             self.graphs = graphs = CudaGraphs(context, facts)

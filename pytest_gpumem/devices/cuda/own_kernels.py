@@ -1,17 +1,4 @@
-"""The sources of the device's own kernels; these and others that every session launches first are
-compiled while CuPy is imported."""
-
-from __future__ import annotations
-
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-from pytest_gpumem.devices.cuda.compiler import KernelCompiler
-from pytest_gpumem.kernels import sources
-from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import ArrayFacts, Call
-from pytest_gpumem.records.device import DeviceFacts
+"""The sources of the device's own kernels."""
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with
 # reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran (nvbench
@@ -132,35 +119,3 @@ def mismatch(element: str, rule: str) -> str:
     """The kernel that compares elements of a type of `CPP_TYPES` by a rule, in the source
     `CONTENT`."""
     return f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>"
-
-
-@contextmanager
-def compiled_meanwhile(facts: DeviceFacts) -> Iterator[KernelCompiler]:
-    """Compile beside the block what the first measurement launches besides the measured kernel.
-
-    A kernel that does not compile is compiled again where it is launched, and reported there.
-    """
-    nvrtc = KernelCompiler(facts.compute_capability)
-    thread = threading.Thread(
-        target=_compile, args=(nvrtc, facts), name="gpumem-compiler", daemon=True
-    )
-    thread.start()
-    try:
-        yield nvrtc
-    finally:
-        thread.join()
-
-
-def _compile(nvrtc: KernelCompiler, facts: DeviceFacts) -> None:
-    with suppress(Exception):
-        nvrtc.get(CONTENT_SOURCE, fill("f4"))
-        nvrtc.get(CONTENT_SOURCE, mismatch("f4", "close"))
-        for name in ("read", "write"):  # of the flush, and of the idle launch
-            kernel = CATALOGUE[name]
-            assert kernel.source is not None
-            arrays = {parameter.name: ArrayFacts(0, "f4", 4) for parameter in kernel.parameters}
-            nvrtc.get(
-                sources.read(kernel.source),
-                kernel.expression("float", kernel.shape(facts, Call(arrays))),
-            )
-        nvrtc.get(HOLD_SOURCE, HOLD)
