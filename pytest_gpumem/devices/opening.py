@@ -6,18 +6,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, DeviceError, Footprints, NotCounted, WaitCounter
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-
-if TYPE_CHECKING:
-    from pytest_gpumem.devices.cuda import facts
-
-DriverAnswer = Optional["facts.FactsProcess"]
-"""The process that asks the driver, where there is one."""
 
 DEFAULT_DATASHEET = "h100"
 
@@ -121,39 +114,27 @@ class _SimulatedChoice(DeviceChoice):
         return SimulatedDevice(DATASHEETS[self.sheet])
 
 
-def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
-    """Have another process ask the driver about a device, for `choose`. The block imports
-    meanwhile."""
-    kind, _, which = choice.partition(":")
-    if kind == "sim":
-        return nullcontext()
-    from pytest_gpumem.devices.cuda.facts import asking
-
-    return asking(int(which or 0))
-
-
-def choose(choice: str, *, asked: DriverAnswer = None) -> DeviceChoice:
+def choose(choice: str) -> DeviceChoice:
     """Find a device without creating a context.
     `choice`: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
-    `asked`: what `asked` gave for this choice.
     Raises `NoDevice`: no GPU for `cuda`, or no datasheet of that name for `sim:NAME`.
     """
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return _simulated(which or DEFAULT_DATASHEET)
     try:
-        return _cuda(int(which or 0), asked)
+        return _cuda(int(which or 0))
     except NoDevice as missing:
         if kind == "auto":
             return _simulated(DEFAULT_DATASHEET, str(missing))
         raise
 
 
-def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
+def _cuda(index: int) -> DeviceChoice:
     from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
 
     try:
-        answer = read_facts(index, asked)
+        answer = read_facts(index)
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
     return _CudaChoice(answer.facts, gpus=answer.gpus, alike=answer.alike, index=index)

@@ -84,14 +84,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = _settings(config)
     if settings.enabled:
         from pytest_gpumem.collector import uncollected
-        from pytest_gpumem.devices.opening import asked
 
-        with uncollected(), asked(settings.device) as answer:
+        with uncollected():
             from pytest_gpumem.plugin.start import start
             from pytest_gpumem.printable import printable
 
             try:
-                start(config, settings, answer)
+                start(config, settings)
             except pytest.UsageError as error:
                 from pytest_gpumem.plugin.workers import Refusal, is_part
 

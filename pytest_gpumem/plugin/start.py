@@ -10,7 +10,7 @@ import pytest
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
+from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import AdoptionFeature
@@ -41,10 +41,9 @@ from pytest_gpumem.settings import ACCEPTS, Settings
 from pytest_gpumem.units import did_you_mean
 
 
-def start(config: pytest.Config, settings: Settings, answer: DriverAnswer) -> None:
+def start(config: pytest.Config, settings: Settings) -> None:
     """Find the device, load the baseline, and register the features.
 
-    `answer`: of the driver, which is asked meanwhile.
     Raises `pytest.UsageError`: the device, its lock or the baseline cannot be used, or another
     plugin is in the way.
     """
@@ -52,7 +51,7 @@ def start(config: pytest.Config, settings: Settings, answer: DriverAnswer) -> No
     _check_plugins(config)
     settings = settings_of_session(config, settings)
     place = _baseline_place(config, settings)
-    chosen = _chosen_for_process(config, settings, place, answer)
+    chosen = _chosen_for_process(config, settings, place)
     of_base = base_of_gate(config)
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
@@ -107,12 +106,10 @@ def _check_plugins(config: pytest.Config) -> None:
 # The device
 
 
-def _chosen_for_process(
-    config: pytest.Config, settings: Settings, place: Storage, answer: DriverAnswer
-) -> DeviceChoice:
+def _chosen_for_process(config: pytest.Config, settings: Settings, place: Storage) -> DeviceChoice:
     """The device, which can run this session. Raises `pytest.UsageError`: it cannot."""
     try:
-        chosen = _chosen(settings, place, answer)
+        chosen = _chosen(settings, place)
         visible = own_in_turn(os.environ, settings, chosen)
         if visible is not None:
             os.environ[VISIBLE] = visible
@@ -125,12 +122,12 @@ def _chosen_for_process(
     return chosen
 
 
-def _chosen(settings: Settings, place: Storage, answer: DriverAnswer = None) -> DeviceChoice:
+def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
     origin = settings.origins.get("device", "default")
     device = f"device {settings.device!r} ({origin})"
     simulated = "choose --gpumem-device sim if the simulated device is meant"
     try:
-        chosen = choose(settings.device, asked=answer)
+        chosen = choose(settings.device)
     except NoDevice as missing:
         remedy = ""
         if not settings.device.startswith("sim"):

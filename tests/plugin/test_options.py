@@ -116,7 +116,7 @@ def test_cuda_without_a_gpu(pytester: pytest.Pytester, without_gpu: Run) -> None
 def without_gpu(session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """As `session`, with the machine's GPU taken away, if it has one."""
 
-    def no_gpu(index: int, asked: object) -> None:
+    def no_gpu(index: int) -> None:
         raise opening.NoDevice(f"no CUDA device {index}: the driver is broken")
 
     monkeypatch.setattr(opening, "_cuda", no_gpu)

@@ -35,7 +35,7 @@ TWO_GPUS = """
     simulated = opening.choose("sim")
     NAMES = {{"GPU-other": "another model"}}
 
-    def choose(choice, asked):
+    def choose(choice):
         gpus = tuple(os.environ.get("CUDA_VISIBLE_DEVICES", "{visible}").split(","))
         index = int(choice.partition(":")[2] or 0)
         gpus = (gpus[index], *(gpu for gpu in gpus if gpu != gpus[index]))

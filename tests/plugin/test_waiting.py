@@ -19,7 +19,7 @@ GPU_OF_ANOTHER = """
     from pathlib import Path
 
     chosen = opening.choose("sim")
-    start.choose = lambda choice, asked: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
+    start.choose = lambda choice: replace(chosen, facts=structs.replace(chosen.facts, uuid="GPU-1"))
     exclusive.user_runtime_path = lambda name, appauthor: Path("runtime").absolute() / name
     exclusive.PATIENCE, exclusive.LIMIT = 0.01, {limit}
 """

@@ -13,8 +13,7 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +59,11 @@ class DriverFacts(msgspec.Struct, frozen=True):
     linked: int = 0  # as `_linked_version`; 0 where it was not read
 
 
-@contextmanager
-def asking(index: int) -> Iterator[FactsProcess | None]:
-    """Start the process that asks the driver, which runs beside the block. None where there is
-    nothing to ask, or where a profiler would follow the process."""
-    process = None
-    if all(map(_installed, _NEEDED)) and not Ranges().tool_attached():
-        with suppress(CudaUnavailable):  # `read_facts` reports it
-            process = FactsProcess(index)
-    try:
-        yield process
-    finally:
-        if process is not None:
-            process.close()
-
-
-def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
+def read_facts(index: int) -> DriverFacts:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it
     see, and the UUIDs of all of them.
 
-    `process`: what `asking` gave; it is closed. A profiler would follow it: under one, the driver
-    is asked in this process.
+    Another process asks the driver, but where a profiler would follow that.
     Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no
     device or no such device.
     """
@@ -92,7 +75,7 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
     followed = Ranges().tool_attached()
-    result = query(index) if followed else (process or FactsProcess(index)).result()
+    result = query(index) if followed else _of_process(index)
     linked = result.linked or _linked_version()
     if result.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
@@ -104,54 +87,35 @@ def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
     return msgspec.structs.replace(result, facts=facts)
 
 
-class FactsProcess:
-    """Runs `answer(index)` in a process of its own; starts at once.
-
-    Raises `CudaUnavailable`: no process can be started.
-    """
-
-    def __init__(self, index: int) -> None:
-        command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
-        command += filter(None, sys.path)
-        pipe = subprocess.PIPE
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
-            )
-        except OSError as error:  # such as an interpreter inside another program
-            raise CudaUnavailable(
-                f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
-            ) from None
-
-    def result(self) -> DriverFacts:
-        """Wait for the answer. Raises `CudaUnavailable`: there is none, or it says why."""
-        try:
-            out, errors = self._process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            problem = f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
-            raise CudaUnavailable(problem) from None
-        finally:
-            self.close()
-        lines = out.splitlines()
-        status = self._process.returncode
-        if status or not lines:
-            reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise CudaUnavailable(
-                f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}"
-            )
-        result = msgspec.json.decode(lines[-1], type=DriverFacts | str)
-        if isinstance(result, str):
-            raise CudaUnavailable(result)
-        return result
-
-    def close(self) -> None:
-        """End the process if it still runs."""
-        with self._process:  # closes its pipes, and waits
-            self._process.kill()
+def _of_process(index: int) -> DriverFacts:
+    """Run `answer(index)` in a process, and return what it says."""
+    command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT)]
+    command += filter(None, sys.path)
+    try:
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        )
+    except OSError as error:  # such as an interpreter inside another program
+        raise CudaUnavailable(
+            f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}"
+        ) from None
+    except subprocess.TimeoutExpired:
+        problem = f"the NVIDIA driver did not answer within {SECONDS:.0f} s"
+        raise CudaUnavailable(problem) from None
+    lines, status = process.stdout.splitlines(), process.returncode
+    if status or not lines:
+        reason = process.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise CudaUnavailable(
+            f"the process that asks the NVIDIA driver ended with {status}: {reason[-1]}"
+        )
+    result = msgspec.json.decode(lines[-1], type=DriverFacts | str)
+    if isinstance(result, str):
+        raise CudaUnavailable(result)
+    return result
 
 
 def answer(index: int) -> None:
-    """Print `query(index)`, or why there is none, as one line of JSON; `FactsProcess` runs it.
+    """Print `query(index)`, or why there is none, as one line of JSON.
 
     It reads CuPy's version too, so that the process of the tests loads no library of CUDA.
     """
