@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.kinds import MemoryKind, NotCounted
 from pytest_gpumem.devices.memory_events import (
     AllocationEvent,
     Figures,
@@ -96,73 +96,50 @@ def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations() -> None
 
 
 class Library(Source):
-    """A library whose pool holds 16 MiB once it was used."""
+    """A library with a pool of 16 MiB or more."""
 
     name = "CuPy"
 
     def __init__(self) -> None:
         self.log: MemoryLog | None = None
         self.used: dict[int, int] = {}
-        self.reserved = 0
-        self.time = 0.0
-        self.single = True
-        self.dead: set[int] = set()
-        self.high = 0
-        self.count = 0
-        self.frees: Callable[[], None] | None = None
-        self.asked_to_free: list[int] = []
+        self.pool = 16 * MIB
+        self.high = 0  # of a library whose allocations are not reported
 
     def ready(self) -> bool:
         return True
 
     def start(self, log: MemoryLog, lines: bool) -> str | None:
         self.log = log
-        return None if self.single else "its history is off"
+        return "its history is off" if self.high else None
 
     def stop(self) -> None:
         self.log = None
 
-    def drain(self) -> None: ...
-
-    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
-        self.asked_to_free.append(len(kept))
-        frees, self.frees = self.frees, None
-        if frees is not None:
-            frees()
-        return frees is not None
-
-    def alive(self, allocated: AllocationEvent) -> bool:
-        return allocated.address not in self.dead
-
     def figures(self) -> Mapping[Series, Figures]:
         used = sum(self.used.values())
-        return {
-            (self.name, "device"): Figures(
-                used,
-                self.reserved - used,
-                high=self.high,
-                single=self.single,
-                allocations=self.count,
-            )
-        }
+        figures = Figures(used, self.pool - used, self.pool, self.high, not self.high)
+        return {(self.name, "device"): figures}
 
-    def take(self, address: int, nbytes: int) -> None:
+    def take(self, address: int, nbytes: int, *, hooked: bool = True) -> None:
         self.used[address] = nbytes
-        self.reserved = max(self.reserved, sum(self.used.values()), 16 * MIB)
-        self.count += 1
-        if not self.single:
+        grows = max(0, sum(self.used.values()) - self.pool)
+        self.pool += grows
+        if self.high:
             self.high = max(self.high, sum(self.used.values()))
-        if self.log is not None and self.single:
-            self.log.emit(
-                AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes)
-            )
+        elif hooked and grows:
+            self.emit("segment", -address, grows)
+        if hooked:
+            self.emit("use", address, nbytes)
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, *, hooked: bool = True) -> None:
         del self.used[address]
-        if self.log is not None and self.single:
-            self.log.emit(
-                AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, 0)
-            )
+        if hooked:
+            self.emit("use", address, 0)
+
+    def emit(self, layer: Any, address: int, nbytes: int) -> None:
+        if self.log is not None and not self.high:
+            self.log.emit(event(time.perf_counter(), self.name, layer, address, nbytes))
 
 
 @pytest.fixture
@@ -262,3 +239,57 @@ def test_allocations_have_the_line_of_the_user_if_asked_for() -> None:
     watch.read()
     (one,) = watch.accounts().kept
     assert one.line[::2] == (__file__, "test_allocations_have_the_line_of_the_user_if_asked_for")
+
+
+def test_a_pause_costs_nothing_and_frees_in_it_count(
+    library: Library, footprints: Footprints
+) -> None:
+    watch = footprints.watch()
+    library.take(1, MIB)
+    library.take(2, 2 * MIB)
+    with footprints.paused():
+        assert library.log is None
+        library.take(3, 8 * MIB)
+        with footprints.resumed():
+            library.take(4, 4 * MIB)
+            library.free(4)
+        library.free(2)
+    library.take(5, MIB)
+    assert (watch.read().peak, watch.read().kept) == (7 * MIB, 2 * MIB)
+
+
+def test_where_not_all_is_reported_the_peak_has_a_bound(library: Library) -> None:
+    library.high = MIB  # as RMM and JAX
+    footprints = Footprints(None, (library,))
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    library.take(1, 6 * MIB)
+    library.free(1)
+    assert (watch.read().peak, watch.read().peak_bound) == (6 * MIB, None)
+    later = footprints.watch()
+    library.take(1, MIB)
+    assert (later.read().peak, later.read().peak_bound) == (MIB, 6 * MIB)
+    assert any("below an earlier one" in why for why in later.read().not_watched)
+
+
+def test_a_thread_without_the_hook_leaves_the_peak_unknown(
+    library: Library, footprints: Footprints
+) -> None:
+    watch = footprints.watch()
+    library.take(1, 20 * MIB)
+    assert watch.read().peak_bound is None
+    library.take(2, 256 * MIB, hooked=False)
+    library.free(2, hooked=False)
+    found = watch.read()
+    assert (found.peak, found.peak_bound) == (20 * MIB, (16 + 260) * MIB)
+    assert any("arrays of a thread" in why for why in found.not_watched)
+
+
+def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read() -> None:
+    footprints = Footprints(driver := Library(), ())
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    driver.lost("PyTorch's profiler has CUPTI")
+    with pytest.raises(NotCounted, match="profiler has CUPTI"):
+        watch.read()
+    assert footprints.watch().read().kept == 0
