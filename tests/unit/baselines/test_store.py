@@ -22,7 +22,7 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.revisions import Ancestry
 
@@ -86,18 +86,6 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
     bare = replace(full, notes=())
     assert [run.footprint for run in stored] == [bare, replace(bare, peak=5120)]
     assert [run.footprint for run in baseline.rows[timed.key]] == [bare, bare]
-
-
-def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
-    one, store = row(), Store(tmp_path, H100)
-    assert one.measurement is not None
-    repeats = (Repeat(one.measurement.medians, one.measurement.overhead),) * 2
-    store.save(
-        [replace(one, measurement=replace(one.measurement, further=repeats)), row("test_copy")],
-        None,
-    )
-    store.save([one], None)
-    assert store.load().processes == 4
 
 
 def kept(stored: Row) -> Measurement:
@@ -188,14 +176,6 @@ def test_what_never_enters(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert [r for r, _ in saved.refused] == [refused], refused
         assert re.search(why, saved.refused[0][1]), refused
         assert files(tmp_path) == [], refused
-
-
-def test_a_missing_baseline_is_said(tmp_path: Path) -> None:
-    baseline = Store(tmp_path / "nowhere", H100).load()
-    assert (dict(baseline.rows), baseline.processes) == ({}, 0)
-    assert baseline.note == f"no baseline of {H100.key} in {tmp_path / 'nowhere'}"
-    assert baseline.reference_runs(row()) == ()
-    assert baseline.why_new(row()) == baseline.note
 
 
 def test_another_devices_baseline_is_said_and_not_used(tmp_path: Path) -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cases import naming
 
-from pytest_gpumem.devices.checks import part_of
-from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
-from pytest_gpumem.devices.protocol import Allocation, DeviceError
 
 MAPS = """\
 1000-3000 rw-p 00000000 00:00 0                          [heap]
@@ -41,24 +37,3 @@ def test_what_is_mapped_from_a_device_file_is_a_drivers(
         (tmp_path / "maps").write_text(MAPS)
         assert is_of_a_driver(address, tmp_path) is theirs, address
         assert is_of_a_driver(address, tmp_path / "nowhere") is None, address
-
-
-def test_a_part_lies_within_its_allocation() -> None:
-    for offset, nbytes in [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)]:
-        with naming(offset, nbytes):
-            whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
-            part = part_of(whole, 96, 4)
-            assert (part.address, part.host_address, part.nbytes, part.backing) == (
-                0x1060,
-                0x1060,
-                4,
-                whole,
-            )
-            with pytest.raises(
-                DeviceError,
-                match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory",
-            ):
-                part_of(whole, offset, nbytes)
-            whole.freed = True
-            with pytest.raises(DeviceError, match="freed"):
-                part_of(whole, 0, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -43,12 +42,3 @@ def test_the_innermost_line_of_the_user() -> None:
     users()
     ((file, line, function),) = found
     assert (file, line, function) == (__file__, users.__code__.co_firstlineno + 4, "users")
-
-
-def test_a_thread_of_c_code_has_its_name() -> None:
-    found: list[tuple[str, int, str]] = []
-    thread = threading.Thread(target=lambda: found.append(line_of(None)), name="pt_autograd_0")
-    thread.start()
-    thread.join()
-    assert found[0][:2] == ("", 0)
-    assert found[0][2]

@@ -154,17 +154,6 @@ def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> No
         )
 
 
-def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts) -> None:
-    cases: list[tuple[MovedBytes, Outcome]] = [
-        (MovedBytes(0, 2**28), Outcome.MEASURED),
-        (MovedBytes(2**28, 0), Outcome.FAIL),
-    ]
-    for traffic, outcome in cases:
-        latency = 2**28 / (1.02 * h100.dram_peak)
-        row = bench.measurement(latency, moved_bytes=traffic, footprint=2**28)
-        assert judge(row, Limits(), h100, []).outcome is outcome, traffic
-
-
 def test_conditions_that_forbid_a_judgement(bench: Any, h100: DeviceFacts) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"profiled": True}, "a profiler was attached"),

@@ -10,7 +10,6 @@ from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 
 def rows(measurement: Measurement | None) -> dict[str, Row]:
@@ -66,26 +65,3 @@ def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any)
     ]
     # Where all are spoilt, this process's conditions say so.
     assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions
-
-
-def test_bytes_of_arguments_that_differ_between_processes_are_left_out(bench: Any) -> None:
-    def process(*arguments: str, code: str = "a") -> Measurement:
-        plain: Measurement = bench.measurement()
-        return replace(
-            plain,
-            what_ran=what_ran([Step(StepKind.KERNEL, "k", code=code, arguments=arguments)], {}),
-        )
-
-    def ran(*others: Measurement) -> Any:
-        return merged(
-            process("device -", "7f12"), "t.py::test_a", [rows(other) for other in others]
-        ).what_ran
-
-    assert ran(process("device -", "7f12")) == process("device -", "7f12").what_ran
-    assert ran(replace(bench.measurement(), what_ran=None)) == process("device -", "7f12").what_ran
-    assert ran(process("device -", "7f13")).steps[0].arguments == ("device -", "?")
-    several = ran(process("device -", "7f12", code="b"))
-    assert (several.digest, several.not_watched) == (
-        None,
-        "processes of the same run did not run the same",
-    )

@@ -88,12 +88,6 @@ def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:
         triad(c, b, a, True)
 
 
-def test_defaults_and_keywords(bench: Bench) -> None:
-    a, b = bench.buffers(2, 4096)
-    bench.kernels.mul(c=b, b=a)
-    np.testing.assert_array_equal(a.read(), np.float32(3) * b.read())
-
-
 def test_a_chosen_grid_is_launched(bench: Bench) -> None:
     a, b = bench.buffers(2, 4096)
     kernel = bench.kernels.copy

@@ -67,24 +67,6 @@ def test_outputs_are_poisoned_unless_they_are_also_read(bench: Bench) -> None:
         )
 
 
-def test_a_result_that_only_later_launches_spoil_is_wrong(bench: Bench) -> None:
-    x, y = bench.buffers(2, 64)
-
-    def accumulate() -> None:
-        x.view()[:] += 1
-        y.view()[:] = x.view()
-
-    first = x.read() + 1
-
-    def check() -> None:
-        np.testing.assert_array_equal(y.read(), first)
-
-    with pytest.raises(WrongResult, match="accumulate: the result of one launch is wrong"):
-        bench.take(
-            bench.target(accumulate, reference=accumulate, check=check, reads=[x], writes=[x, y])
-        )
-
-
 def test_a_mistake_is_one_sentence() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"check": True}, "check= is a function without arguments, not True"),

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from cases import naming
 
-from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.plan import (
     BATCH_SECONDS,
     LEAST_BATCH,
@@ -17,7 +14,6 @@ from pytest_gpumem.measuring.plan import (
     MOST_FOREIGN_BATCH,
     QUEUED_SECONDS,
     SLOW_BATCH_SECONDS,
-    UNTIMED,
     batch_of,
     choose,
     untimed_of,
@@ -58,15 +54,6 @@ def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
         assert batch == 1 or (batch + untimed_of(batch, 1)) * latency <= QUEUED_SECONDS
 
 
-def test_one_slow_launch_follows_another_unless_other_placements_come_between() -> None:
-    assert [untimed_of(batch, places) for batch, places in ((20, 1), (20, 8), (1, 1), (1, 8))] == [
-        UNTIMED,
-        UNTIMED,
-        0,
-        1,
-    ]
-
-
 def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
 ) -> tuple[str, str, bool]:
@@ -94,12 +81,3 @@ def test_a_sampler_is_chosen() -> None:
         name, reason, may_fall_back = chosen(**facts)
         assert (name, may_fall_back) == (sampler, fallback), facts
         assert reason, facts
-
-
-def test_batches_refuse_a_cold_mode() -> None:
-    for sampler in ["graph", "batched"]:
-        with (
-            naming(sampler),
-            pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'),
-        ):
-            chosen(sampler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.harness import worst
 from pytest_gpumem.measuring.measure import PROFILED_SAMPLES
-from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import GiB, MiB
@@ -181,17 +179,6 @@ def test_a_sampler_that_was_asked_for_does_not_fall_back(bench: Bench) -> None:
     assert bench.leftovers() == 0
 
 
-def test_faulting_pages_cannot_be_measured_in_a_batch(bench: Bench) -> None:
-    def pair() -> list[Any]:
-        return [bench.memory.managed(1 * MiB), bench.memory.managed(1 * MiB)]
-
-    with pytest.raises(
-        BadCall, match='sampler "batched" cannot put managed pages back before every launch'
-    ):
-        bench.measure("add", *pair(), sampler="batched", mode="hot")
-    assert bench.measure("add", *pair(), mode="hot").sampler == "blocked"
-
-
 def test_every_sample_of_managed_memory_faults(bench: Bench) -> None:
     x, y = bench.memory.managed(16 * MiB), bench.memory.managed(16 * MiB)
     taken = bench.measure("add", x, y)
@@ -234,30 +221,6 @@ def test_placements_side_by_side_take_turns_in_a_random_order(bench: Bench) -> N
     assert len(rounds) > 10
     assert all(set(turn) == set(order) for turn in rounds)
     assert len(set(rounds)) > len(rounds) / 2
-
-
-def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(
-    bench: Bench,
-) -> None:
-    a, b = bench.buffers(2, 2 * MiB)
-    used = set[int]()
-    bench.device.before(
-        "kernels.launch",
-        lambda what, stream, **_: used.add(stream.handle) if what.kernel.name == "copy" else None,
-    )
-    with persisting(bench.device, b) as stream:
-        taken = bench.take(bench.target(bench.kernels.copy, a, b, stream=stream), placements=6)
-        assert used == {stream.stream.handle}
-    placed = [addresses for addresses, _ in groupby(launched(bench))]
-    assert len(taken.placements) == len(placed) == 6
-    assert (
-        len(set(placed)) > 3
-    )  # without padding the places that moves leave free would come round again
-    assert all(
-        one != other
-        for before, after in pairwise(placed)
-        for one, other in zip(before, after, strict=True)
-    )
 
 
 def test_memory_that_is_short_ends_placements_with_a_note() -> None:

@@ -58,14 +58,6 @@ def test_work_beside_the_samples_leaves_a_row_undecided() -> None:
         assert "other work kept the device busy at " in verdict.reason, known
 
 
-def test_a_look_for_other_work_lets_other_threads_launch(bench: Bench) -> None:
-    """Another thread of Python launches while the thread that measures pauses."""
-    Load(bench, until=1e9, verb="pause", nbytes=512 * MiB)
-    beside = triad(bench)
-    assert beside.busy == 1.0
-    assert judged(bench, beside).code is Code.CONDITIONS
-
-
 def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
     alone = triad(bench)
     Load(bench, until=bench.device.now() + 0.04)

@@ -11,7 +11,7 @@ import pytest
 from bench import Bench, check, moved
 from counted_device import CountedDevice, failing
 
-from pytest_gpumem.devices.protocol import Launch, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Launch, Stream
 from pytest_gpumem.devices.simulated import memory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import tile_bytes
@@ -269,31 +269,6 @@ def test_with_no_room_side_by_side_the_buffers_themselves_move() -> None:
     check(target)
     bench.arena.pad(0)
     assert bench.leftovers() == 0
-
-
-def test_a_place_for_some_buffers_only_leaves_everything_usable() -> None:
-    # Room for a second small one and the padding, not for a second large one.
-    bench = Bench(CountedDevice(memory_bytes=160 * MiB + DATASHEETS["h100"].context_bytes))
-    small, large = bench.memory.device(1 * MiB, "i4"), bench.memory.device(64 * MiB, "i4")
-    target = bench.kernel_target("sliding_window", small, large)
-    before = {"data_persistent": small.address, "data_streaming": large.address}
-    draw: Any = Least()
-    with pytest.raises(OutOfMemory):
-        moved(target, 4, 4, draw)
-    (launch,) = launched(bench, target, 1)
-    after = addresses(launch)
-    assert after["data_streaming"] == before["data_streaming"]
-    assert after["data_persistent"] == small.address != before["data_persistent"]
-    check(target)
-
-
-def test_closing_gives_the_saved_inputs_back(bench: Bench) -> None:
-    x, y = bench.buffers(2, 4096)
-    target = bench.kernel_target("add", x, y)
-    assert len(bench.device.live) == 3
-    target.close()
-    target.close()
-    assert bench.device.live == [x.allocation, y.allocation]
 
 
 def test_traffic_is_the_kernels_own(bench: Bench) -> None:

@@ -58,15 +58,6 @@ def test_no_range_is_opened_or_closed_within_a_timed_interval(
         assert {*log[start + 1 : end]} - {"clock"} == {"triad"}
 
 
-def test_a_measured_launch_carries_its_bytes_and_its_category() -> None:
-    bench = Bench(profiled=True)
-    bench.measure("triad", *bench.buffers(3, 2 * MiB), 3.0)
-    assert bench.ranges.said["test_it.launch"] == (6 * MiB, "DRAM")
-    assert (
-        bench.ranges.said["test_it.measure"] == bench.ranges.said["test_it.flush"] == (None, None)
-    )
-
-
 def test_what_is_known_of_a_target_decides() -> None:
     for mode, footprint, traffic, category in [
         ("hot", 8, MovedBytes(8, 0), "L2"),

@@ -26,9 +26,6 @@ from pytest_gpumem.measuring.stopping import (
     sampling_error,
 )
 
-TICK = 32e-9
-"""Seconds: what an event's time is a multiple of."""
-
 # Intervals
 
 
@@ -140,18 +137,6 @@ def test_each_placement_has_three_samples_unless_the_budget_is_spent_twice() -> 
     assert stops_at(made(0.5, 0.0), cost=1 / 16) == LEAST_SAMPLES
     assert stops_at(made(0.5, 0.0), cost=2.5 / 16) == 1
     assert not enough([[1.0], []], wanted=0.1, spent=100.0, budget=1.0)
-
-
-def test_one_placement_stops_by_its_own_noise() -> None:
-    lone = made(0.05, 0.0, placements=1, rounds=MOST_SAMPLES)
-    assert stops_at(lone, cost=1e-6, wanted=0.02) == FEW_SAMPLES
-    assert stops_at(lone, cost=1e-6) == MOST_SAMPLES
-
-
-def test_a_clock_that_ticks_more_coarsely_than_the_samples_vary_is_no_reason_to_go_on() -> None:
-    coarse = np.round(made(0.0001, 0.01) / TICK) * TICK
-    assert sampling_error(coarse.tolist()) == 0.0
-    assert stops_at(coarse, cost=1e-6) == FEW_SAMPLES // 16
 
 
 # Placements that follow each other

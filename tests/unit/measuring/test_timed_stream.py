@@ -15,7 +15,6 @@ from verdicts_alone import judge
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.untimed import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.outcomes import Code, Outcome
@@ -167,20 +166,6 @@ def test_long_work_is_launched_twice_where_it_fills_the_current_stream(scene: Sc
         assert len(launches) <= most
 
 
-def test_a_moment_beside_long_work_does_not_matter(scene: Scene) -> None:
-    long, moment = scene.launch_of(8 * GiB), scene.launch_of(48 * MiB)
-
-    def launch(count: int, current: Stream) -> None:
-        for _ in range(count):
-            scene.device.kernels.launch(long, current)
-        scene.device.streams.join(scene.device.private, current)
-        scene.device.kernels.launch(moment, scene.device.private)
-
-    assert scene.find(lambda current: launch(30, current)) == (scene.own, None)
-    with pytest.raises(Elsewhere, match="goes on beside"):
-        scene.find(lambda current: launch(1, current))
-
-
 def test_long_work_on_two_streams_is_not_taken_for_one(scene: Scene) -> None:
     long = scene.launch_of(8 * GiB)
     with pytest.raises(Elsewhere):
@@ -241,28 +226,6 @@ def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
         take(scene, scene.on(scene.device.legacy), stream=stream)
     with persisting(scene.device, table) as stream:
         assert take(scene, scene.on(None), stream=stream).sampler == "blocked"
-
-
-@pytest.mark.parametrize(("case", "mode"), [(False, "clean-cold"), (True, "hot")])
-def test_slow_work_keeps_near_its_budget(scene: Scene, case: bool, mode: str) -> None:
-    """Half a second of work with a budget of one second: a first launch, a look that is the first sample, and another sample; of a `Case`
-    a launch at its new placement before that."""
-    long, launches = scene.launch_of(8 * GiB), list[Stream]()
-
-    def work() -> None:
-        launches.append(scene.device.current_of_libraries)
-        scene.on(*(None,) * 90, work=long)(scene.device.current_of_libraries)
-
-    scene.find(scene.on(None))  # what is set up once
-    begun = scene.device.now()
-    if case:
-        taken = scene.bench.case(lambda memory: Case(work), placements=8, budget=1.0, mode=mode)
-    else:
-        taken = scene.bench.take(scene.bench.target(work), placements=8, budget=1.0, mode=mode)
-    assert taken.latency == pytest.approx(0.5, rel=0.2)
-    assert len(taken.placements) == (2 if case else 1)
-    assert len(launches) <= (4 if case else 3)
-    assert scene.device.now() - begun < 3.5
 
 
 def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) -> None:

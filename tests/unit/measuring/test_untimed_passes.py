@@ -161,46 +161,6 @@ def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
     assert under.digest != without.digest
 
 
-def test_advice_is_part_of_it() -> None:
-    digests = set()
-    for advice in (
-        {},
-        {"read_mostly": True},
-        {"preferred_location": "host"},
-        {"accessed_by": "device"},
-    ):
-        bench = Bench()
-        x, y = bench.memory.managed(N, **advice), bench.memory.managed(N)
-        digests.add(
-            found(bench.take(bench.target(bench.kernels.add, x, y), passes=RAN).what_ran).digest
-        )
-    assert len(digests) == 4
-
-
-@pytest.mark.parametrize(
-    ("launches", "expected"),
-    [
-        (["1234", "1234"], "1234"),
-        (["1234 9", "1256 9"], "? 9"),
-        (["lost", "1234", "lost"], None),
-    ],
-)
-def test_words_of_arguments_that_differ_between_two_launches_are_left_out(
-    bench: Bench, launches: list[str], expected: str | None
-) -> None:
-    def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        if (given := launches.pop(0)) == "lost":
-            raise Undelivered("CUPTI delivered nothing")
-        return what_ran([Step(StepKind.KERNEL, "k", code="a", arguments=(given,))], {})
-
-    replaced(bench.device.counters, what_ran=answer)
-    seen = case(bench)
-    assert (seen.launch[0].arguments == (expected,), seen.digest is not None) == (
-        expected is not None,
-    ) * 2
-    assert expected is not None or seen.not_watched == "CUPTI delivered nothing"
-
-
 def answers(*digests: str | None) -> Callable[..., WhatRan]:
     left = list(digests)
 

@@ -12,7 +12,6 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.window_request import Where
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import GiB, MiB
@@ -85,17 +84,3 @@ def test_a_measurement_beside_an_open_stream_pays_for_its_set_aside(bench: Bench
             )
             == 1
         )
-
-
-def test_a_case_shares_the_set_aside_with_an_open_stream(bench: Bench) -> None:
-    def build(memory: Memory) -> Case:
-        x = memory.device(8 * MiB)
-        return Case(lambda: None, reference=lambda: None, reads=[x], window=x)
-
-    (table,) = bench.buffers(1, 8 * MiB)
-    with persisting(bench.device, table) as stream:
-        alone = stream.set_aside
-        measured = bench.case(build)
-        assert measured.window is not None
-        assert 2 * measured.window.set_aside == 3 * alone  # each alone has a step to spare
-        assert bench.device.l2.set_aside() == stream.set_aside == alone

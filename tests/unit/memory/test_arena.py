@@ -10,7 +10,7 @@ from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
+from pytest_gpumem.devices.protocol import Allocation, OutOfMemory
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 from pytest_gpumem.units import MiB
@@ -97,38 +97,6 @@ def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, are
     arena.close()
     assert device.live == []
     arena.close()
-
-
-def test_close_tries_every_allocation_and_raises_the_first_error(
-    device: CountedDevice, arena: Arena
-) -> None:
-    first, second, third = (arena.buffer(4096).allocation for _ in range(3))
-
-    def reluctant(allocation: Allocation) -> None:
-        if allocation is not first:
-            raise DeviceError(f"cannot free {'second' if allocation is second else 'third'}")
-
-    device.before("memory.free", reluctant)
-    with pytest.raises(DeviceError, match="cannot free third"):  # the last one is freed first
-        arena.close()
-    assert device.live == [second, third]
-    arena.close()
-
-
-def test_an_adopted_array_is_the_buffers_memory() -> None:
-    for register in [True, False]:
-        device = CountedDevice()
-        arena = Arena(device, seed=7)
-        array = np.arange(12, dtype="i4").reshape(3, 4)
-        buffer = arena.adopt(array, register=register)
-        assert buffer.kind is (MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE), register
-        assert buffer.host_address == array.ctypes.data, register
-        assert bool(buffer.address) is register, register
-        buffer.write(np.ones((3, 4)))
-        assert (array == 1).all(), register
-        arena.close()
-        assert device.live == [], register
-        assert (array == 1).all(), register
 
 
 def test_what_an_argument_stands_for(arena: Arena) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 from cases import naming
 from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import idle_set_aside, persisting
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import MiB
 
@@ -34,21 +32,6 @@ def test_what_all_need_together_is_set_aside(device: CountedDevice, arena: Arena
         assert device.l2.window(inner.stream) is None
         one.move()
         assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
-    assert device.l2.set_aside() == FOUND
-
-
-def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> None:
-    one, other = arena.buffer(8 * MiB), arena.buffer(16 * MiB)
-    first, second = ExitStack(), ExitStack()
-    outer = first.enter_context(persisting(device, one))
-    inner = second.enter_context(persisting(device, other))
-    first.close()
-    assert (outer.closed, inner.closed) == (True, False)
-    assert device.l2.set_aside() == inner.set_aside == 6 * STEP
-    other.move()
-    assert device.l2.window(inner.stream) == WindowSpec(other.address, 16 * MiB, 1.0)
-    assert device.l2.window(outer.stream) is None
-    second.close()
     assert device.l2.set_aside() == FOUND
 
 
@@ -117,29 +100,3 @@ def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was() -> None:
                 assert outer.set_aside == device.l2.set_aside() == 4 * STEP
                 assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)
             assert device.l2.set_aside() == FOUND
-
-
-def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(
-    device: CountedDevice, arena: Arena
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    assert idle_set_aside(device) is None
-    with persisting(device, buffer, set_aside="off") as stream:
-        assert (stream.notes, idle_set_aside(device)) == ((), None)
-    cost = "12.5 MiB of L2 are set aside, and nothing persists in them: a cost without a gain"
-    for options in ({"hit_ratio": 0}, {"hit": "normal", "set_aside": "12.5 MiB"}):
-        with persisting(device, buffer, **options) as stream:
-            assert stream.notes == (cost,)
-    with persisting(device, buffer) as stream:
-        assert [*stream.notes] == []
-        assert idle_set_aside(device) == (
-            "12.5 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
-            "a cost without a gain"
-        )
-        stream.reset()
-        assert [*stream.notes] == [cost]
-        stream.reset("window")
-        assert [*stream.notes] == [cost]
-        stream.renew()
-        assert [*stream.notes] == []
-    assert idle_set_aside(device) is None

@@ -7,14 +7,11 @@ from dataclasses import replace
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import Stream, WindowSpec
+from pytest_gpumem.devices.protocol import WindowSpec
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.units import MiB
 
-STEP = int(3.125 * MiB)
-FOUND = 2 * STEP
 pytestmark = pytest.mark.usefixtures("found")
-MOST = 10 * STEP
 WINDOW = WindowSpec(4096, 8 * MiB, 0.75)
 
 
@@ -65,38 +62,3 @@ def test_a_window_on_a_stream_is_put_back(
         WINDOW,
     ]
     assert resets == ["reset"]
-
-
-def owner(
-    device: CountedDevice, watch: L2Watch, nbytes: int, stream: Stream | None = None
-) -> object:
-    """Somebody who sets something up and lives on."""
-    living, before = object(), watch.look()
-    device.l2.request_set_aside(nbytes)
-    if stream is not None:
-        device.l2.set_window(stream, WINDOW)
-    watch.keep(living, before)
-    return living
-
-
-def test_what_lives_on_keeps_what_it_changed(
-    device: CountedDevice, watch: L2Watch, resets: list[str]
-) -> None:
-    stream = device.streams.create()
-    living = owner(device, watch, MOST, stream)
-    assert watch.settle() is None
-    watch.begin()
-    watch.fresh()
-    assert (device.l2.set_aside(), device.l2.window(stream), resets) == (MOST, WINDOW, [])
-    device.l2.request_set_aside(4 * STEP)
-    device.l2.set_window(stream, None)
-    said = text(watch)
-    assert "12.5 MiB (found: 31.25 MiB)" in said
-    assert "none (found: 8 MiB" in said
-    assert (device.l2.set_aside(), device.l2.window(stream)) == (MOST, WINDOW)
-    device.l2.request_set_aside(FOUND)
-    device.l2.set_window(stream, None)
-    watch.ended(living)
-    assert watch.settle() is None
-    watch.fresh()
-    assert resets[-1:] == ["reset"]

@@ -13,12 +13,10 @@ from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.window_request import BadWindow, fit_set_aside
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
-HOST = ("managed", "pinned", "pageable")
 FOUND = int(2 * STEP)
 pytestmark = pytest.mark.usefixtures("found")
 
@@ -191,49 +189,6 @@ def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> 
             assert calls == []
 
 
-def test_only_memory_of_the_device_persists(calls: list[Any]) -> None:
-    cases: list[tuple[Any, str]] = [
-        *(
-            (
-                lambda m, k=kind: getattr(m, k)(MiB),
-                f"a persisting window needs a buffer of device memory, not <{kind} buffer",
-            )
-            for kind in HOST
-        ),
-        (
-            lambda m: np.ones((1000, 4)),
-            "a persisting window needs a buffer of device memory, not array([[1., 1",
-        ),
-        (
-            lambda m: Arena(CountedDevice(), seed=1).buffer(MiB),
-            "is memory of another device than NVIDIA H100 80GB HBM3",
-        ),
-    ]
-    for make, said in cases:
-        device = CountedDevice()
-        memory = Memory(Arena(device, seed=7))
-        with naming(make):
-            buffer = make(memory)
-            with pytest.raises(BadWindow) as caught, persisting(device, buffer):
-                raise AssertionError("the body ran")
-            assert said in str(caught.value)
-            assert "\n" not in str(caught.value)
-            assert len(str(caught.value)) < 160
-            assert calls == []
-
-
-def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(192 * MiB), set_aside="50%", window="clamp") as stream:
-        assert device.l2.window(stream.stream) == WindowSpec(
-            stream.buffer.address, 128 * MiB, 25 / 128, miss=AccessProperty.NORMAL
-        )
-        assert stream.notes == (
-            "the window covers the first 128 MiB of 192 MiB: no larger one is possible",
-        )
-    with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
-        assert (stream.nbytes, stream.notes) == (8 * MiB, ())
-
-
 def test_elsewhere_the_stream_itself_has_no_window() -> None:
     for where in ["graph", "launch"]:
         device = CountedDevice()
@@ -258,33 +213,6 @@ def test_elsewhere_the_stream_itself_has_no_window() -> None:
                     assert stream.window is not None
             assert [stream.spec, stream.window] == [None, None]
             assert device.l2.set_aside() == FOUND
-
-
-def test_reset_by_the_window_gives_it_the_normal_property(
-    device: CountedDevice, arena: Arena, calls: list[Any]
-) -> None:
-    buffer = arena.buffer(40 * MiB)
-    with persisting(device, buffer, set_aside="50%") as stream:
-        calls.clear()
-        stream.reset("window")
-        assert calls == [
-            (
-                "set_window",
-                WindowSpec(
-                    buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL
-                ),
-            )
-        ]
-        assert stream.window is not None
-        assert stream.window.hit == "normal"
-        stream.renew()
-        assert device.l2.window(stream.stream) == WindowSpec(
-            buffer.address, 40 * MiB, 0.625, miss=AccessProperty.NORMAL
-        )
-        with pytest.raises(
-            BadWindow, match=r'reset\(.wait.\); accepted are "window" and "context"'
-        ):
-            stream.reset("wait")  # type: ignore[arg-type]
 
 
 # The set-aside and hit ratio that fit a window

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.shapes import BadBuffer
 from pytest_gpumem.memory.spaces import Memory
 
 
@@ -22,24 +19,6 @@ def test_each_method_gives_its_kind_with_content() -> None:
         assert len(np.unique(buffer.read())) > 250, method
         memory.arena.close()
         assert device.live == [], method
-
-
-def test_host_memory_is_a_given_array_or_a_new_one() -> None:
-    for method in ["registered", "pageable"]:
-        memory = Memory(Arena(CountedDevice(), seed=7))
-        with naming(method):
-            array = np.zeros((2, 8), "f8")
-            given = getattr(memory, method)(array, "ignored where an array is given")
-            assert (given.host_address, given.shape, given.dtype_name) == (
-                array.ctypes.data,
-                (2, 8),
-                "f8",
-            )
-            new = getattr(memory, method)(1 << 20, "f4")
-            assert new.nbytes == 1 << 20
-            assert 0.0 <= new.read().min() < new.read().max() < 1.0
-            with pytest.raises(BadBuffer, match="do not hold"):
-                getattr(memory, method)(6, "f4")
 
 
 def test_a_guest_shares_memory_and_keeps_its_buffer_in_place(memory: Memory) -> None:

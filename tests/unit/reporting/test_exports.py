@@ -17,7 +17,7 @@ from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.reporting.conclusion import Run
-from pytest_gpumem.reporting.exports import as_csv, as_json, figures
+from pytest_gpumem.reporting.exports import as_csv, as_json
 
 MakeRow = Callable[..., Row]
 
@@ -128,23 +128,3 @@ def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: R
         for name in values
         if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name
     ]
-
-
-def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -> None:
-    unseen, seen = (
-        Footprint(0, not_watched=("no GPU is measured",)),
-        Footprint(4096, watched=("fixtures",)),
-    )
-    assert "peak_bytes" not in figures(replace(make_row(), footprint=unseen), facts)
-    assert figures(replace(make_row(), footprint=seen), facts)["peak_bytes"] == 4096
-    assert (
-        not {"kept_bytes", "reserved_bytes"}
-        & figures(replace(make_row(), footprint=replace(seen, ended=False)), facts).keys()
-    )
-    of_source = what_ran(
-        [Step(StepKind.KERNEL, "triad", code="1")], {}
-    )  # a simulated kernel is not compiled
-    found = figures(make_row(what_ran=of_source), facts)
-    assert found["kernels"] == 1
-    assert not {"registers", "spill_bytes"} & found.keys()
-    assert not FIGURES.keys() & figures(make_row(what_ran=None, moved_bytes=None), facts).keys()

@@ -13,7 +13,7 @@ from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.exports import properties
-from pytest_gpumem.reporting.github import MOST, workflow_commands
+from pytest_gpumem.reporting.github import workflow_commands
 
 Make = Callable[..., Row]
 GRID = Difference("kernel", (1,), (2,), "triad", "grid")
@@ -67,10 +67,3 @@ def test_nothing_in_a_name_or_path_begins_a_command(make_row: Make) -> None:
         )
         assert message.startswith("FAIL t.py::t[a"), hostile
         assert "%0A" not in message, hostile
-
-
-def test_no_more_than_github_shows(make_row: Make) -> None:
-    rows = [make_row(f"t.py::t{number}", Outcome.FAIL) for number in range(MOST + 1)]
-    lines = workflow_commands([*rows, make_row("t.py::s", Outcome.UNDECIDED)], {})
-    assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
-    assert lines[MOST - 1] == "::error title=gpumem::2 more in the summary of the run"

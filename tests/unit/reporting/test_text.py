@@ -25,7 +25,7 @@ from pytest_gpumem.reporting.conclusion import Conclusion, advice, conclusion_li
 from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import worst_first
 from pytest_gpumem.reporting.table import table
-from pytest_gpumem.reporting.terminal import counts_text, header, missing_lines, profiled_lines
+from pytest_gpumem.reporting.terminal import header, missing_lines
 
 MakeRow = Callable[..., Row]
 SLOWER = Comparison(0.97, 0.01, processes=3)
@@ -198,16 +198,3 @@ def test_what_was_not_judged_is_listed_or_counted() -> None:
         "not judged: t.py::test_e, max_latency: nothing measured",
         "not run: 1 measurement of the baseline (1 deselected)",
     ]
-
-
-def test_the_counts_are_of_what_was_measured(make_row: MakeRow) -> None:
-    rows = [
-        make_row(),
-        replace(make_row("t.py::b"), failed=True, test_error=True),
-        replace(make_row("t.py::c", Outcome.FAIL, measured=False), failed=True),
-    ]
-    assert counts_text(rows) == (
-        "2 rows: 2 PASS; 1 test failed by an assertion or an error; "
-        "1 test failed without a measurement"
-    )
-    assert profiled_lines(rows)[0] == "profiled: 2 tests; times under a profiler are not judged"

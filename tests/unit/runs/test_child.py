@@ -106,20 +106,6 @@ def test_a_process_that_ended_hears_nothing_and_says_why(tmp_path: Path) -> None
         assert process.output() == "the cause"
 
 
-def test_a_process_that_leaves_another_one_behind_has_ended(tmp_path: Path) -> None:
-    """The process that it leaves keeps the pipe open. Half a line is none."""
-    program = "import json, os, sys; writes = json.loads(sys.argv[1])['writes']; "
-    program += 'os.write(writes, b\'{"one": 1}\\n{\\n{"two": 2}\\n{\'); '
-    program += "os.fork() or __import__('threading').Event().wait()"
-    with started(program, tmp_path) as process:
-        try:
-            lines = [process.hear(60) for _ in range(3)]
-            assert lines == [{"one": 1}, {"two": 2}, None]
-            assert process.wait(60) == 0
-        finally:
-            os.killpg(process.pid, 9)
-
-
 def test_a_process_that_does_not_answer_is_ended(tmp_path: Path) -> None:
     with started("import threading; threading.Event().wait()", tmp_path) as process:
         assert process.hear(0.01) is None
@@ -133,7 +119,3 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
     assert finished.exit_code == 3
     assert seen == ["said", "aside"]
     assert finished.output == "said\naside\n"
-
-
-def test_a_command_is_shown_as_a_shell_takes_it() -> None:
-    assert child.shown(["ncu", "a b", "x=(1)"]) == "ncu 'a b' 'x=(1)'"

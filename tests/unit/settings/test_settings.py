@@ -10,7 +10,6 @@ from cases import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.settings import (
@@ -183,16 +182,6 @@ def test_off_means_inert() -> None:
         resolve({"gpumem_mode": "?"}, {}, {}, "pytest.ini")
 
 
-def test_timeouts() -> None:
-    assert settled({}).timeout == 120.0
-    assert settled({"gpumem_timeout": "90 s"}).timeout == 90.0
-    assert settled({"gpumem_timeout": "none"}).timeout == 0.0
-    assert of_test(Settings(), {"timeout": "none"}).timeout == 0.0
-    assert of_test(settled({"gpumem_timeout": "90 s"}), {"timeout": "2 min"}).timeout == 120.0
-    with pytest.raises(SettingsError, match="--gpumem-timeout: 'long' is no time-out"):
-        settled({"gpumem_timeout": "long"})
-
-
 def test_the_marker_is_strict() -> None:
     with pytest.raises(
         SettingsError,
@@ -223,10 +212,6 @@ def test_the_marker_is_strict() -> None:
     }
 
 
-def test_every_limit_is_an_option_but_those_about_one_test() -> None:
-    assert set(LIMITS) - {option.name for option in OPTIONS} == {"faster_than", "min_overlap"}
-
-
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
     keywords = {"allow_kept": ("plans.py:*", "conftest.py:7")}
     assert of_test(Settings(), keywords).allow_kept == ("plans.py:*", "conftest.py:7")
@@ -242,17 +227,6 @@ def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
             SettingsError, match=r"marker: warmups: .* accepted is a whole number from 1 on"
         ):
             of_marker({"warmups": wrong}, "warmups")
-
-
-def test_the_number_of_gpus_is_the_tests() -> None:
-    assert of_marker({"gpus": 2, "max_latency": "1 us"}, "gpus") == 2
-    assert of_marker({}, "gpus") is None
-    assert of_test(Settings(), {"gpus": 2}) == Settings()
-    for wrong in (0, "two", True, 1.5):
-        with pytest.raises(
-            SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"
-        ):
-            of_marker({"gpus": wrong}, "gpus")
 
 
 def test_limits_against_others_are_strict() -> None:

@@ -32,14 +32,6 @@ def test_cpus_are_read_from_lists(system: Path) -> None:
     }
 
 
-def test_nobody_asked_for_a_node_that_cannot_be_had(system: Path) -> None:
-    for nearest in [None, 1, 7]:
-        before = os.sched_getaffinity(0)
-        with places.on_node(None, nearest, system) as node:
-            assert node is None, nearest
-            assert os.sched_getaffinity(0) == before, nearest
-
-
 def test_a_node_that_was_asked_for_must_be_there(system: Path) -> None:
     with (
         pytest.raises(Unsupported, match=r"numa=5: the host has no such NUMA node; it has: 0, 1$"),

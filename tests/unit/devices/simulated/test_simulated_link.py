@@ -10,7 +10,6 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     HoldExpired,
 )
-from pytest_gpumem.units import MiB
 
 
 def test_a_hold_that_another_stream_waits_for_runs_out(bench: Workbench) -> None:
@@ -34,16 +33,3 @@ def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
     seen = device.content.to_host(whole, "i4", 1024)
     assert [seen[255], seen[256], seen[767], seen[768]] == [255, -1, -1, 768]
     assert (part.address, part.host_address) == (whole.address + 1024, whole.host_address + 1024)
-
-
-def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None:
-    device = bench.device
-    pinned, registered = (
-        bench.memory(MiB, MemoryKind.PINNED),
-        device.memory.adopt(np.zeros(MiB, "u1"), register=True),
-    )
-    memory = device.memory.host()
-    assert (memory.locked, memory.total - memory.available) == (2 * MiB, 2 * MiB)
-    device.memory.free(pinned)
-    device.memory.free(registered)
-    assert device.memory.host().locked == 0

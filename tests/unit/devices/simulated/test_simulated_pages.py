@@ -8,11 +8,11 @@ import pytest
 from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, OutOfMemory
+from pytest_gpumem.devices.protocol import Advice
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.roofline import PAGE_BYTES, SHARED_FAULTS
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.units import MiB
 
 N = 16 * MiB
 PAGES = N // PAGE_BYTES
@@ -94,16 +94,3 @@ def test_a_kernel_loses_the_time_of_its_faults_and_migrations(bench: Workbench) 
     bench.device.managed.prefetch(memory, True, bench.stream)
     lost = PAGES * sheet.fault + N / (sheet.migration_share * sheet.link_bandwidth)
     assert bench.time(launch) - resident == pytest.approx(lost, rel=0.1)
-
-
-def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDevice) -> None:
-    free = device.memory.free_bytes(MemoryKind.MANAGED)
-    with pytest.raises(OutOfMemory):
-        device.memory.allocate(free + GiB // 2, MemoryKind.MANAGED)
-    with pytest.raises(OutOfMemory, match="evicted"):
-        device.managed.oversubscribe(10 * free)
-    device.memory.allocate(free - 16 * GiB, MemoryKind.DEVICE)
-    memory = device.managed.oversubscribe(32 * GiB)
-    assert device.memory.free_bytes(MemoryKind.DEVICE) == 0
-    device.memory.free(memory)
-    assert device.memory.free_bytes(MemoryKind.DEVICE) == 16 * GiB

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from cases import naming
 from workbench import ACCUMULATE, SCAN, Workbench, scale
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     CannotCapture,
     DeviceError,
-    Foreign,
     HoldExpired,
     OutOfMemory,
-    Unsupported,
-    WindowSpec,
 )
 from pytest_gpumem.units import GiB, MiB
 
@@ -148,49 +141,3 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
     with pytest.raises(CannotCapture, match=reason):
         bench.device.graphs.capture(bench.stream, body)  # type: ignore[arg-type]
     bench.run(launch)
-
-
-def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
-    cases: list[tuple[Callable[[Workbench], object], type[DeviceError], str]] = [
-        (lambda b: b.memory(0), DeviceError, "an allocation of 0 bytes: at least 1 is needed"),
-        (lambda b: b.memory(4096, MemoryKind.PEER), Unsupported, "one GPU is simulated"),
-        (
-            lambda b: b.device.memory.adopt(np.zeros((4, 4))[:, 1], register=True),
-            DeviceError,
-            "C-contiguous",
-        ),
-        (
-            lambda b: b.device.memory.guest(b.memory(4096), "f4", (1024,), np),
-            Unsupported,
-            "NumPy cannot see device memory",
-        ),
-        (
-            lambda b: b.device.content.copy(b.memory(4096), b.memory(4096), 8192, b.stream),
-            DeviceError,
-            "a copy of 8192 bytes from 4096",
-        ),
-        (
-            lambda b: b.run(b.bind(replace(SCAN, reference=None), x=b.memory(4096))),
-            Unsupported,
-            "scan has no reference to run on",
-        ),
-        (
-            lambda b: b.run(b.bind(SCAN, x=b.memory(4096, MemoryKind.PAGEABLE))),
-            DeviceError,
-            "pageable memory, which kernels cannot see",
-        ),
-        (
-            lambda b: b.device.kernels.call(Foreign(lambda: None), b.stream),
-            Unsupported,
-            "a function without reference=",
-        ),
-        (
-            lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, 4096, 1.5)),
-            DeviceError,
-            r"a hit ratio of 1\.5: 0 to 1 is possible",
-        ),
-    ]
-    for refused, error, reason in cases:
-        bench = Workbench()
-        with naming(refused), pytest.raises(error, match=reason):
-            refused(bench)

@@ -127,13 +127,3 @@ def test_only_the_chase_through_l1_looks_there() -> None:
 def test_l2_reads_bypass_l1_by_eight_wide_loads() -> None:
     (body,) = ptx("l2_bandwidth.cu").values()
     assert accesses(body, "ld") == ["ld.global.cg.v4.s32"] * 8
-
-
-def test_a_tiles_loads_come_before_its_first_write() -> None:
-    for expression, body in ptx("transpose.cu").items():
-        order = re.findall(r"\b(?:ld\.global|st\.global|st\.shared|ld\.shared)", body)
-        in_flight = 16
-        assert order.count("ld.global") == order.count("st.global") == in_flight, expression
-        assert order[:in_flight] == ["ld.global"] * in_flight, expression
-        turned = 0 if expression.startswith("transpose<") else in_flight
-        assert order.count("st.shared") == order.count("ld.shared") == turned, expression
