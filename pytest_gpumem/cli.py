@@ -48,7 +48,7 @@ def _reading() -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage
+    """A group whose errors are single lines, with the codes of `outcomes.Exit`; click's usage
     errors exit with 2."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

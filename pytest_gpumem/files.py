@@ -58,7 +58,7 @@ def unwritable(path: Path) -> str | None:
         return f"there is no folder {folder}"
     if path.is_dir():
         return "it is a folder"
-    # A new file replaces the old one, so the permission of the folder decides.
+    # A new file replaces the old file, so the permission of the folder decides.
     if os.access(folder, os.W_OK):
         return None
     return f"no permission to write in {folder}"

@@ -161,12 +161,12 @@ def count_of(text: str) -> int:
 
 
 def _number(name: str, text: str) -> Limit:
-    """Return a limit on an exact number of one launch."""
+    """Return a limit on an exact number of a launch."""
     return Limit(name, _number_or_base, _higher, text, "NUMBER", ini_only=True)
 
 
 def _bytes(name: str, text: str) -> Limit:
-    """Return a limit on exact bytes of one launch."""
+    """Return a limit on exact bytes of a launch."""
     return Limit(name, _size_or_base, _higher, text, "BYTES", ini_only=True)
 
 
@@ -225,20 +225,20 @@ _FOOTPRINT = (
     ),
 )
 _LAUNCH = (
-    _number("max_gpu_page_faults", "Most page faults of the GPU in one launch."),
+    _number("max_gpu_page_faults", "Most page faults of the GPU in a launch."),
     _bytes(
         "max_migrated",
-        'Most bytes of managed memory that migrate in one launch, such as "64 MiB".',
+        'Most bytes of managed memory that migrate in a launch, such as "64 MiB".',
     ),
-    _number("max_kernels", "Most kernels in one launch."),
-    _number("max_copies", "Most copies in one launch."),
-    _bytes("max_copied_bytes", 'Most bytes that copies move in one launch, such as "64 MiB".'),
+    _number("max_kernels", "Most kernels in a launch."),
+    _number("max_copies", "Most copies in a launch."),
+    _bytes("max_copied_bytes", 'Most bytes that copies move in a launch, such as "64 MiB".'),
     _bytes("max_spill", "Most local memory of a thread of any kernel: spills and stack."),
 )
-MAX_WAITS = "max_waits"  # in one launch; of a test that measures nothing, in its body
+MAX_WAITS = "max_waits"  # in a launch; of a test that measures nothing, in its body
 _WAITS = _number(
     MAX_WAITS,
-    "Most times that the host waits for the device: in one launch, or in the body of a test that "
+    "Most times that the host waits for the device: in a launch, or in the body of a test that "
     "measures nothing.",
 )
 
@@ -260,7 +260,7 @@ def of_the_test(origin: str | None) -> bool:
 
 
 def demands_more(name: str, limit: str | None, other: str | None) -> bool:
-    """Return True if a value of a limit can demand more than another one. None is no limit."""
+    """Return True if a value of a limit can demand more than another. None is no limit."""
     if limit is None or limit == other:
         return False
     return other is None or LIMITS[name].looser(other, limit)

@@ -1,4 +1,4 @@
-"""The options: one table, from which command line, environment, ini file and marker derive.
+"""The options: a table, from which command line, environment, ini file and marker derive.
 
 A value that cannot be used is a `QuantityError`, with the value and what is accepted. pytest
 imports this module in every session: it is cheap to import.
@@ -149,7 +149,7 @@ class Option(NamedTuple):
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     ini_only: bool = False  # no option of the command line and no variable
-    bare: str | None = None  # value on the command line if none follows; None: it needs one
+    bare: str | None = None  # value on the command line if none follows; None: it needs a value
 
     @property
     def needs_results(self) -> bool:
@@ -197,7 +197,7 @@ OPTIONS: tuple[Option, ...] = (
         "enabled",
         SWITCH,
         _flag,
-        "Measure on a GPU, or on a simulated one; without it the plugin is inert.",
+        "Measure on a GPU, or on a simulated device; without it the plugin is inert.",
     ),
     Option(
         "device",
@@ -290,8 +290,7 @@ OPTIONS: tuple[Option, ...] = (
         "processes",
         PROCESSES,
         _count,
-        "Fresh processes to measure in, one after another; comparisons are over all of them. "
-        "Default: 1.",
+        "Fresh processes to measure in, in turn; comparisons are over all of them. Default: 1.",
         "M",
     ),
     Option(
@@ -320,7 +319,7 @@ OPTIONS: tuple[Option, ...] = (
         "report",
         OUTPUT,
         _report,
-        "Write the results as one HTML file. Default: none.",
+        "Write the results as an HTML file. Default: none.",
         "FILE",
     ),
 )

@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 
 
 class Outcome(str, Enum):
-    """The result of judging one measurement against its limits, and of one that has none."""
+    """The result of judging a measurement against its limits, if it has any."""
 
     PASS = "PASS"  # within every limit
     FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
@@ -65,7 +65,7 @@ class Code(str, Enum):
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED, and FAIL in a duet: another mode, sampler or window, or fewer declared bytes."""
     TOO_FEW_RUNS = "too few runs"
-    """UNDECIDED: the reference is of one process, which does not tell how processes differ."""
+    """UNDECIDED: the reference has a single process, which does not tell how processes differ."""
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read."""
@@ -87,7 +87,7 @@ class Exit(IntEnum):
     FINE = 0
     FAILED = 1
     INTERRUPTED = 2
-    INTERNAL_ERROR = 3  # python's own code for an exception, 1, would report a failure
+    INTERNAL_ERROR = 3  # Python's code for an exception, 1, would report a failure
     USAGE = 4
     NO_TESTS = 5
     NO_VERDICT = 6

@@ -18,12 +18,12 @@ LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every 
 
 
 class FileError(ValueError):
-    """A file that cannot be read, or holds no results: one line, without the file's name."""
+    """A file that cannot be read, or holds no results: a line without the file's name."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """The content of one file."""
+    """The content of a file."""
 
     path: Path
     document: Document

@@ -26,7 +26,7 @@ _SECONDS = 60  # time-out of a git call
 
 
 class RevisionError(Exception):
-    """The revision cannot be used, or git cannot run; the message is one line."""
+    """The revision cannot be used, or git cannot run; the message has a single line."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ DEFAULT_TIMEOUT = 120.0  # seconds
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # of commands: no options
 
 WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
-"""Set by pytest-xdist in its workers, the same in all of a run; those of one GPU take turns."""
+"""Set by pytest-xdist in its workers, the same in all of a run; those of a GPU take turns."""
 
 # Variables that a command or a run sets for its processes. Their names start with _GPUMEM: another
 # version of the plugin, which BASE may have, refuses unknown variables that start with GPUMEM.
@@ -39,13 +39,13 @@ EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_pro
 
 # Names that are no options, but switched off as such.
 ANNOUNCE = "announce"  # GitHub's job summary and annotations
-EVIDENCE = "evidence"  # the record of what a launch ran, which one process of a run takes for all
+EVIDENCE = "evidence"  # the record of what a launch ran, which a process of a run takes for all
 OF_A_RUN = (*(option.name for option in OPTIONS if option.role.of_a_run), ANNOUNCE)
 """Names of the options of a whole run; in the processes of a run they have their defaults."""
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used: one line with its origin, the value and what is accepted."""
+    """A setting that cannot be used: a line with origin, value and what is accepted."""
 
 
 _NO_LIMITS: Mapping[str, str | None] = MappingProxyType(
@@ -124,11 +124,11 @@ def resolve(
     """Return the settings of a session. While the switch is off, only the command line counts.
 
     `command_line`: by `Option.key`; None where it says nothing.
-    `environment`: variables that start with GPUMEM are read. An empty one counts as not set.
+    `environment`: variables that start with GPUMEM are read. An empty variable counts as not set.
     `ini`: by `Option.key`; None or an empty text where the file says nothing.
     `ini_file`: how messages name the file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
-    Raises `SettingsError`: one line with the origin, the value and the accepted values.
+    Raises `SettingsError`: a line with the origin, the value and the accepted values.
     """
 
     def value_of(option: Option) -> tuple[Any, str]:
@@ -278,7 +278,7 @@ def merge_limits(
 
 
 def by_marker(limits: Limits, name: str) -> bool:
-    """Return True if a limit comes from a marker: the test's own, or in a gate that of BASE."""
+    """Return True if a limit comes from a marker: of the test, or in a gate of BASE."""
     return limits.origin.get(name, "").partition(" of ")[0] == "marker"
 
 

@@ -91,7 +91,7 @@ class Margin(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Time to spend on measuring: exactly one of the two is given."""
+    """Time to spend on measuring: exactly one is given."""
 
     each: float | None = None  # seconds for each measurement
     total: float | None = None  # seconds for all measurements of the run together
@@ -202,7 +202,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def _exact(nbytes: int, units: Mapping[str, int]) -> str:
-    """Return bytes with three decimals at most in one of the units, or an empty text."""
+    """Return bytes with three decimals at most in a unit, or an empty text."""
     unit, factor = _largest(units, nbytes)
     exact = nbytes >= factor and nbytes * 1000 % factor == 0
     return f"{nbytes / factor:.12g} {unit}" if exact else ""
@@ -277,7 +277,7 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
 
 
 def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
-    """Return the margin of at most one share and one amount, which `parse` reads."""
+    """Return the margin of at most a share and an amount, which `parse` reads."""
     parts = re.split(_PLUS, value) if isinstance(value, str) else []
     shares = [part for part in parts if "%" in part]
     amounts = [part for part in parts if "%" not in part]

@@ -1,6 +1,6 @@
 """The differences between two runs of a row. Pure.
 
-They are in what was declared, in what one launch ran, and in the lines that take memory.
+They are in what was declared, in what a launch ran, and in the lines that take memory.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _pages(base: Measurement, head: Measurement) -> Iterator[Difference]:
             yield Difference(kind, before, after)
 
 
-# What one launch ran
+# What a launch ran
 
 
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:

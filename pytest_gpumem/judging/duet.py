@@ -18,12 +18,12 @@ from pytest_gpumem.outcomes import Outcome
 LOOKS = (5, 8, 12, 20, 32)
 """Numbers of pairs after which a row is judged."""
 LOOK = 0.999
-"""Confidence of one look; five looks add up to 0.4 % a side."""
+"""Confidence of a look; five looks add up to 0.4 % a side."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one row so far. Shares: +0.01 is 1 % slower."""
+    """The pairs of a row so far. Shares: +0.01 is 1 % slower."""
 
     log_ratios: tuple[float, ...]  # log(head / base) of each pair, in the order of measurement
     limit: float  # log(1 + `max_regression`)
@@ -46,7 +46,7 @@ class Pairs:
 
 
 def judge_pairs(log_ratios: Sequence[float], limit: float) -> Pairs:
-    """Judge the pairs of one row so far, at each look that they have reached.
+    """Judge the pairs of a row so far, at each look that they have reached.
 
     `log_ratios`: log(head / base) of each pair, in the order of measurement.
     `limit`: log(1 + `max_regression`).

@@ -4,9 +4,9 @@ An expectation is a measurement of the baseline, a limit on a test, or in a gate
 selects. It ends with the verdict of a row, or as an `Omission` with its reason. So no green session
 is silent about a limit that nothing measured, or a test that was deleted or left out.
 
-BASE selects with the words of the gate, its own ini file and conftest, and on the machine of the
-gate. So what a change deletes, renames, skips or leaves out by its own files is lost, and a change
-that loosens a limit is still judged by that of BASE.
+BASE selects with the words of the gate, with BASE's ini file and conftest, on the machine of the
+gate. So what a change deletes, renames, skips or leaves out by its files is lost, and a change that
+loosens a limit is still judged by that of BASE.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _max_peak_regression(check: FootprintCheck) -> LimitResult:
         else:
             changed = True
     if not saved and changed:
-        why = "the driver's allocations are watched on one side only"
+        why = "the driver's allocations are watched on a single side"
         return check.measured_differently(why)
     if not saved:
         return check.new(check.no_history or "the baseline holds no such row")

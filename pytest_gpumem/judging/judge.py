@@ -23,11 +23,13 @@ from pytest_gpumem.units import format_share, format_time
 
 
 class Judgement(NamedTuple):
-    """What the judge of a measurement found."""
+    """The findings about a measurement."""
 
     findings: list[LimitResult]
     """One for each limit, and for each doubt about the whole measurement."""
-    comparison: Comparison | None = None  # the change against the reference, where there is one
+    comparison: Comparison | None = (
+        None  # the change against the reference, where there is a reference
+    )
 
 
 def judge(
@@ -40,7 +42,7 @@ def judge(
     measured_differently: bool = False,
     siblings: Mapping[str, Measurement] | None = None,
 ) -> Judgement:
-    """Judge one measurement at its test's end.
+    """Judge a measurement at its test's end.
 
     A row without a finding about `max_regression` waits: the screen judges it at the session's
     end. At the test's end it fails grossly, or has nothing to compare with.
@@ -134,10 +136,10 @@ def doubts(measurement: Measurement) -> Iterator[str]:
     """Yield why a measured time may not be that of the work."""
     if measurement.outside is not UNSET:
         outside = format_time(measurement.outside)
-        yield f"{outside} of its work run on a stream that the timed one does not wait for"
+        yield f"{outside} of its work run on a stream that the timed stream does not wait for"
     if measurement.work_seen is False:
         yield (
-            "no work was seen on the timed stream, on a default one or on the device: "
+            "no work was seen on the timed stream, a default stream or the device: "
             "the time may be the host's alone"
         )
     if measurement.latency <= NOTHING_RAN * measurement.floor:
@@ -149,7 +151,7 @@ def doubts(measurement: Measurement) -> Iterator[str]:
 
 
 def comparable(measurement: Measurement, past: Measurement) -> bool:
-    """True if both were measured in the same way, and the past one without a profiler."""
+    """True if both were measured in the same way, and the past measurement without a profiler."""
     return _way(past) == _way(measurement) and not past.profiled
 
 
@@ -164,7 +166,7 @@ def is_failure(judged: Verdict | LimitResult, strict: bool) -> bool:
 
 
 def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
-    """Return the node ids of tests that fail by an assertion or an error of their own.
+    """Return the node ids of tests that fail by an assertion or an error.
 
     It is recorded, or no verdict explains the failure.
     """

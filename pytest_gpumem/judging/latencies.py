@@ -54,7 +54,7 @@ def corrected_latencies(processes: Sequence[Reading]) -> list[float]:
 
 
 def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
-    """Return the logarithms of each run's latencies, all corrected to one launch overhead."""
+    """Return the logarithms of each run's latencies, all corrected to the same launch overhead."""
     processes = list[Reading]()
     for run in runs:
         processes += run

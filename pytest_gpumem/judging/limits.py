@@ -2,7 +2,7 @@
 
 A latency, bandwidth or overlap on the right side of its limit is PASS. On the wrong side it is FAIL
 if it lies further away than a repetition in another session may (99 %, one-sided: the margin), else
-UNDECIDED. Counts of pages and of steps are exact. `faster_than` compares two measurements of one
+UNDECIDED. Counts of pages and of steps are exact. `faster_than` compares two measurements of a
 test; it holds where the factor exceeds the margin of a repetition (99 %), else it fails the test.
 """
 
@@ -146,7 +146,7 @@ def _faster_than(check: LimitCheck) -> LimitResult | None:
     return check.finding(Outcome.FAIL, f"{times} is not beyond doubt")
 
 
-# Exact counts of one launch
+# Exact counts of a launch
 
 COUNTS: Mapping[str, tuple[str, str]] = {
     "max_gpu_page_faults": ("gpu_faults", "GPU page fault"),
@@ -157,11 +157,11 @@ COUNTS: Mapping[str, tuple[str, str]] = {
     "max_waits": ("waits", "host wait"),
     "max_spill": ("spill", "of local memory of a thread"),
 }
-"""Limits on exact counts of one launch: the field of `PageCounts` or `WhatRan`, and its word."""
+"""Limits on exact counts of a launch: the field of `PageCounts` or `WhatRan`, and its word."""
 OF_BYTES = ("max_migrated", "max_copied_bytes", "max_spill")
 EXACT = tuple(COUNTS)
 STEPS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill")
-"""Limits on what one launch runs. They are exact, and hold on a GPU that others use too."""
+"""Limits on what a launch runs. They are exact, and hold on a GPU that others use too."""
 
 
 def exact_count(measurement: Measurement, name: str) -> int | str:
@@ -205,7 +205,7 @@ def _count(check: LimitCheck) -> LimitResult:
 def _count_text(name: str, count: int) -> str:
     _, word = COUNTS[name]
     text = f"{short_bytes(count)} {word}" if name in OF_BYTES else counted(count, word)
-    return f"{text} in one launch"
+    return f"{text} in a launch"
 
 
 def _causes(measurement: Measurement) -> str:
@@ -229,7 +229,7 @@ RULES: Mapping[str, Callable[[LimitCheck], LimitResult | None]] = {
 
 
 def counts_steps(limits: Limits) -> bool:
-    """True if a limit is on what one launch runs."""
+    """True if a limit is on what a launch runs."""
     return any(getattr(limits, name) is not None for name in STEPS)
 
 

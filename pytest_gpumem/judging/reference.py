@@ -1,4 +1,4 @@
-"""The reference of a row, and the screen that compares one process with it.
+"""The reference of a row, and the screen that compares a process with it.
 
 The rules and their error rates: docs/explanation/judging.md.
 
@@ -20,9 +20,9 @@ DAYS = 12
 PROCESS_NOISE = 27.5e-9
 """Least standard deviation between processes, in seconds; recorded on an H200, 2026-11-21."""
 DAY_NOISE = 0.003
-"""Least noise of a reference of one day, as a share; it falls with the square root of the days."""
+"""Least noise of a reference of a day, as a share; it falls with the square root of the days."""
 OUTLIER = 5.0
-"""Standard deviations between one process and the others from which on it does not count."""
+"""Standard deviations between a process and the others from which on it does not count."""
 ENOUGH_TO_LEAVE_OUT = 6
 """Processes from which on an outlier is left out."""
 PASSES = 0.995
@@ -30,7 +30,7 @@ PASSES = 0.995
 SAME_CODE = 0.95
 """Confidence of a PASS of the screen where the same code ran."""
 SAME_CODE_ONE_DAY = 0.90
-"""The same, with a reference of one day and by the normal distribution."""
+"""The same, with a reference of a single day and by the normal distribution."""
 SHIFT = 0.005
 """Median change of the other rows from which on the screen passes nothing."""
 PLAIN = 0.10
@@ -40,7 +40,7 @@ SUCCESSIVE = 3
 
 
 class Reference:
-    """The saved processes of one row and one identity: those of its first `DAYS` UTC dates.
+    """The saved processes of a row and an identity: those of its first `DAYS` UTC dates.
 
     `runs`: the date of each saved run, and the latencies of its processes in seconds.
     """
@@ -80,7 +80,7 @@ class Reference:
         return SAME_CODE_ONE_DAY if self.days == 1 else SAME_CODE
 
     def reach(self, same_code: bool) -> float:
-        """Return what noise may hide of a change, as a log-ratio; infinite for one process."""
+        """Return what noise may hide of a change, as a log-ratio; infinite for a single process."""
         if self.processes < 2:
             return math.inf
         confidence = self.confidence(same_code)
@@ -107,7 +107,7 @@ def _without_outlier(logs: list[float]) -> list[float]:
 def screen(
     change: float, limit: float, reference: Reference, others: Sequence[float], *, same_code: bool
 ) -> Outcome:
-    """Compare one process with its reference at the end of a session: PASS or UNDECIDED.
+    """Compare a process with its reference at the end of a session: PASS or UNDECIDED.
 
     `change`: log(latency) less the reference's mean.
     `limit`: log(1 + `max_regression`).

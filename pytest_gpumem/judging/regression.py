@@ -72,7 +72,7 @@ def against(comparison: Comparison) -> str:
 
 
 def against_reference(measurement: Measurement, runs: Runs) -> ComparedRun:
-    """Compare a run with the saved runs of its reference, at least one."""
+    """Compare a run with the saved runs of its reference, not empty."""
     logs = corrected_logs([readings(measurement), *(readings(run) for _, run in runs)])
     dated = []
     for (day, _), of_run in zip(runs, logs[1:], strict=True):
@@ -124,7 +124,7 @@ def at_the_sessions_end(
         why = f"looks slower than {check.limit} allows"
     elif run.reference.processes < 2:
         code = Code.TOO_FEW_RUNS
-        why = f"{needs}, or more saved processes (--gpumem-save), as one does not show the noise"
+        why = f"{needs}, or more saved processes (--gpumem-save), as a single process shows no noise"
     elif others and abs(statistics.median(others)) > SHIFT:
         shift = format_share(math.expm1(statistics.median(others)), sign=True)
         why = f"the other rows changed by {shift}, as on another card: {needs}"

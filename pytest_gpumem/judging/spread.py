@@ -39,12 +39,12 @@ def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
 
 
 def placement_spread(latency: float) -> float:
-    """Return the spread between buffer placements of one process, as a share of the latency."""
+    """Return the spread between buffer placements of a process, as a share of the latency."""
     return _share(BETWEEN_PLACEMENTS, latency)
 
 
 def day_spread(latency: float) -> float:
-    """Return the spread between days, and between cards of one kind, as a share."""
+    """Return the spread between days, and between cards of a kind, as a share."""
     return _share(BETWEEN_DAYS, latency)
 
 
@@ -56,8 +56,8 @@ def _share(spread: tuple[float, float], latency: float) -> float:
 def repetition_margin(measurement: Measurement) -> float:
     """Return the log-ratio by which a repetition in another session may differ (99 %, one-sided).
 
-    The expected variance between placements is moderated by the measured one (Smyth 2004, "Linear
-    models and empirical Bayes methods", eq. 3).
+    The expected variance between placements is moderated by the measured variance (Smyth 2004,
+    "Linear models and empirical Bayes methods", eq. 3).
     """
     medians = measurement.counting
     latency = statistics.fmean(medians)

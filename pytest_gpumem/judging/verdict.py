@@ -1,4 +1,4 @@
-"""The verdict on a row, from findings. No other module makes or changes one. Pure."""
+"""The verdict on a row, from findings. No other module makes or changes a verdict. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Chart:
 
 def of_tests(shown: Sequence[RowView]) -> list[Chart]:
     """A chart for each parametrised test, in the order of the rows: of its bandwidth if all rows
-    have one, else of its latency."""
+    have a bandwidth, else of its latency."""
     tests: dict[str, list[RowView]] = {}
     for view in shown:
         if view.row.measurement is not None:
@@ -105,7 +105,7 @@ def _number_of(names: Sequence[str]) -> int | None:
 
 
 def of_saved_runs(row: Row, past: Sequence[Past]) -> Chart | None:
-    """The saved runs of a row, oldest first, and this one; None without any."""
+    """The saved runs of a row, oldest first, and this run; None without any."""
     if row.measurement is None or not past:
         return None
     points = []
@@ -114,7 +114,7 @@ def of_saved_runs(row: Row, past: Sequence[Past]) -> Chart | None:
         points.append(Point(index, run.latency, f"{run.utc:%m-%d}", tip, run.half_width or 0.0))
     latency = row.measurement.latency
     now = Point(len(past), latency, "this run", f"this run: {format_time(latency)}")
-    caption = f"{counted(len(past), 'saved run')} and this one"
+    caption = f"{counted(len(past), 'saved run')} and this run"
     return Chart(caption, curves([points, [now]], format_time, caption), ("saved", "this run"))
 
 

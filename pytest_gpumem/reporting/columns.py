@@ -30,7 +30,7 @@ class Line:
 class Columns:
     """A table: names, figures aligned right, and a last column.
 
-    Nothing is cut: a name that does not fit has a line of its own, above its figures. Columns of
+    Nothing is cut: a name that does not fit has a line above its figures. Columns of
     figures without any text are left out.
     """
 
@@ -104,7 +104,7 @@ def _printed(renderable: object, colour: bool) -> list[str]:
 def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:
     """A sentence in lines of at most `width` characters where its words allow it.
 
-    `sentence`: one line; it keeps blanks at its begin.
+    `sentence`: on a single line; it keeps blanks at its begin.
     `first`: before the first line.
     `indent`: before the further ones.
     """

@@ -85,7 +85,7 @@ def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
 
 def failing_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows that fail, worst first, without those that pass beside a failing row of their
-    test; a test that failed by an error has one of its rows."""
+    test; a test that failed by an error has the first of its rows."""
     by_verdict = {row.nodeid for row in rows if row.verdict.outcome is Outcome.FAIL}
     failing: dict[str, Row] = {}
     for row in worst_first(rows):
@@ -102,8 +102,7 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
     `error`: the first line of the error of its test, if that is known.
     """
     if row.test_error is True and row.verdict.outcome is not Outcome.FAIL:
-        own = "its test failed by an assertion or an error of its own"
-        return [f"FAIL {row.key}", f"  {error or own}"]
+        return [f"FAIL {row.key}", f"  {error or 'its test failed by an assertion or an error'}"]
     lines = [f"{verdict_text(row)}{mark(row.verdict.simulated)} {row.key}"]
     for text in broken_limits(row):
         lines.append(f"  {' '.join(text.split())}")
@@ -112,7 +111,7 @@ def row_lines(row: Row, error: str | None = None) -> list[str]:
 
 
 def renamed(conclusion: Conclusion) -> dict[str, str]:
-    """By node id, each lost test beside one new test of the same file, which may be its new
+    """By node id, each lost test beside a single new test of its file, which may be its new
     name."""
     new: dict[str, list[str]] = {}
     for row in conclusion.rows:

@@ -138,7 +138,7 @@ def conditions_text(conditions: Conditions) -> str:
 
 
 def migrations_text(migrations: Migrations) -> str:
-    """What a counting pass saw of one launch."""
+    """What a counting pass saw of a launch."""
     counts = migrations.launch
     if counts is None:
         return f"not counted: {migrations.not_counted}"

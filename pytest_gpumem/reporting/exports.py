@@ -1,7 +1,7 @@
 """Rows for other programs: as plain values, as CSV (RFC 4180), and for github-action-benchmark.
 
 CSV has SI units, shares as fractions, and empty fields where unknown. In JSON every name ends with
-the key of the GPU, so that no line of a chart mixes GPUs, or a simulated device with a real one.
+the key of the GPU, so that no line of a chart mixes GPUs, or a simulated device with a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READABLE = (
     *("verdict", "reason", *_OF_TIME, "change", "reach", *EXACT),
     *("mode", "sampler", "gpu", "simulated"),
 )
-"""Figures that have a JUnit property of their own."""
+"""Figures that have a JUnit property each."""
 
 
 def as_csv(run: Run) -> str:

@@ -22,7 +22,7 @@ from pytest_gpumem.reporting.row import (
 
 MOST = 10  # annotations of each level that GitHub shows of a step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file of the job summary
-LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one
+LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger file
 
 
 def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
@@ -87,7 +87,7 @@ def _property(text: str) -> str:
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:
-    """Append Markdown to GitHub's job summary, if there is one. Return why it was not written,
+    """Append Markdown to GitHub's job summary, if it has any. Return why it was not written,
     which fails no run; else None."""
     name = environment.get(VARIABLE)
     if not name:

@@ -66,7 +66,7 @@ def table(shown: Sequence[RowView], room: int = LIMIT) -> str:
     fitting, left = _fitting(rows, room - sum(len(line) for line in lines))
     lines += fitting
     if left:
-        lines += ["", f"{counted(left, 'further row')} found no place here."]
+        lines += ["", f"{counted(left, 'further row')} did not fit."]
     return "\n".join(lines)
 
 
@@ -77,21 +77,21 @@ def code(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text on one line in which no character means anything to Markdown or HTML."""
+    """A line of text in which no character means anything to Markdown or HTML."""
     # A character reference is the character itself, and no markup (CommonMark 0.31, 2.5).
     line = " ".join(printable(text).split())
     return re.sub(r"[^\w .,]|_", lambda match: f"&#{ord(match[0])};", line)
 
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
-    """Sentences, each from a line of its own, in an element within which Markdown means nothing."""
+    """Sentences, each on a new line, in an element within which Markdown means nothing."""
     texts = []
     for sentence in sentences:
         lines = wrapped(printable(sentence), WIDTH, indent="    ")
         texts.append(html.escape("\n".join(lines)))
     fitting, left = _fitting(texts, room)
     if left:
-        fitting.append(f"{left} more found no place here")
+        fitting.append(f"{left} more did not fit")
     return "\n".join(["<pre>", *fitting, "</pre>"])
 
 

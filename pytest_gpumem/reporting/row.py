@@ -70,7 +70,7 @@ def mark(simulated: bool) -> str:
 
 
 def views(rows: Sequence[Row], facts: DeviceFacts, *, memory: bool = False) -> list[RowView]:
-    """The rows of a report. `memory`: show every peak, not only one that is limited."""
+    """The rows of a report. `memory`: show every peak, not only those with a limit."""
     shown = []
     for row, name in zip(rows, names_of(rows), strict=True):
         shown.append(
@@ -125,12 +125,12 @@ def _figures(row: Row, facts: DeviceFacts, memory: bool) -> dict[str, Figure]:
     if measurement is not None:
         known["latency"] = _latency(measurement, measurement.latency)
         bandwidth = measurement.asked_bandwidth or measurement.bandwidth
-        # Where each access waits for the one before, bytes per second mean nothing.
+        # Where each access waits for the last, bytes per second mean nothing.
         if bandwidth and not measurement.accesses_per_launch:
             known["bandwidth"] = Figure(format_rate(bandwidth), bandwidth)
             share = measurement.share_of_peak(facts)
             if measurement.asked_bandwidth is not None:
-                # Bytes that are asked for repeatedly count once in a share: L2 would look slow.
+                # Bytes that are requested repeatedly count once in a share: L2 would look slow.
                 known["bandwidth"] = Figure(f"{format_rate(bandwidth)} asked", bandwidth)
             elif share is not None:
                 known["% of peak"] = Figure(f"{share * 100:.1f} %", share)

@@ -39,7 +39,7 @@ def table(
 
     `every`: list every row, with its notes; else at most `MOST` rows, what needs a look first.
     `saved`: the session stores its rows, or a duet judges them: nobody needs to store NEW rows.
-    `memory`: show every peak of memory, not only one that is limited.
+    `memory`: show every peak of memory, not only those with a limit.
     """
     rows, facts = printable(list(rows)), printable(facts)
     measured = [row for row in rows if row.measured_something]

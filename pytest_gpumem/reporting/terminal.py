@@ -42,7 +42,7 @@ def header(
 ) -> list[str]:
     """Lines about the device and the settings, by option, that are not the default.
 
-    `baseline`: one sentence about it.
+    `baseline`: a sentence about it.
     `fallback_reason`: why the device is simulated, if nobody chose that.
     `conditions`: at the start; printed where they disturb.
     """
@@ -62,7 +62,7 @@ def header(
 
 
 def device_text(facts: DeviceFacts) -> str:
-    """The GPU in one line."""
+    """The GPU in words."""
     peak = "unknown"
     if facts.dram_peak:
         peak = format_rate(facts.dram_peak)

@@ -68,7 +68,7 @@ def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
         folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), broken])
     assert report(folder, "now.json", "--base", "past").exit_code == 0
     # Another mode and failed tests are no earlier runs.
-    assert page(folder).count("<figcaption>3 saved runs and this one<") == 1
+    assert page(folder).count("<figcaption>3 saved runs and this run<") == 1
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def test_html_report(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert "saved run and" not in text
     # The baseline of before is the history of now.
     gpumem("--gpumem-report=out.html")
-    assert "1 saved run and this one" in (pytester.path / "out.html").read_text()
+    assert "1 saved run and this run" in (pytester.path / "out.html").read_text()
     (pytester.path / "out.html").unlink()
     result = gpumem("--gpumem-report=out.html", "-k", "nothing")
     result.stdout.fnmatch_lines(

@@ -228,8 +228,7 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     peak = "a peak of 80 MiB against 64 MiB of base (+25.0 %), above max_peak_regression 0 B"
     assert peak in summary
     copied = (
-        "80 MiB copied in one launch, 64 MiB copied in one launch in base, "
-        "above max_copied_bytes base"
+        "80 MiB copied in a launch, 64 MiB copied in a launch in base, above max_copied_bytes base"
     )
     assert copied in summary
     shown = " ".join(text[text.index("gpumem gate: red") :].split())

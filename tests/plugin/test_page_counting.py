@@ -64,7 +64,7 @@ def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "* GPU page faults in one launch, above max_gpu_page_faults 0 (marker)*",
+            "* GPU page faults in a launch, above max_gpu_page_faults 0 (marker)*",
             "*bandwidth *(8 MiB read, 4 MiB written)*",
             "*pages *one launch, counted by the model: *",
             "migrated 8 MiB, max_migrated 4 MiB: +4 MiB",

@@ -120,7 +120,7 @@ def test_limits_on_counts_are_judged(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     verdict = rows(pytester.path)["test_up"]["verdict"]
     assert (verdict["outcome"], verdict["code"]) == ("FAIL", None)
-    assert "4 MiB copied in one launch, above max_copied_bytes" in verdict["reason"]
+    assert "4 MiB copied in a launch, above max_copied_bytes" in verdict["reason"]
 
 
 def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -> None:

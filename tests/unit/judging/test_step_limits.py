@@ -36,11 +36,11 @@ SOME = what_ran([COPY, TRIAD, SCALE, COPY, WAIT], {})
 
 def test_a_limit_is_held_against_one_launch(bench: Any, h100: DeviceFacts) -> None:
     cases: list[tuple[str, str, str, str]] = [
-        ("max_kernels", "2", "1", "2 kernels in one launch"),
-        ("max_copies", "2", "1", "2 copies in one launch"),
-        ("max_copied_bytes", "2 MiB", "1 MiB", "2 MiB copied in one launch"),
-        ("max_waits", "1", "0", "1 host wait in one launch"),
-        ("max_spill", "16 B", "15 B", "16 B of local memory of a thread in one launch"),
+        ("max_kernels", "2", "1", "2 kernels in a launch"),
+        ("max_copies", "2", "1", "2 copies in a launch"),
+        ("max_copied_bytes", "2 MiB", "1 MiB", "2 MiB copied in a launch"),
+        ("max_waits", "1", "0", "1 host wait in a launch"),
+        ("max_spill", "16 B", "15 B", "16 B of local memory of a thread in a launch"),
     ]
     for limit, enough, too_little, figure in cases:
         for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
@@ -124,13 +124,13 @@ def test_a_limit_is_held_against_the_count_of_one_launch(bench: Any, h100: Devic
             {"max_gpu_page_faults": "0"},
             NO_PAGES,
             Outcome.PASS,
-            "0 GPU page faults in one launch, not above max_gpu_page_faults 0",
+            "0 GPU page faults in a launch, not above max_gpu_page_faults 0",
         ),
         (
             {"max_gpu_page_faults": "2"},
             PAGES,
             Outcome.FAIL,
-            r"3 GPU page faults in one launch, above max_gpu_page_faults 2 \(marker\)",
+            r"3 GPU page faults in a launch, above max_gpu_page_faults 2 \(marker\)",
         ),
         (
             {"max_migrated": "1 MiB"},

@@ -96,7 +96,7 @@ def test_parametrised_tests_and_saved_runs_have_a_chart(
     # Over the number, not in the order of the rows.
     tips = re.findall(r"<title>(\d+ MiB): ", chart)
     assert tips == ["1 MiB", "2 MiB", "10 MiB"]
-    assert "2 saved runs and this one" in text
+    assert "2 saved runs and this run" in text
     assert "<title>2026-11-20 abcdef0: 200.0 us</title>" in text
 
 
@@ -155,6 +155,6 @@ def test_markdown_has_all_rows_folded_and_fits_into_a_comment(
         many.append(make_row(nodeid, Outcome.FAIL, reason="slower " * 90))
     text = markdown.page(Run(many, facts, {}))
     assert len(text) < markdown.LIMIT
-    assert re.search(r"\d+ further rows found no place here\.", text)
-    assert re.search(r"\d+ more found no place here\n</pre>", text)
+    assert re.search(r"\d+ further rows did not fit\.", text)
+    assert re.search(r"\d+ more did not fit\n</pre>", text)
     assert markdown.page(Run([], facts, {})).endswith("\n\nNothing was measured.\n")
