@@ -72,7 +72,11 @@ FAIL_OPENS = [
         "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code",
         "return code",
     ),
-    (GATE, "    if lost_ones:\n        causes.append(", "    if False:\n        causes.append("),
+    (
+        GATE,
+        "    if lost_omissions:\n        causes.append(",
+        "    if False:\n        causes.append(",
+    ),
     (GATE, "    if looser:\n", "    if False:\n"),
     (GATE, "    if others:\n", "    if False:\n"),
     (GATE, "    if states[State.OPEN]:\n", "    if False:\n"),

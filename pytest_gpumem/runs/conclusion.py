@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
@@ -45,6 +46,12 @@ class State(Enum):
 
 NO_PASS = (State.OPEN, State.NEW, State.NOT_SHOWN)
 """States of rows that are not green under --strict. OPEN is no verdict without it, too."""
+NO_ROWS = {
+    Exit.USAGE: "pytest did not accept its arguments, its settings or the device",
+    Exit.NO_TESTS: "no tests were collected",
+    Exit.NO_VERDICT: "a part of the plugin raised by mistake; its output names it",
+}
+"""What it means for a gate that its session ends with such a code."""
 
 
 def conclude(
@@ -67,13 +74,6 @@ def conclude(
     `strict_session`: the session failed every row in doubt.
     `real_devices`: GPUs of the baseline, where the device is simulated and the user did not say so.
     """
-    ended = _ended_early(session, rows)
-    lost_ones = lost(missing)
-    if ended is not None:
-        code, causes = ended[0], [ended[1]]
-        if lost_ones and session.code not in (Exit.USAGE, Exit.NO_VERDICT):
-            code, causes = Exit.FAILED, [f"{_counted_lost(lost_ones)} lost", *causes]
-        return _conclusion(session, code, causes, rows, missing, missing_lines(missing))
     states: dict[State, list[Row]] = {state: [] for state in State}
     for row in rows:
         states[state_of(row, new, strict=strict_session)].append(row)
@@ -81,34 +81,32 @@ def conclude(
     remarks += [f"new, base does not have it: {row.key}" for row in states[State.NEW]]
     for row in (*states[State.OPEN], *states[State.ACCEPTED]):
         remarks.append(f"{row.verdict.outcome.word} {row.key}: {row.verdict.reason}")
-
-    causes = _failures(session, states, rows, lost_ones, looser)
-    code = Exit.FAILED
+    lost_omissions = lost(missing)
+    code, causes = _early_end(session, rows)
+    if causes:
+        if lost_omissions and session.code not in (Exit.USAGE, Exit.NO_VERDICT):
+            code, causes = Exit.FAILED, [_lost_text(lost_omissions), *causes]
+    else:
+        code, causes = Exit.FAILED, _failures(session, states, rows, lost_omissions, looser)
     if not causes:
         code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing, real_devices)
     if not causes and strict:
         causes = _not_strict(states, rows)
     if not causes:
-        code, causes = Exit.FINE, [_green(states, rows)]
-        accepted = _accepted_in_words(rows, missing)
-        if accepted:
-            causes = [f"ACCEPTED: {', '.join(accepted)}"]
-        remarks += _without_limit(rows)
-    return _conclusion(session, code, causes, rows, missing, remarks)
-
-
-def _conclusion(
-    session: SessionResult,
-    code: int,
-    causes: Sequence[str],
-    rows: Sequence[Row],
-    missing: Sequence[Omission],
-    remarks: Sequence[str],
-) -> Conclusion:
+        code, causes = Exit.FINE, [_green(states, rows, missing)]
+        free = 0
+        for row in rows:
+            free += row.measurement is not None and row.limits.max_regression is None
+        if free:
+            remarks.append(
+                f"no max_regression for {free} of {counted(len(rows), 'row')}, so no slow-down "
+                "there is detected; see --max-regression"
+            )
     errors = {}
     for failure in session.failures:
         if not failure.not_run:
             errors[failure.nodeid] = failure.message
+    simulated = session.document is not None and session.document.device.simulated
     return Conclusion(
         code,
         tuple(causes),
@@ -116,7 +114,7 @@ def _conclusion(
         tuple(missing),
         tuple(remarks),
         errors=errors,
-        simulated=session.document is not None and session.document.device.simulated,
+        simulated=simulated,
     )
 
 
@@ -126,14 +124,10 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     if row.failed or is_failure(verdict, strict):
         by_figures = row.measured_something and is_failure(verdict, strict)
         return State.FAILED if by_figures and row.test_error is not True else State.ERROR
-    doubts = {result.limit for result in verdict.limits}
-    only_compared = doubts <= set(compared_limits(row))
-    doubtful = verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED)
-    if doubtful and only_compared and row.key in new:
-        return State.NEW  # there is nothing to compare with
-    if verdict.outcome is Outcome.NEW:
-        return State.OPEN
-    if verdict.outcome is Outcome.UNDECIDED:
+    if verdict.outcome in (Outcome.NEW, Outcome.UNDECIDED):
+        doubts = {result.limit for result in verdict.limits}
+        if doubts <= set(compared_limits(row)) and row.key in new:
+            return State.NEW  # there is nothing to compare with
         codes = {result.code for result in verdict.limits} or {verdict.code}
         not_shown = verdict.simulated and codes == {Code.NOT_READ}
         return State.NOT_SHOWN if not_shown else State.OPEN
@@ -142,51 +136,47 @@ def state_of(row: Row, new: Collection[str], *, strict: bool) -> State:
     return State.PASSED if verdict.outcome is Outcome.PASS else State.MEASURED
 
 
-def _ended_early(session: SessionResult, rows: Sequence[Row]) -> tuple[Exit, str] | None:
-    """The exit code and the cause where the session came to no rows or not to its end."""
+def _early_end(session: SessionResult, rows: Sequence[Row]) -> tuple[int, list[str]]:
+    """The exit code and why, where the session came to no rows or not to its end."""
     code = session.code
-    if code == Exit.USAGE:
-        return Exit.USAGE, "pytest did not accept its arguments, its settings or the device"
-    if code == Exit.NO_TESTS:
-        return Exit.NO_VERDICT, "no tests were collected"
-    if code == Exit.NO_VERDICT:
-        return Exit.NO_VERDICT, "a part of the plugin raised by mistake; its output names it"
+    if code in NO_ROWS:
+        return Exit.USAGE if code == Exit.USAGE else Exit.NO_VERDICT, [NO_ROWS[Exit(code)]]
     if code not in (Exit.FINE, Exit.FAILED):
-        return Exit.FAILED, f"pytest ended with {code} before its tests did"
+        return Exit.FAILED, [f"pytest ended with {code} before its tests did"]
     if rows:
-        return None
+        return code, []
     if code == Exit.FAILED:
-        return Exit.FAILED, "tests failed, and nothing was measured"
-    return Exit.NO_VERDICT, "nothing was measured"
+        return Exit.FAILED, ["tests failed, and nothing was measured"]
+    return Exit.NO_VERDICT, ["nothing was measured"]
 
 
 def _failures(
     session: SessionResult,
     states: Mapping[State, Sequence[Row]],
     rows: Sequence[Row],
-    lost_ones: Sequence[Omission],
+    lost_omissions: Sequence[Omission],
     looser: Sequence[LooserLimit],
 ) -> list[str]:
     """What makes a gate red."""
     causes = []
-    if lost_ones:
-        causes.append(f"{_counted_lost(lost_ones)} lost")
+    if lost_omissions:
+        causes.append(_lost_text(lost_omissions))
     failed = states[State.FAILED]
     if failed:
         causes.append(failing_text(failed, rows))
     if looser:
         tests = {change.key for change in looser}
         causes.append(f"looser limits of {counted(len(tests), 'test')}")
-    by_figures = {row.nodeid for row in failed}
-    by_error = {row.nodeid for row in states[State.ERROR] if not did_not_run(row)} - by_figures
+    by_error = {row.nodeid for row in states[State.ERROR] if not did_not_run(row)}
+    by_error -= {row.nodeid for row in failed}
     if by_error:
         tests_text = counted(len(by_error), "test")
         causes.append(f"{tests_text} failed by an assertion or an error of its own")
-    with_rows = {row.nodeid for row in rows}
-    not_run = sum(failure.not_run for failure in session.failures)
-    others = {failure.nodeid for failure in session.failures if not failure.not_run} - with_rows
+    others = {failure.nodeid for failure in session.failures if not failure.not_run}
+    others -= {row.nodeid for row in rows}
     if others:
         causes.append(f"{counted(len(others), 'test')} failed without a measurement")
+    not_run = sum(failure.not_run for failure in session.failures)
     if not_run:
         causes.append(f"{counted(not_run, 'test')} did not run")
     if not causes and session.code == Exit.FAILED and not session.failures:
@@ -219,9 +209,7 @@ def _no_verdict(
 
 def _not_strict(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> list[str]:
     """Why a gate without a failure is not green under --strict."""
-    doubtful = 0
-    for state in NO_PASS:
-        doubtful += len(states[state])
+    doubtful = sum(len(states[state]) for state in NO_PASS)
     if doubtful:
         verb = "is" if doubtful == 1 else "are"
         return [f"under --strict, {doubtful} of {counted(len(rows), 'row')} {verb} no PASS"]
@@ -230,7 +218,24 @@ def _not_strict(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> l
     return []
 
 
-def _green(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> str:
+def _green(
+    states: Mapping[State, Sequence[Row]], rows: Sequence[Row], missing: Sequence[Omission]
+) -> str:
+    """What the change accepts, such as "ACCEPTED: test_a.py::test_x +8.41 %", else the rows."""
+    accepted = []
+    for row in rows:
+        for limit in row.verdict.accepted:
+            figure = limit
+            if limit == TIME and row.verdict.paired is not None:
+                figure = format_share(row.verdict.paired.change, sign=True)
+            elif limit == PEAK and row.footprint is not None:
+                figure = f"a peak of {short_bytes(row.footprint.peak)}"
+            accepted.append(f"{row.key} {figure}")
+    for omission in missing:
+        if omission.status == ACCEPTED:
+            accepted.append(f"{omission.key} {omission.reason}")
+    if accepted:
+        return f"ACCEPTED: {', '.join(accepted)}"
     text = counted(len(rows), "row")
     for state in (State.NEW, State.NOT_SHOWN, State.ACCEPTED, State.MEASURED):
         if states[state]:
@@ -238,33 +243,19 @@ def _green(states: Mapping[State, Sequence[Row]], rows: Sequence[Row]) -> str:
     return text
 
 
-def _without_limit(rows: Sequence[Row]) -> list[str]:
-    """A line about the rows of a green gate whose slow-downs nothing detects."""
-    free = 0
-    for row in rows:
-        if row.measurement is not None and row.limits.max_regression is None:
-            free += 1
-    if not free:
-        return []
-    return [
-        f"no max_regression for {free} of {counted(len(rows), 'row')}, so no slow-down there is "
-        "detected; see --max-regression"
-    ]
-
-
-def _counted_lost(lost_ones: Sequence[Omission]) -> str:
-    """ "1 measurement of the baseline, 2 tests and 1 limit"."""
-    rows = sum(omission.what == ROW for omission in lost_ones)
-    tests = sum(omission.what == TEST for omission in lost_ones)
-    limits = len(lost_ones) - rows - tests
+def _lost_text(omissions: Sequence[Omission]) -> str:
+    """Return "1 measurement of the baseline, 2 tests and 1 limit lost"."""
+    counts = Counter(
+        omission.what if omission.what in (ROW, TEST) else "" for omission in omissions
+    )
     parts = []
-    if rows:
-        parts.append(f"{counted(rows, 'measurement')} of the baseline")
-    if tests:
-        parts.append(counted(tests, "test"))
-    if limits:
-        parts.append(counted(limits, "limit"))
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    if counts[ROW]:
+        parts.append(f"{counted(counts[ROW], 'measurement')} of the baseline")
+    if counts[TEST]:
+        parts.append(counted(counts[TEST], "test"))
+    if counts[""]:
+        parts.append(counted(counts[""], "limit"))
+    return f"{' and '.join(parts)} lost"
 
 
 def looser_lines(looser: Sequence[LooserLimit]) -> list[str]:
@@ -281,24 +272,9 @@ def looser_lines(looser: Sequence[LooserLimit]) -> list[str]:
     return lines
 
 
-def _accepted_in_words(rows: Sequence[Row], missing: Sequence[Omission]) -> list[str]:
-    """What the change accepts, such as "test_a.py::test_x +8.41 %"."""
-    texts = []
-    for row in rows:
-        for limit in row.verdict.accepted:
-            texts.append(f"{row.key} {_accepted_figure(row, limit)}")
-    for omission in missing:
-        if omission.status == ACCEPTED:
-            texts.append(f"{omission.key} {omission.reason}")
-    return texts
-
-
-def _accepted_figure(row: Row, limit: str) -> str:
-    if limit == TIME and row.verdict.paired is not None:
-        return format_share(row.verdict.paired.change, sign=True)
-    if limit == PEAK and row.footprint is not None:
-        return f"a peak of {short_bytes(row.footprint.peak)}"
-    return limit
+def may_be_excused(omission: Omission) -> bool:
+    """Return whether BASE may skip a test too: what the baseline holds, this GPU measured."""
+    return omission.skipped and omission.what != ROW
 
 
 def excused(
@@ -316,8 +292,3 @@ def excused(
         else:
             after.append(omission)
     return after
-
-
-def may_be_excused(omission: Omission) -> bool:
-    """Return whether BASE may skip a test too: what the baseline holds, this GPU measured."""
-    return omission.skipped and omission.what != ROW

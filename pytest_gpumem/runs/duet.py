@@ -236,14 +236,12 @@ class Duet:
             check_alike(base, head)
         before, after = self._wanted.rows_of(base), self._wanted.rows_of(head)
         every = {**before, **after}
-        for key, row in every.items():
-            if key in before:
-                self._base_limits[key] = before[key].limits
-            if self._wanted.limits is not None and self._wanted.limits[key] == Limits():
-                continue
-            self._add(key, row.nodeid, pair, before.get(key), after.get(key))
-        for name in self._wanted.missing(every):
-            self._add(name, name, pair, None, None)
+        for key, row in before.items():
+            self._base_limits[key] = row.limits
+        nodeids = {key: row.nodeid for key, row in every.items()}
+        for key in (*every, *self._wanted.missing(every)):
+            if self._wanted.limits is None or self._wanted.limits[key] != Limits():
+                self._add(key, nodeids.get(key, key), pair, before.get(key), after.get(key))
         if self._wanted.limits is None and head.error is None:
             self._add_failures_without_rows(pair)
 

@@ -10,7 +10,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import storage
+from pytest_gpumem.baselines.storage import Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
 from pytest_gpumem.judging.finding import counted
@@ -102,31 +102,30 @@ class Gate:
         with ExitStack() as stack:
             session = self._measure(stack)
             document = session.document
-            if document is None or session.code not in (Exit.FINE, Exit.FAILED):
-                rows = () if document is None else document.rows
-                missing = () if document is None else document.missing
-                conclusion = conclude(session, rows, missing, (), (), strict=self._request.strict)
+            if document is None:
+                conclusion = conclude(session, (), (), self._looser, (), strict=False)
                 return GateResult(conclusion, session)
             self._baseline = self._load_baseline(document)
-            real_devices = self._real_devices(document)
-            conclusion = self._conclude(session, document, real_devices)
-        return GateResult(conclusion, session, self._baseline, self._looser)
+            return GateResult(
+                self._conclude(session, document), session, self._baseline, self._looser
+            )
 
     # Sentences 1 and 2
 
     def _measure(self, stack: ExitStack) -> SessionResult:
         """Collect the tests of BASE while the session collects and measures those of the change."""
         request = self._request
-        base, here = request.base, Path.cwd()
-        title = f"merge base with {base} {request.merge_base[:10]}"
-        self._say(f"collect the tests of the merge base with {base}, and measure the change")
+        title = f"merge base with {request.base} {request.merge_base[:10]}"
+        self._say(
+            f"collect the tests of the merge base with {request.base}, and measure the change"
+        )
         with suppress(NoFolder):
             self._base_side = stack.enter_context(
-                revision_side(request.merge_base, here, title, python=request.base_python)
+                revision_side(request.merge_base, Path.cwd(), title, python=request.base_python)
             )
         session = run_session(
             request.files,
-            base,
+            request.base,
             request.arguments,
             self._base_side,
             accepts=bool(request.accepted.files),
@@ -138,9 +137,8 @@ class Gate:
 
     def _under_new_names(self, base: Selection) -> Selection:
         """What BASE selects, its renamed tests by the names that they have in the change."""
-        names = [*base.tests, *base.others]
         for new, old in self._request.accepted.old_names().items():
-            if any(selects(old, nodeid) for nodeid in names):
+            if any(selects(old, nodeid) for nodeid in (*base.tests, *base.others)):
                 self._old_names[new] = old
         new_names = {old: new for new, old in self._old_names.items()}
         tests = {}
@@ -156,23 +154,23 @@ class Gate:
 
     # Sentence 3
 
-    def _conclude(
-        self, session: SessionResult, document: Document, real_devices: Sequence[str]
-    ) -> Conclusion:
+    def _conclude(self, session: SessionResult, document: Document) -> Conclusion:
         request = self._request
         rows: Sequence[Row] = document.rows
         missing: Sequence[Omission] = document.missing
         strict_session = bool(document.settings.get("strict"))
+        real_devices = self._real_devices(document)
         new = {row.key for row in rows if self._selection.lacks(row.nodeid)}
-        unknown = self._compare_limits_of_calls(rows, session.selection)
-        wanted = limits_for_duet(rows, self._selection, request.accepted, strict=strict_session)
-        skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
-        if request.screen_only:
-            wanted = {}
-        if real_devices:
-            wanted, unknown, skipped = {}, {}, set()
-        if wanted or unknown or skipped:
-            result = self._duet(rows, {**unknown, **wanted}, skipped)
+        limits, unknown, skipped = dict[str, Limits](), dict[str, Limits](), set[str]()
+        if session.code in (Exit.FINE, Exit.FAILED) and not real_devices:
+            unknown = self._compare_limits_of_calls(rows, session.selection)
+            skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
+            if not request.screen_only:
+                limits = limits_for_duet(
+                    rows, self._selection, request.accepted, strict=strict_session
+                )
+        if limits or unknown or skipped:
+            result = self._duet(rows, {**unknown, **limits}, skipped)
             verdicts = {verdict.key: verdict for verdict in result.verdicts}
             new |= {key for key, verdict in verdicts.items() if verdict.outcome is Outcome.NEW}
             for row in rows:
@@ -180,8 +178,7 @@ class Gate:
                     self._compare_limits(row, result.base_limits[row.key])
             missing = excused(missing, result.skipped_in_base, request.base)
             self._check_creep(rows, verdicts)
-            judged = {key: verdict for key, verdict in verdicts.items() if key in wanted}
-            rows = with_duets(rows, judged, request.accepted, strict=strict_session)
+            rows = with_duets(rows, verdicts, request.accepted, strict=strict_session)
         return conclude(
             session,
             rows,
@@ -200,11 +197,8 @@ class Gate:
 
         `limits`: by row key, those to judge. `skipped`: tests that skip, and may skip in BASE too.
         """
+        assert self._base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
-        if self._base_side is None:
-            why = "BASE has no folder such as this one"
-            verdicts = [DuetVerdict(key, Outcome.NEW, why) for key in limits]
-            return DuetResult(tuple(verdicts), (), {})
         open_rows = sum(of_row != Limits() for of_row in limits.values())
         if open_rows:
             self._say(f"a duet decides {counted(open_rows, 'row')}")
@@ -219,43 +213,37 @@ class Gate:
             return
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge
         for row in rows:
-            verdict = verdicts.get(row.key)
-            if verdict is None:
-                continue
-            for revision, limits in self._crept(row, verdict):
-                of_revision = crept.setdefault(revision, {})
-                of_revision[row.key] = limits
+            if row.key in verdicts:
+                for revision, limits in self._crept(row, verdicts[row.key]):
+                    crept.setdefault(revision, {})[row.key] = limits
         for revision, of_rows in crept.items():
-            tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
             self._say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
+            tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
+            wanted = RowFilter(tests, of_rows, self._old_names)
             try:
-                oldest = self._duet_with_oldest(
-                    revision, RowFilter(tests, of_rows, self._old_names)
-                )
+                oldest = self._duet_with_oldest(revision, wanted)
             except RunError as error:
                 for key in of_rows:
                     verdicts[key] = not_checked(verdicts[key], str(error))
-                continue
-            for verdict in oldest.verdicts:
-                verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
+            else:
+                for verdict in oldest.verdicts:
+                    verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
 
-    def _crept(self, row: Row, verdict: DuetVerdict) -> list[tuple[str, Limits]]:
-        """The oldest revision of the reference of a row that is above a limit over it."""
-        accepted = self._request.accepted
-        found = []
+    def _crept(self, row: Row, verdict: DuetVerdict) -> Iterator[tuple[str, Limits]]:
+        """The oldest revision of each reference that the row is above a limit over."""
+        accepted, written, origin = self._request.accepted, row.limits, row.limits.origin
         if row.measurement is not None and accepted.of(row.key, "time") is None:
             runs = self._baseline.reference_runs(row)
             if crept_in_time(verdict, runs):
-                limits = Limits(max_regression=row.limits.max_regression, origin=row.limits.origin)
-                found.append((str(runs[0].process.revision), limits))
-        written = row.limits.max_peak_regression
-        if row.footprint is not None and written and accepted.of(row.key, "memory") is None:
-            saved = self._baseline.reference_runs(row, "memory")
-            if crept_in_memory(verdict, written, saved):
-                limits = Limits(max_peak_regression=written, origin=row.limits.origin)
-                found.append((str(saved[0].process.revision), limits))
-        return found
+                limits = Limits(max_regression=written.max_regression, origin=origin)
+                yield str(runs[0].process.revision), limits
+        growth = written.max_peak_regression
+        if row.footprint is not None and growth and accepted.of(row.key, "memory") is None:
+            runs = self._baseline.reference_runs(row, "memory")
+            if crept_in_memory(verdict, growth, runs):
+                limits = Limits(max_peak_regression=growth, origin=origin)
+                yield str(runs[0].process.revision), limits
 
     def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> DuetResult:
         """Raises `RunError`: the revision cannot be measured."""
@@ -280,17 +268,12 @@ class Gate:
                 continue
             if not edited(row.nodeid, selection or Selection({}), self._selection):
                 continue
-            limits = self._saved_limits(row)
-            if limits is not None:
-                self._compare_limits(row, limits)
+            saved = self._baseline.saved(row)
+            if saved:
+                self._compare_limits(row, saved[-1].limits)
             elif row.measured_something:
                 unknown[row.key] = Limits()
         return unknown
-
-    def _saved_limits(self, row: Row) -> Limits | None:
-        """The limits of the newest saved run of a row; None without one."""
-        runs = self._baseline.saved(row)
-        return runs[-1].limits if runs else None
 
     def _compare_limits(self, row: Row, base: Limits) -> None:
         """Take the limits of calls that demand less than those of BASE."""
@@ -302,26 +285,17 @@ class Gate:
 
     def _load_baseline(self, document: Document) -> Baseline:
         """The saved runs of the history that the change shares with BASE."""
-        place = storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
         history = partial(ancestry, self._request.base, folder=Path.cwd())
-        baseline = Store(place, document.device).load(history)
+        baseline = Store(_storage(document), document.device).load(history)
         return replace(baseline, device=document.device, acceptances=self._request.all_accepted)
 
-    def _real_devices(self, document: Document) -> tuple[str, ...]:
-        """GPUs of the baseline, where the device is simulated and no word of the user chose
-        that."""
-        if not document.device.simulated or _chooses_simulated(self._request.arguments):
-            return ()
-        place = storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
-        return tuple(key for key in place.devices() if not key.startswith(SIMULATED))
+    def _real_devices(self, document: Document) -> list[str]:
+        """GPUs of the baseline, where the device is simulated and no word of the user chose that."""
+        chosen = "--gpumem-device=sim" in "=".join(self._request.arguments)
+        if chosen or not document.device.simulated:
+            return []
+        return [key for key in _storage(document).devices() if not key.startswith(SIMULATED)]
 
 
-def _chooses_simulated(arguments: Sequence[str]) -> bool:
-    """True if the last word of a command line that names a device names a simulated one."""
-    chosen = ""
-    for index, word in enumerate(arguments):
-        name, _, value = word.partition("=")
-        if name == "--gpumem-device":
-            following = arguments[index + 1 : index + 2]
-            chosen = value or "".join(following)
-    return chosen.startswith("sim")
+def _storage(document: Document) -> Storage:
+    return storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)

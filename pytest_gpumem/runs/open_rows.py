@@ -1,15 +1,14 @@
-"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes.
-Pure."""
+"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptances import NONE, Acceptances, Figure
+from pytest_gpumem.baselines.acceptances import FORGIVES, NONE, Acceptances, AcceptedChange
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import worst
@@ -25,7 +24,7 @@ from pytest_gpumem.records.row import LimitResult, PairedChange, Row
 from pytest_gpumem.runs.pairs import PEAK, TIME, DuetVerdict
 from pytest_gpumem.units import parse_bytes, parse_growth
 
-ABSOLUTE_TIMES = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
+BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
 """Limits on a time by a number, which no duet judges."""
 
 
@@ -51,19 +50,27 @@ def limits_for_duet(
         if row.nodeid in failing or base.lacks(row.nodeid) or not row.measured_something:
             continue
         compared = compared_limits(row)
-        names, fails_anyway = set(), False
+        doubted, failed = set(), set()
         for result in row.verdict.limits:
             if result.code is not Code.NOT_READ:
-                names.add(result.limit)
-            if result.outcome is Outcome.FAIL and result.limit not in compared:
-                fails_anyway = True
-        open_names = []
+                doubted.add(result.limit)
+            if result.outcome is Outcome.FAIL:
+                failed.add(result.limit)
+        values, origin = {}, {}
         for name in compared:
+            change = _accepted_change(accepted, row.key, name)
             # A doubt about the whole measurement is of no limit.
-            if name in names or "" in names or accepts(accepted, row.key, name):
-                open_names.append(name)
-        if open_names and not fails_anyway:
-            limits[row.key] = _to_judge(row, open_names, accepted)
+            if name not in doubted and "" not in doubted and change is None:
+                continue
+            values[name], origin[name] = getattr(row.limits, name), "limit"
+            # Memory is judged by its limit first, and a count without a limit needs none.
+            if change is not None and name != PEAK and change.value != NONE:
+                values[name] = change.up_to if name == TIME else change.value
+                origin[name] = "accepted"
+            elif name in row.limits.origin:
+                origin[name] = row.limits.origin[name]
+        if values and failed <= set(compared):
+            limits[row.key] = Limits(**values, origin=origin)
     return limits
 
 
@@ -78,33 +85,9 @@ def compared_limits(row: Row) -> list[str]:
     return names
 
 
-def accepts(accepted: Acceptances, key: str, limit: str) -> bool:
-    """Return whether the change accepts that a row breaks a limit that compares it with BASE."""
-    return accepted.of(key, *_figure(limit)) is not None
-
-
-def _figure(limit: str) -> tuple[Figure, str]:
-    """The figure of an acceptance that is about a limit, and the name of the limit if it has
-    one."""
-    if limit == TIME:
-        return "time", ""
-    if limit == PEAK:
-        return "memory", ""
-    return "limit", limit
-
-
-def _to_judge(row: Row, names: Iterable[str], accepted: Acceptances) -> Limits:
-    """These limits of a row, or up to what the change accepts of them."""
-    values, origin = {}, {}
-    for name in names:
-        values[name] = getattr(row.limits, name)
-        origin[name] = row.limits.origin.get(name, "limit")
-        change = accepted.of(row.key, *_figure(name))
-        # Memory is judged by its limit first, and a count without a limit needs none.
-        if change is not None and name != PEAK and change.value != NONE:
-            values[name] = change.up_to if name == TIME else change.value
-            origin[name] = "accepted"
-    return Limits(**values, origin=origin)
+def _accepted_change(accepted: Acceptances, key: str, limit: str) -> AcceptedChange | None:
+    """The accepted change of a limit that compares with BASE."""
+    return accepted.of(key, FORGIVES[limit], limit if limit in EXACT else "")
 
 
 # What its verdicts change
@@ -118,54 +101,46 @@ def with_duets(
     judged = []
     for row in rows:
         verdict = verdicts.get(row.key)
-        if verdict is not None and row.nodeid not in failing:
-            judged.append(_with_duet(row, verdict, accepted))
-        else:
+        if verdict is None or verdict.outcome is Outcome.NEW or row.nodeid in failing:
             judged.append(row)
+        else:
+            judged.append(_with_duet(row, verdict, accepted))
     # All rows of a test fail with one of them, and no longer once none does.
     failing.update(row.nodeid for row in judged if is_failure(row.verdict, strict))
     return tuple(structs.replace(row, failed=row.nodeid in failing) for row in judged)
 
 
 def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
-    if verdict.outcome is Outcome.NEW:
-        return row
-    results = []
-    for result in verdict.results:
-        results.append(_up_to_accepted(row.key, result, verdict, accepted))
+    results = [_up_to_accepted(row.key, result, verdict, accepted) for result in verdict.results]
     if not results:
         results.append(LimitResult("", Outcome.UNDECIDED, None, verdict.sentence))
     judged = {result.limit for result in results}
-    has_absolute = any(getattr(row.limits, name) is not None for name in ABSOLUTE_TIMES)
-    for result in row.verdict.limits:
-        if result.limit == "":
-            # The conditions of the session are not those of the duet.
-            if has_absolute:
-                results.append(result)
-        elif result.limit not in judged and (
-            "" not in judged or result.limit not in compared_limits(row)
-        ):
-            results.append(result)
-    judged_row = with_verdict(row, results)
+    if "" in judged:
+        judged.update(compared_limits(row))
+    # The conditions of the session are not those of the duet.
+    if all(getattr(row.limits, name) is None for name in BY_NUMBER):
+        judged.add("")
+    results += [result for result in row.verdict.limits if result.limit not in judged]
+    row = structs.replace(
+        with_verdict(row, results), differences=verdict.differences or row.differences
+    )
     pairs = verdict.pairs
-    if pairs is not None and len(pairs.log_ratios) > 1:
-        low, high = pairs.bounds
-        paired = PairedChange(pairs.change, low, high, len(pairs.log_ratios))
-        paired_verdict = structs.replace(judged_row.verdict, paired=paired)
-        judged_row = structs.replace(judged_row, verdict=paired_verdict)
-    return structs.replace(judged_row, differences=verdict.differences or row.differences)
+    if pairs is None or len(pairs.log_ratios) < 2:
+        return row
+    paired = PairedChange(pairs.change, *pairs.bounds, len(pairs.log_ratios))
+    return structs.replace(row, verdict=structs.replace(row.verdict, paired=paired))
 
 
 def _up_to_accepted(
     key: str, result: LimitResult, verdict: DuetVerdict, accepted: Acceptances
 ) -> LimitResult:
     """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
-    limit = result.limit
-    figure, name = _figure(limit)
+    limit, figure = result.limit, FORGIVES.get(result.limit)
     if result.code is Code.MEASURED_DIFFERENTLY:
-        limit, figure, name = TIME, "measured", ""
-    elif limit == "":
+        limit, figure = TIME, "measured"
+    if figure is None:
         return result
+    name = limit if figure == "limit" else ""
     change, file = accepted.of(key, figure, name), accepted.file_of(key, figure, name)
     if change is None or file is None:
         return result
@@ -189,15 +164,16 @@ def crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
     Steps that each pass against BASE may add up to more than the limit.
     `reference`: the saved runs of the row's reference.
     """
-    if verdict.pairs is None or not reference:
+    pairs = verdict.pairs
+    if pairs is None or not reference:
         return False
-    if verdict.pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED):
+    if pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED):
         return False
     changes = []
     for row in verdict.head:
         if row.measurement is not None:
             changes.append(against_reference(row.measurement, times_of(reference)).log_ratio)
-    return fmean(changes) > verdict.pairs.limit
+    return fmean(changes) > pairs.limit
 
 
 def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRow]) -> bool:
@@ -205,10 +181,8 @@ def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRo
 
     `limit`: the allowed growth, as written. `reference`: the saved runs of the row's reference.
     """
-    passed = any(
-        result.limit == PEAK and result.outcome is Outcome.PASS for result in verdict.results
-    )
-    if not passed or not reference:
+    passed = [result.limit for result in verdict.results if result.outcome is Outcome.PASS]
+    if PEAK not in passed or not reference:
         return False
     greatest = max(max(peaks_of(footprint)) for footprint in memory_of(reference))
     return verdict.head_peak > parse_growth(limit).most(greatest)
@@ -223,20 +197,20 @@ def with_creep(verdict: DuetVerdict, oldest: DuetVerdict) -> DuetVerdict:
         results.append(LimitResult(result.limit, result.outcome, code, reason))
     if not results:
         results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
-    judged = {result.limit for result in results}
-    results += [result for result in verdict.results if result.limit not in judged]
-    return replace(
-        verdict,
-        outcome=worst(results),
-        results=tuple(results),
-        pairs=oldest.pairs or verdict.pairs,
-        differences=oldest.differences,
-    )
+    after = _instead(verdict, results)
+    return replace(after, pairs=oldest.pairs or verdict.pairs, differences=oldest.differences)
 
 
 def not_checked(verdict: DuetVerdict, why: str) -> DuetVerdict:
     """Return the verdict of a row that is slower than its reference, and could not be checked."""
     reason = f"slower than its reference, and its oldest revision cannot be measured: {why}"
     result = LimitResult(TIME, Outcome.UNDECIDED, Code.LOOKS_SLOWER, reason)
-    others = [other for other in verdict.results if other.limit != TIME]
-    return replace(verdict, outcome=Outcome.UNDECIDED, results=(result, *others))
+    return _instead(verdict, [result])
+
+
+def _instead(verdict: DuetVerdict, results: Sequence[LimitResult]) -> DuetVerdict:
+    """A verdict with these results in place of those of the same limits."""
+    limits = {result.limit for result in results}
+    others = [result for result in verdict.results if result.limit not in limits]
+    every = (*results, *others)
+    return replace(verdict, outcome=worst(every), results=every)

@@ -6,9 +6,9 @@ The pytest of a side collects once, and forks each process before any call of CU
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +30,8 @@ from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
 from pytest_gpumem.runs.worktree import (
     Side,
     moved_word,
+    package_folders,
     python_path,
-    remove_leftovers,
-    spared,
-    temporary_folder,
 )
 
 BASE, HEAD = "base", "head"
@@ -159,9 +157,8 @@ class Processes:
         self._everything, self._title, self._say = everything, title, say
         self._parents: dict[str, Background] = {}  # the pytest that collected, by side
         self._anew: set[str] = set()  # sides that use CUDA while they are collected
-        self._stack = ExitStack()
-        remove_leftovers()
-        self._folder = temporary_folder(self._stack)
+        self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
+        self._folder = Path(self._temporary.name)
         self._nothing = self._folder / "no-baseline"
         self._nothing.mkdir()
 
@@ -169,7 +166,7 @@ class Processes:
         """End all processes."""
         while self._parents:
             self._parents.popitem()[1].close()
-        self._stack.close()
+        self._temporary.cleanup()
 
     def run(
         self,
@@ -249,7 +246,7 @@ class Processes:
             f"--benchmark-storage=file://{self._folder}",
             f"--benchmark-json={self._folder / 'unused.json'}",
         ]
-        roots = [side.folder, side.root, *spared()]
+        roots = [side.folder, side.root, *package_folders()]
         if side.environment is not None:
             roots.append(side.environment)
         job = {

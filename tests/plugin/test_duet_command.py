@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from sessions import PROCESSES, Repository, gate_result
-
-from pytest_gpumem.runs.worktree import OWNER, PREFIX
 
 TESTS = """
 from kern import NBYTES
@@ -75,16 +70,6 @@ def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         if process.poll() is not None:
             raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.01)
-
-
-def stopped_with_named_folders(process: subprocess.Popen[str], project: Project) -> bool:
-    """Stop a process, unless it is making a temporary folder: one that does not name itself yet is nobody's, and stays."""
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    if all((folder / OWNER).exists() for folder in project.temporary.glob(f"{PREFIX}*")):
-        return True
-    process.send_signal(signal.SIGCONT)
-    return False
 
 
 def verdicts(path: Path) -> dict[str, Any]:
@@ -178,20 +163,6 @@ def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) 
     assert starts == sorted(starts)
     assert (project.worktrees, project.left()) == (1, [])
     assert project.git("status", "--short").split() == ["M", "kern.py", "M", "test_it.py"]
-
-
-def test_what_a_killed_duet_left_is_gone_after_the_next(project: Project) -> None:
-    process = project.start_duet("main")
-    until(lambda: project.worktrees == 2, process)
-    until(partial(stopped_with_named_folders, process, project), process)
-    process.kill()
-    process.communicate()
-    for lock in project.temporary.glob("gpumem-duet-*/lock"):
-        with FileLock(lock).acquire(timeout=60):  # which a git that it started may still hold
-            pass
-    done = project.duet("main", "--test", "test_it.py::test_same")
-    assert done.returncode == 0, done.stderr
-    assert (project.worktrees, project.left()) == (1, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

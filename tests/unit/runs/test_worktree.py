@@ -18,11 +18,9 @@ from pytest_gpumem.runs.worktree import (
     Side,
     moved_word,
     python_path,
-    remove_leftovers,
     two_sides,
 )
 
-ROOT = Path(__file__).parents[3]
 PROJECT = """
 [project]
 name = "mine"
@@ -152,41 +150,6 @@ def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> Non
             change()
             states.add(head.current())
         assert len(states) == 4
-
-
-def test_what_a_killed_duet_left_is_removed_and_what_a_running_one_has_is_not(
-    repository: Path,
-) -> None:
-    program = (
-        "import os, sys; from pathlib import Path; from pytest_gpumem.runs.worktree import two_sides\n"
-        "with two_sides('main', Path(sys.argv[1])): os.kill(os.getpid(), 9)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(repository)], cwd=ROOT)
-    assert done.returncode == -9
-    assert worktrees(repository) == 2
-    with two_sides("main", repository) as (base, _):
-        assert worktrees(repository) == 2
-        assert len(temporary(repository)) == 1
-        remove_leftovers(repository)
-        assert base.folder.is_dir()
-    assert worktrees(repository) == 1
-
-
-@pytest.mark.parametrize("place", ["home", "."])
-def test_a_folder_of_the_users_is_left_alone_whatever_its_name(
-    repository: Path, place: str
-) -> None:
-    """A worktree with work in it, in a folder that is called as those of duets are: elsewhere, and among temporary files."""
-    mine = repository.parent / place / f"{PREFIX}experiments"
-    (mine / "one").mkdir(parents=True)
-    git(repository, "worktree", "add", "-q", str(mine / "one" / "tree"), "-b", "work")
-    for file in (mine / "notes.md",):
-        file.write_text("not committed")
-    before = sorted(mine.rglob("*"))
-    with two_sides("main", repository):
-        pass
-    assert sorted(mine.rglob("*")) == before
-    assert worktrees(repository) == 2
 
 
 @pytest.fixture
