@@ -1,7 +1,7 @@
 """The pytest of one side of an experiment, run as a script: it collects its tests once, and forks
 for each process that measures.
 
-Two inherited pipes carry lines of JSON: tests to run come in, records go out. A forked process
+An inherited socket carries lines of JSON: tests to run come in, records go out. A forked process
 opens its own context, runs the tests, and ends. Where it could not use the GPU, this process
 measures itself and ends, and its controller starts another one. It ends with its controller.
 It imports nothing of this package, so that the tree under test brings its own. PYTEST_DONT_REWRITE
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import socket
 import sys
 import threading
 import warnings
@@ -58,8 +59,9 @@ class Experiment:
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.__name__ = NAME  # pytest registers a plugin under this name
-        self._requests = os.fdopen(job["reads"], "r", encoding="utf-8")
-        self._answers = os.fdopen(job["writes"], "w", encoding="utf-8")
+        self._socket = socket.socket(fileno=job["socket"])
+        self._requests = self._socket.makefile("r", encoding="utf-8")
+        self._answers = self._socket.makefile("w", encoding="utf-8")
         self._job = job
         self._files: set[Path] = set()  # of the tests that may run, if they are known
         self._named: list[str] = []  # tests that the arguments name, some of which may be missing
@@ -192,7 +194,7 @@ class Experiment:
             self._say(ended=os.waitstatus_to_exitcode(status))
 
     def _end_with_the_controller(self) -> None:
-        # Blocks until the controller closes the pipe, and with it the need for an answer.
+        # Blocks until the controller closes the socket, and with it the need for an answer.
         self._requests.read()
         os._exit(1)
 
@@ -313,11 +315,10 @@ def strays(roots: list[str], foreign: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """`experiment_process.py JSON`: descriptors `reads` and `writes`; `tests`, `lenient`, `cwd`,
-    `roots`, `foreign`, `arguments`."""
+    """`experiment_process.py JSON`: the descriptor `socket`; `tests`, `lenient`, `cwd`, `roots`,
+    `foreign`, `arguments`."""
     job = json.loads(sys.argv[1])
-    for descriptor in (job["reads"], job["writes"]):
-        os.set_inheritable(descriptor, False)
+    os.set_inheritable(job["socket"], False)
     # Python put this file's folder there, whose names would shadow a project's.
     here = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests alone. Its name: this package is below the plugin."""
-_PIPE = 65536  # bytes that are read of a pipe at once
-_LOOK = 1.0  # seconds between two looks whether a silent process has ended
 
 
 def pytest_command(
@@ -149,7 +146,7 @@ def running(
 class Background:
     """A process that answers while this one waits, and ends with it.
 
-    Two pipes carry lines of JSON; a log keeps its output.
+    A socket carries lines of JSON; a log keeps its output.
     """
 
     def __init__(
@@ -162,32 +159,23 @@ class Background:
     ) -> None:
         """Start it. Signals of the terminal, such as Ctrl-C, do not reach it.
 
-        `job`: its last argument, as JSON, with the descriptors `reads` and `writes`.
+        `job`: its last argument, as JSON, with the descriptor `socket`.
         """
         self._log = log
-        reads, tell = os.pipe()
-        heard, writes = os.pipe()
-        self._tell = os.fdopen(tell, "w", encoding="utf-8")
-        self._heard = os.fdopen(heard, "rb", buffering=0)
-        self._poll = select.poll()
-        self._poll.register(self._heard, select.POLLIN)
-        self._lines = b""  # that were read, and not returned yet
-        words = json.dumps({**job, "reads": reads, "writes": writes})
-        with log.open("wb", buffering=0) as output:
-            try:
-                self._process = subprocess.Popen(
-                    [*command, words],
-                    cwd=folder,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(reads, writes),
-                    start_new_session=True,
-                )
-            finally:
-                os.close(reads)
-                os.close(writes)
+        self._socket, other = socket.socketpair()
+        self._lines = self._socket.makefile("rw", encoding="utf-8")
+        words = json.dumps({**job, "socket": other.fileno()})
+        with other, log.open("wb", buffering=0) as output:
+            self._process = subprocess.Popen(
+                [*command, words],
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -205,31 +193,22 @@ class Background:
     def tell(self, value: object) -> None:
         """Send it a line. Does nothing if it has ended: its output says why."""
         with contextlib.suppress(OSError):
-            self._tell.write(json.dumps(value) + "\n")
-            self._tell.flush()
+            self._lines.write(json.dumps(value) + "\n")
+            self._lines.flush()
 
     def hear(self, timeout: float) -> dict[str, Any] | None:
         """Return its next line; None if it ended, or had to be ended after `timeout` seconds."""
-        until = time.monotonic() + timeout
+        self._socket.settimeout(timeout)
         while True:
-            line, end, rest = self._lines.partition(b"\n")
-            if end:
-                self._lines = rest
-                with contextlib.suppress(ValueError):  # a process crashed within this line
-                    return dict(json.loads(line))
-                continue
-            # A process that it started may keep the pipe open.
-            ended = self._process.poll() is not None
-            left = 0.0 if ended else max(0.0, until - time.monotonic())
-            ready = self._poll.poll(1000 * min(_LOOK, left))
-            more = self._heard.read(_PIPE) if ready else b""
-            if more:
-                self._lines += more
-            elif ready or ended:
-                return None
-            elif left <= 0:
+            try:
+                line = self._lines.readline()
+            except OSError:  # it said nothing in time, or broke off
                 self._kill()
                 return None
+            if not line:
+                return None
+            with contextlib.suppress(ValueError):  # a process crashed within this line
+                return dict(json.loads(line))
 
     def wait(self, timeout: float) -> int:
         """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
@@ -244,9 +223,9 @@ class Background:
         if self._process.poll() is None:
             self._kill()
             self._process.wait()
-        for stream in (self._tell, self._heard):
-            with contextlib.suppress(OSError):  # an unsent line to a process that has ended
-                stream.close()
+        with contextlib.suppress(OSError):  # an unsent line to a process that has ended
+            self._lines.close()
+        self._socket.close()
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -22,13 +22,12 @@ from pytest_gpumem.runs.child import (
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 ECHO = """
-import json, os, sys
-job = json.loads(sys.argv[1])
+import json, socket, sys
+lines = socket.socket(fileno=json.loads(sys.argv[1])["socket"]).makefile("rw")
 print("said", flush=True)
-with os.fdopen(job["reads"]) as told, os.fdopen(job["writes"], "w") as say:
-    for line in told:
-        say.write(json.dumps({"heard": json.loads(line)}) + "\\n")
-        say.flush()
+for line in lines:
+    lines.write("{half a line\\n" + json.dumps({"heard": json.loads(line)}) + "\\n")
+    lines.flush()
 """
 
 

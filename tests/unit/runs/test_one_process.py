@@ -21,15 +21,15 @@ from pytest_gpumem.runs.worktree import Side
 
 TURN = Turn(3, HEAD)
 START = """
-import json, os, sys
+import json, os, socket, sys
 job = json.loads(sys.argv[-1])
-requests, answers = os.fdopen(job["reads"]), os.fdopen(job["writes"], "w")
+lines = socket.socket(fileno=job["socket"]).makefile("rw")
 
 def say(**words):
-    answers.write(json.dumps(words) + "\\n")
-    answers.flush()
+    lines.write(json.dumps(words) + "\\n")
+    lines.flush()
 """
-READY = 'say(ready=True)\nrequest = json.loads(requests.readline())\nsay(pid=7, strict="yes")\n'
+READY = 'say(ready=True)\nrequest = json.loads(lines.readline())\nsay(pid=7, strict="yes")\n'
 Played = Callable[..., ProcessRecord]
 
 
