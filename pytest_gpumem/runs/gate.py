@@ -290,7 +290,7 @@ class Gate:
         return replace(baseline, device=document.device, acceptances=self._request.all_accepted)
 
     def _real_devices(self, document: Document) -> list[str]:
-        """GPUs of the baseline, where the device is simulated and no word of the user chose that."""
+        """GPUs of the baseline, where the device is simulated and the user did not choose that."""
         chosen = "--gpumem-device=sim" in "=".join(self._request.arguments)
         if chosen or not document.device.simulated:
             return []

@@ -1,4 +1,4 @@
-"""The rows that a gate's session leaves open: what a duet judges of them, and what it changes. Pure."""
+"""What a duet judges of the rows that a gate's session leaves open, and what it changes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session of a gate: pytest with the tests of the change, while those of BASE are collected."""
+"""The session of a gate: pytest with the change's tests, while those of BASE are collected."""
 
 from __future__ import annotations
 
