@@ -108,22 +108,17 @@ def _order(site: Site) -> tuple[int, int, str, int]:
     return -max(site.at_peak, site.kept), -site.at_peak, site.file, site.line
 
 
-def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
-    """True if a pattern such as "conftest.py:*" names a line.
+def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
+    """True if a pattern such as "conftest.py:*" names a line, as `sites` has it.
 
-    `file`: as `shown_path` gives it; without a file, the line is unknown.
+    Without a file, the line is unknown.
     """
-    place = f"{file}:{line}"
+    file, number, _function = line
+    place = f"{shown_path(file, root)}:{number}"
     for pattern in patterns:
         if file and (fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}")):
             return True
     return False
-
-
-def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) -> bool:
-    """True if a pattern names the line that allocated, as `sites` has it."""
-    file, line, _function = allocated.line
-    return is_named(shown_path(file, root), line, patterns)
 
 
 def _code_of(file: str, line: int) -> str:

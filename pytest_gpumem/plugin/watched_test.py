@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import is_allowed, sites
+from pytest_gpumem.devices.allocation_sites import is_named, sites
 from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
@@ -151,7 +151,7 @@ class WatchedTest:
             return footprint
         named, others = Counter[Series](), Counter[Series]()
         for event in watch.accounts().kept:
-            if is_allowed(event, allowed, self.item.config.rootpath):
+            if is_named(event.line, allowed, self.item.config.rootpath):
                 named[event.series] += event.nbytes
             else:
                 others[event.series] += event.nbytes
@@ -173,7 +173,7 @@ class WatchedTest:
         kept = []
         if footprint.ended and footprint.kept:
             for event in accounts.kept:
-                if not is_allowed(event, self.settings.allow_kept, root):
+                if not is_named(event.line, self.settings.allow_kept, root):
                     kept.append(event)
         return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 

@@ -59,10 +59,10 @@ class CudaWaits:
         if self._missed is not None:
             return Waits(not_read=f"not read: {self._missed}")
         lines = []
-        for ((file, line, function), call), count in self._counts.items():
-            shown = shown_path(file, root)
-            if not is_named(shown, line, allowed):
-                lines.append(WaitLine(shown, line, function, call, count))
+        for (line, call), count in self._counts.items():
+            if not is_named(line, allowed, root):
+                file, number, function = line
+                lines.append(WaitLine(shown_path(file, root), number, function, call, count))
         return Waits(tuple(lines))
 
     def _miss(self, why: str) -> None:
