@@ -124,7 +124,9 @@ def at_the_sessions_end(
         why = f"looks slower than {check.limit} allows"
     elif run.reference.processes < 2:
         code = Code.TOO_FEW_RUNS
-        why = f"{needs}, or more saved processes (--gpumem-save), as a single process shows no noise"
+        why = (
+            f"{needs}, or more saved processes (--gpumem-save), as a single process shows no noise"
+        )
     elif others and abs(statistics.median(others)) > SHIFT:
         shift = format_share(math.expm1(statistics.median(others)), sign=True)
         why = f"the other rows changed by {shift}, as on another card: {needs}"

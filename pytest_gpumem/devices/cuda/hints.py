@@ -40,7 +40,7 @@ _NUMBERS = {
     AccessProperty.PERSISTING: int(R.cudaAccessProperty.cudaAccessPropertyPersisting),
 }
 """The driver and the runtime number the properties alike."""
-_PROPERTIES = {number: which for which, number in _NUMBERS.items()}
+PROPERTIES = {number: which for which, number in _NUMBERS.items()}
 _SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
 _WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
 _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
@@ -126,12 +126,12 @@ def unpacked(value: Any) -> WindowSpec | None:
     if math.isfinite(ratio):
         ratio = round(ratio, 7)  # it went through 32 bits
     numbers = int(policy.hitProp), int(policy.missProp)
-    if any(number not in _PROPERTIES for number in numbers):
+    if any(number not in PROPERTIES for number in numbers):
         raise DeviceError(
             f"an access-policy window with the properties {numbers}; CUDA has "
-            f"{', '.join(map(str, _PROPERTIES))}"
+            f"{', '.join(map(str, PROPERTIES))}"
         )
-    hit, miss = (_PROPERTIES[number] for number in numbers)
+    hit, miss = (PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)
 
 

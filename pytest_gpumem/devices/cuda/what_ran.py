@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.cupti import USE_KINDS
 from pytest_gpumem.devices.cuda.graph_nodes import Kernel
+from pytest_gpumem.devices.cuda.hints import PROPERTIES
 from pytest_gpumem.devices.cuda.modules import MODULES, Launch, UnknownModule
-from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
+from pytest_gpumem.devices.protocol import Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 KINDS = (*USE_KINDS, "SYNCHRONIZATION")  # CUpti_ActivityKind of all records that are read
@@ -41,12 +42,6 @@ _MEMORY = {
 """CUpti_ActivityMemoryKind in our words."""
 # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
 _WINDOW = struct.Struct("<QQfii")
-# CUaccessProperty
-_PROPERTIES = {
-    0: AccessProperty.NORMAL,
-    1: AccessProperty.STREAMING,
-    2: AccessProperty.PERSISTING,
-}
 
 
 class _PlacedStep(NamedTuple):
@@ -187,9 +182,7 @@ def _window(address: int) -> str | None:
     base, nbytes, ratio, hit, miss = _WINDOW.unpack(ctypes.string_at(address, _WINDOW.size))
     if not nbytes:
         return None
-    normal = AccessProperty.NORMAL
-    hit_property, miss_property = _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)
-    return WindowSpec(base, nbytes, ratio, hit_property, miss_property).words
+    return WindowSpec(base, nbytes, ratio, PROPERTIES[hit], PROPERTIES[miss]).words
 
 
 def _memory_kind(cupti: Any, kind: int) -> str:
