@@ -1,13 +1,19 @@
-"""Why a session fails by its verdicts, and what to do."""
+"""The end of a session: what is saved, why it fails by its verdicts, and what to do."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
+from pytest_gpumem.baselines.forks import untrusted
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Code, Exit
+from pytest_gpumem.plugin import entries
+from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.records.row import ROW, TEST, Row
 from pytest_gpumem.reporting.conclusion import Conclusion, advice, failing_text
@@ -17,8 +23,8 @@ from pytest_gpumem.reporting.row import worst_first
 def conclusion_of(session: GpuSession) -> Conclusion | None:
     """The conclusion of a session that fails by its verdicts; None of any other."""
     strict = session.settings.strict
-    rows, failing = list(session.rows), list[Row]()
-    for row in rows:
+    rows, failing = rows_of_table(session), list[Row]()
+    for row in session.rows:
         if row.measured_something and is_failure(row.verdict, strict):
             failing.append(row)
     causes = []
@@ -50,10 +56,49 @@ def _again(row: Row, session: GpuSession) -> list[str]:
     config = session.config
     left_out = {option.flag for option in of_role(OptionRole.SAVING)}
     words = ["pytest"]
-    for word in map(str, config.invocation_params.args):
+    for word in config.invocation_params.args:
         if word not in config.option.file_or_dir and word not in left_out:
-            words.append(word)
+            words.append(str(word))
     of_memory = any(result.code is Code.TOO_MUCH_MEMORY for result in row.verdict.limits)
     if of_memory and session.settings.footprint != "trace":
         words.append("--gpumem-footprint=trace")
     return [*words, row.nodeid]
+
+
+def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
+    """Save the rows of a session; yield lines about what is stored and what is not.
+
+    `complete`: the session ran all that it was to run.
+    Raises `BaselineError`: the run cannot be stored.
+    """
+    if not complete:
+        yield "the session was interrupted, nothing is stored"
+        return
+    # Of tests that failed before they measured anything, pytest reports the failure.
+    rows = [row for row in session.rows if row.measured_something]
+    if not rows:
+        yield "nothing was measured, nothing is stored"
+        return
+    fork = untrusted(os.environ)
+    if fork is not None:
+        yield f"nothing is stored of code that is not ours: {fork}"
+        return
+    revision = entries.revision(session.config)
+    saved = session.store.save(rows, revision, session.settings.to_json(), session.baseline)
+    if saved.path is not None:
+        place = session.store.storage
+        yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {place}"
+    elif saved.refused:
+        yield "no row was accepted, nothing is stored"
+    else:
+        full = counted(len(saved.full), "row")
+        yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
+    changed = []
+    for row, why in saved.refused:
+        yield f"refused {row.key}: {why}"
+        # The session's last lines have the command for rows that fail.
+        if any(changes_of(row)) and not is_failure(row.verdict, session.settings.strict):
+            changed.append(row)
+    if changed:
+        more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
+        yield f"to accept a change on purpose: {command(changed[0])}{more}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,8 +41,8 @@ def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
 
     item, session = request.node, request.config.stash[SESSION]
     session.check_context(item)
-    sharing = request.config.pluginmanager.getplugin("gpumem-exclusive use")
-    with sharing.use(item), closing(GpuTest(item, session)) as test:
+    exclusive = request.config.pluginmanager.getplugin("gpumem-exclusive use")
+    with exclusive.use(item), closing(GpuTest(item, session)) as test:
         yield test
 
 
@@ -178,6 +177,4 @@ def persisting_stream(
 ) -> Callable[..., AbstractContextManager[PersistingStream]]:
     """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer
     in L2; all is restored on exit."""
-    from pytest_gpumem.plugin.persisting import persisting_stream
-
-    return partial(persisting_stream, _gpumem_test)
+    return _gpumem_test.persisting_stream

@@ -5,23 +5,27 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from inspect import signature
+from typing import Any
 
 import pytest
 
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device
-from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.measuring.bound import BadCall, Kernels
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.session import TEST, GpuSession
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.settings import marker_keywords, of_marker, of_test
+from pytest_gpumem.units import did_you_mean
 
 
 class GpuTest:
@@ -92,6 +96,32 @@ class GpuTest:
         return Plan(
             settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets)
         )
+
+    @contextmanager
+    def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
+        """A stream whose access-policy window lies on `buffer`, or on the array that
+        `device_buffer(..., like=)` made. Arguments and errors as `memory.l2.persisting`.
+
+        Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless `allow_thrash=True`.
+        Raises `BadCall`: nothing was measured on the stream in the block, such as without
+        `stream=`; or an unknown keyword.
+        """
+        keywords = list(signature(window_request).parameters)[2:]
+        for name in options:
+            if name not in keywords:
+                hint = did_you_mean(name, keywords) or f"; accepted are {', '.join(keywords)}"
+                raise BadCall(f"persisting_stream() has no keyword {name!r}{hint}")
+        allocation = self.arena.find(buffer)
+        window = persisting(self.device, buffer if allocation is None else allocation, **options)
+        with window as stream:
+            self.streams.append(stream)
+            if stream.thrashing is not None:
+                self.item.warn(Thrashing(stream.thrashing))
+            yield stream
+            if not stream.used:
+                raise BadCall(
+                    "nothing was measured on this persisting_stream: pass stream= to gpu_benchmark"
+                )
 
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left."""

@@ -8,19 +8,15 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.plugin.experiment_process import selected
 from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.ranges import Names
-
-MANAGED_FIXTURES = (
-    "managed_buffer",
-    "prefetched_buffer",
-)  # a test that uses one of these allocates managed memory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,10 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k, -m and other plugins have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if wanted := config.option.gpumem_only:
-        kept = only(items, wanted, config.invocation_params.dir)
-        dropped = [item for item in items if not any(item is one for one in kept)]
-        items[:] = kept
+    if config.option.gpumem_only:
+        kept = selected(items, config.option.gpumem_only, config.invocation_params.dir)
+        dropped = [item for item in items if item not in kept]
+        items[:] = dict.fromkeys(kept)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
     if config.option.gpumem_ranges_file is not None:
@@ -60,35 +56,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _write_ranges(file: Path, items: Sequence[pytest.Item]) -> None:
     names = Names(item.nodeid for item in items)
-    found = [
-        {
-            "nodeid": item.nodeid,
-            "name": names.unique(item.nodeid),
-            "managed": any(uses(item, name) for name in MANAGED_FIXTURES),
-        }
-        for item in items
-    ]
-    write_whole(file, json.dumps(found))
-
-
-def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> list[pytest.Item]:
-    """The items that node ids select, each once.
-    `items`: the collected tests; a test that was named twice may occur twice.
-    `wanted`: node ids as on pytest's command line: a file, a class or a function in it, with
-    parameters or for all of them.
-    `folder`: to which their files are relative.
-    """
-    chosen = [
-        ((folder / file).resolve(), inside)
-        for file, _, inside in (nodeid.partition("::") for nodeid in wanted)
-    ]
-    kept: dict[str, pytest.Item] = {}
+    ranges = []
     for item in items:
-        inside = item.nodeid.partition("::")[2]
-        if any(
-            item.path.resolve() == file
-            and (not part or inside == part or inside.startswith((f"{part}::", f"{part}[")))
-            for file, part in chosen
-        ):
-            kept.setdefault(item.nodeid, item)
-    return list(kept.values())
+        managed = uses(item, "managed_buffer") or uses(item, "prefetched_buffer")
+        ranges.append(
+            {"nodeid": item.nodeid, "name": names.unique(item.nodeid), "managed": managed}
+        )
+    write_whole(file, json.dumps(ranges))

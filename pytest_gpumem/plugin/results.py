@@ -19,13 +19,14 @@ from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.github import VARIABLE, place_of, summarise, workflow_commands
 from pytest_gpumem.reporting.terminal import baseline_line, columns, header, missing_lines
 from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
-    from pytest_gpumem.reporting.conclusion import Place, Run
+    from pytest_gpumem.reporting.conclusion import Run
+
+SUMMARY = "GITHUB_STEP_SUMMARY"  # as `reporting.github.VARIABLE`
 
 
 class Results:
@@ -36,7 +37,8 @@ class Results:
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
-        self._places: dict[str, Place] = {}  # of each reported test, by node id
+        self._locations: dict[str, tuple[str, int]] = {}
+        """By node id of each reported test: its file, relative to the root folder, and line."""
         self._report: Path | None = None
         if session.settings.report is not None:
             report = Path(session.settings.report).expanduser()
@@ -56,8 +58,7 @@ class Results:
     def reported(self, report: pytest.TestReport) -> None:
         """Remember where a test is defined."""
         file, line, _ = report.location
-        root = self._session.config.rootpath
-        self._places[report.nodeid] = place_of(root, file, (line or 0) + 1)
+        self._locations[report.nodeid] = file, (line or 0) + 1
 
     def note(self, line: str) -> None:
         """Add a line to the summary, below the rows."""
@@ -111,10 +112,10 @@ class Results:
         if len(gpu.rows) or gpu.missing:
             written = self.write_benchmark_json()
         if gpu.settings.save:
-            from pytest_gpumem.plugin import saving
+            from pytest_gpumem.plugin.conclusion import save
 
             try:
-                for line in saving.save(gpu, complete=complete):
+                for line in save(gpu, complete=complete):
                     self.note(f"--gpumem-save: {line}")
             except BaselineError as error:
                 self.note(f"--gpumem-save: {error}")
@@ -123,10 +124,10 @@ class Results:
             return written
         if self._report is not None:
             written = self._write_report(self._report) and written
-        if os.environ.get(VARIABLE) and (len(gpu.rows) or gpu.missing) and self._announces:
-            from pytest_gpumem.reporting import markdown
+        if os.environ.get(SUMMARY) and (len(gpu.rows) or gpu.missing) and self._announces:
+            from pytest_gpumem.reporting import github, markdown
 
-            failed = summarise(markdown.page(self._run()), os.environ)
+            failed = github.summarise(markdown.page(self._run()), os.environ)
             if failed is not None:
                 self.note(failed)
         return written
@@ -216,8 +217,13 @@ class Results:
         for line in lines:  # pytest escapes all of a text that the output cannot encode
             writer.write_line(printable(line) if "\x1b" not in line else line)
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
+            from pytest_gpumem.reporting import github
+
+            places = {}
+            for nodeid, (file, number) in self._locations.items():
+                places[nodeid] = github.place_of(session.config.rootpath, file, number)
             writer.ensure_newline()
-            for line in workflow_commands(session.rows, self._places):
+            for line in github.workflow_commands(session.rows, places):
                 writer.write_line(line)
 
     def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> Iterator[str]:

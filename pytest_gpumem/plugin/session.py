@@ -28,7 +28,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.reported import Rows
-from pytest_gpumem.plugin.workers import hands_out, is_part
+from pytest_gpumem.plugin.workers import is_part
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -77,7 +77,6 @@ class GpuSession:
         self.merged, self.added = merged, added
         self._base = base
         self.is_part = is_part(config)  # another process has the results
-        self.measures = not hands_out(config)  # False where workers measure
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.forks = 0

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ncu_csv
 import pytest
@@ -16,7 +15,6 @@ from click.testing import CliRunner, Result
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import profile
 from pytest_gpumem.nsight.profile import SelectedTest
-from pytest_gpumem.plugin.profiling import only
 
 TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", managed=False)
 PAGED = SelectedTest("test_a.py::test_paged", "test_paged", managed=True)
@@ -213,25 +211,3 @@ def test_ncus_kernels_are_a_table(gpumem: Call, tmp_path: Path) -> None:
         in result.stdout
     )
     assert f"in text: {tool} --import {tmp_path / 'test_triad-2.ncu-rep'}" in lines
-
-
-def test_a_test_is_chosen_by_its_node_id_once(tmp_path: Path) -> None:
-    def item(file: str, inside: str) -> Any:
-        return SimpleNamespace(path=tmp_path / file, nodeid=f"sub/{file}::{inside}")
-
-    items = [
-        item("a.py", "test_x[1]"),
-        item("a.py", "test_x[2]"),
-        item("a.py", "test_xy"),
-        item("a.py", "TestC::test_x"),
-        item("b.py", "test_x"),
-    ]
-
-    def chosen(*wanted: str) -> list[str]:
-        return [one.nodeid.removeprefix("sub/") for one in only([*items, *items], wanted, tmp_path)]
-
-    assert chosen("a.py::test_x") == ["a.py::test_x[1]", "a.py::test_x[2]"]
-    assert chosen("./a.py::test_x[2]") == ["a.py::test_x[2]"]
-    assert chosen("a.py::TestC") == ["a.py::TestC::test_x"]
-    assert chosen("b.py", "a.py::test_xy") == ["a.py::test_xy", "b.py::test_x"]
-    assert chosen("c.py::test_x") == []

@@ -27,7 +27,6 @@ for name in (
     "gpu_pass",
     "judging",
     "errors",
-    "persisting",
 ):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in (
