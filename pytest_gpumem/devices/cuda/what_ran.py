@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -93,21 +92,33 @@ class PassRecords:
         `begin`, `end`: nanoseconds on CUPTI's clock. Waits outside are not the launch's.
         Raises `Undelivered`: CUPTI delivered the kernels of another number of launches.
         """
-        ordered, kernels = [], []
+        ordered = []
+        calls: dict[int, list[str]] = {}  # names of the kernels of each call that launches
         for placed in sorted(self._steps, key=lambda placed: placed.place):
-            waits = placed.step.kind is StepKind.SYNCHRONISATION
-            if waits and not begin <= placed.place[2] <= end:
+            number, _, start = placed.place
+            if placed.step.kind is StepKind.SYNCHRONISATION and not begin <= start <= end:
                 continue
             ordered.append(placed.step)
             if placed.step.kind is StepKind.KERNEL:
-                kernels.append(placed)
-        identities = _identities(kernels, launches)
+                calls.setdefault(number, []).append(placed.step.name)
+        # The runtime and the driver number a call differently, but both in the order of the calls.
+        launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
+        launched.sort(key=lambda launch: launch.correlation)
+        if not calls and all(launch.kernels is None for launch in launched):
+            launched = []
+        if len(calls) != len(launched):
+            raise Undelivered(
+                f"CUPTI delivered the kernels of {len(calls)} of {len(launched)} launches"
+            )
+        identities = list[_Identity]()
+        for names, launch in zip(calls.values(), launched, strict=True):
+            identities += _of_launch(names, launch)
         steps, unknown = list[Step](), list[str]()
         for step in ordered:
             if step.kind is not StepKind.KERNEL:
                 steps.append(step)
                 continue
-            code, arguments, why = next(identities)
+            code, arguments, why = identities.pop(0)
             steps.append(replace(step, code=code, arguments=arguments))
             if why and why not in unknown:
                 unknown.append(why)
@@ -116,27 +127,6 @@ class PassRecords:
 
 _Identity = tuple[str | None, tuple[str, ...] | None, str]
 """Digest of a kernel's module, its arguments, and why one of them is unknown."""
-
-
-def _identities(kernels: Sequence[_PlacedStep], launches: Sequence[Launch]) -> Iterator[_Identity]:
-    """What tells each kernel. `kernels`: in order.
-
-    The runtime and the driver number a call differently, but both in the order of the calls.
-    """
-    by_call = groupby(kernels, key=lambda kernel: kernel.place[0])
-    groups = [[kernel.step.name for kernel in group] for _, group in by_call]
-    launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
-    launched.sort(key=lambda launch: launch.correlation)
-    if not groups and all(launch.kernels is None for launch in launched):
-        return iter(())
-    if len(groups) != len(launched):
-        raise Undelivered(
-            f"CUPTI delivered the kernels of {len(groups)} of {len(launched)} launches"
-        )
-    identities = list[_Identity]()
-    for names, launch in zip(groups, launched, strict=True):
-        identities += _of_launch(names, launch)
-    return iter(identities)
 
 
 def _of_launch(names: Sequence[str], launch: Launch) -> Iterator[_Identity]:
