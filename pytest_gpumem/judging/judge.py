@@ -27,9 +27,7 @@ class Judgement(NamedTuple):
 
     findings: list[LimitResult]
     """One for each limit, and for each doubt about the whole measurement."""
-    comparison: Comparison | None = (
-        None  # the change against the reference, where there is a reference
-    )
+    comparison: Comparison | None = None  # the change against the reference, if there is any
 
 
 def judge(
