@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from pytest_gpumem.judging import student
 from pytest_gpumem.judging.reference import PASSES
+from pytest_gpumem.judging.spread import quantile
 from pytest_gpumem.outcomes import Outcome
 
 LOOKS = (5, 8, 12, 20, 32)
@@ -71,7 +71,7 @@ def _look(log_ratios: Sequence[float], limit: float) -> Outcome | None:
 
 def _reach(log_ratios: Sequence[float], confidence: float) -> float:
     pairs = len(log_ratios)
-    return student.quantile(confidence, pairs - 1) * stdev(log_ratios) / math.sqrt(pairs)
+    return quantile(confidence, pairs - 1) * stdev(log_ratios) / math.sqrt(pairs)
 
 
 def _confidence_of_pass(pairs: int) -> float:

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, counted
 from pytest_gpumem.judging.spread import repetition_margin
-from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import BASE, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import L2_MULTIPLES, Limits, Measurement, NoShare
 from pytest_gpumem.records.row import LimitResult
 from pytest_gpumem.units import (
     Share,
@@ -31,6 +30,28 @@ from pytest_gpumem.units import (
     parse_time,
     short_bytes,
 )
+
+_CLAUSES = {
+    NoShare.UNKNOWN_TRAFFIC: "its traffic is unknown (give `moved=`)",
+    NoShare.LINK: "its bytes cross the host link, not the memory bus",
+    NoShare.HOT: "in hot mode L2 serves what it can",
+    NoShare.UNKNOWN_FOOTPRINT: "its footprint is unknown",
+    NoShare.UNKNOWN_PEAK: (
+        "the peak is unknown (the driver reports no memory clock or no bus width)"
+    ),
+}
+
+
+def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
+    """Return the reason of `Measurement.no_share_of_peak` as a clause, or None."""
+    reason = measurement.no_share_of_peak(facts)
+    if reason is None:
+        return None
+    if reason is not NoShare.SMALL_FOOTPRINT:
+        return _CLAUSES[reason]
+    taken = short_bytes(measurement.footprint or 0)
+    least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
+    return f"its footprint of {taken} is below {least}, {L2_MULTIPLES} x L2"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import date
 from statistics import NormalDist, fmean, median, stdev
 
-from pytest_gpumem.judging import student
+from pytest_gpumem.judging.spread import quantile
 from pytest_gpumem.outcomes import Outcome
 
 DAYS = 12
@@ -85,10 +85,10 @@ class Reference:
             return math.inf
         confidence = self.confidence(same_code)
         if same_code and self.days == 1:
-            quantile = NormalDist().inv_cdf(confidence)
+            factor = NormalDist().inv_cdf(confidence)
         else:
-            quantile = student.quantile(confidence, self.processes - 1)
-        return quantile * self.noise * math.sqrt(1 + 1 / self.days)
+            factor = quantile(confidence, self.processes - 1)
+        return factor * self.noise * math.sqrt(1 + 1 / self.days)
 
 
 def _without_outlier(logs: list[float]) -> list[float]:

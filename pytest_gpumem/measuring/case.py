@@ -17,7 +17,6 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Foreign, Graph, OutOfMemory, Stream
-from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import (
@@ -122,23 +121,19 @@ class _Code:
     ) -> Target:
         """Describe the case; `fields`: further ones of the target."""
         case, device = self.case, self._arena.device
-        reads = sum(int(array.nbytes) for array in self.reads)
-        writes = sum(int(array.nbytes) for array in self.writes)
         distinct = {id(array): int(array.nbytes) for array in (*self.reads, *self.writes)}
         moved_bytes: MovedBytes | None = None
-        note: str | None = None
         if self.moved is not None:
             moved_bytes = MovedBytes(0, 0, declared=self.moved)
-            note = two_declarations(self.moved, reads, writes)
         elif self.reads or self.writes:
+            reads = sum(int(array.nbytes) for array in self.reads)
+            writes = sum(int(array.nbytes) for array in self.writes)
             moved_bytes = MovedBytes(reads, writes)
         if case.check is not None and not all(isinstance(array, Buffer) for array in self.writes):
             notes.append(
                 "outputs that are no buffers of a fixture or of `memory` are not poisoned before a "
                 "check"
             )
-        if note is not None:
-            notes.append(note)
         notes += window_notes(device, window)
         notes += managed_notes(device.facts, self._arena.managed)
         target = Target(

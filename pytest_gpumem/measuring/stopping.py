@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.judging import student
+from pytest_gpumem.judging.spread import quantile
 
 LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
 FEW_SAMPLES = 256  # samples from which the measurement's own estimate of noise is used
@@ -62,8 +62,8 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
     """Return half of Student's confidence interval of the mean, or None for fewer than two."""
     if len(medians) < 2:
         return None
-    quantile = student.quantile((1 + confidence) / 2, len(medians) - 1)
-    return quantile * deviation(medians) / math.sqrt(len(medians))
+    factor = quantile((1 + confidence) / 2, len(medians) - 1)
+    return factor * deviation(medians) / math.sqrt(len(medians))
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:

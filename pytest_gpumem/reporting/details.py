@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from pytest_gpumem.judging.finding import basis, change, counted, window_text
-from pytest_gpumem.judging.traffic import no_share_text
+from pytest_gpumem.judging.limits import no_share_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts

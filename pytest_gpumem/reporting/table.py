@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import no_share_text
+from pytest_gpumem.judging.limits import no_share_text
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
