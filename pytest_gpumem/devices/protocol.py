@@ -87,10 +87,7 @@ class Allocator(Protocol):
     """A way of allocating memory and freeing it, whose time can be measured."""
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        """Allocate and free once, in the order of `stream` where the allocator has one.
-
-        Raises `OutOfMemory` if less is free.
-        """
+        """Allocate and free once, in the order of `stream` where the allocator has one."""
 
     def close(self) -> None:
         """Give back what it keeps."""
@@ -117,11 +114,8 @@ class Streams(Protocol):
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
-        """Streams whose windows can be read.
-
-        The default streams, the current stream of CuPy, and live streams of `create`; on the
-        simulated device, streams that ever had a window. Other libraries' streams are missing.
-        """
+        """The default streams, the current stream of CuPy, and live streams of `create`; on the
+        simulated device, streams that ever had a window."""
 
     def event(self) -> Event:
         """A new timing event."""
@@ -143,10 +137,7 @@ class Streams(Protocol):
         return 0
 
     def join(self, stream: Stream, other: Stream) -> None:
-        """Make `stream` wait for all that is queued on `other` now; the host does not wait.
-
-        A capture of `stream` or `other` includes it. The simulated device captures one stream.
-        """
+        """Make `stream` wait for all that is queued on `other` now; the host does not wait."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         """Make `stream` wait until it is released, or for `timeout` seconds on its own timer."""
@@ -161,7 +152,7 @@ class Graphs(Protocol):
         """Capture what `body` queues on `stream`; nothing of it runs now.
 
         `window`: of every kernel in the graph, whatever window the stream or the launch has.
-        Raises `CannotCapture(reason)` and leaves the stream usable.
+        Raises `CannotCapture` and leaves the stream usable.
         """
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
@@ -182,7 +173,6 @@ class DeviceKernels(Protocol):
         """Queue a kernel, or a copy where the kernel has no source.
 
         `window`: of this launch alone; it goes before the stream's. A copy takes none.
-        Raises `DeviceError`: the launch was refused, or the window cannot be.
         """
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
@@ -214,8 +204,7 @@ class DeviceMemory(Protocol):
         `kind`: `PEER` is memory of the first other GPU that this one can copy from and to directly,
             else of the first.
         `mapped`, `write_combined`, `portable`: flags of `cudaHostAlloc`, for pinned memory.
-        Raises `OutOfMemory`: less is free; the driver was not asked.
-        Raises `Unsupported`: `PEER` where there is one GPU.
+        Raises `OutOfMemory` before the driver is called, `Unsupported`: there is one GPU.
         """
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
@@ -234,7 +223,7 @@ class DeviceMemory(Protocol):
         """Device memory for several buffers, each at a random place; `seed` decides where.
 
         Aligned to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed alone.
-        Raises `OutOfMemory` before asking the driver if less is free.
+        Raises `OutOfMemory` before the driver is called.
         """
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
@@ -285,11 +274,8 @@ class Content(Protocol):
     """The content of memory: filled, copied, read and compared."""
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        """Fill with values that `seed` decides.
-
-        Floats are uniform in [0, 1), integers of their full range, booleans 0 or 1, complex
-        numbers two floats each.
-        """
+        """Fill with values that `seed` decides: floats uniform in [0, 1), integers of their full
+        range, booleans 0 or 1, complex numbers of two floats."""
 
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
@@ -319,9 +305,7 @@ class Content(Protocol):
         """Compare two arrays: None, or how many elements differ and the index of the first.
 
         Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at
-        all. NaN equals nothing.
-        Raises `Unsupported` for elements that are no numbers.
-        Raises `DeviceError` for arrays of different sizes, which the simulated device cuts.
+        all. NaN equals nothing. Raises `Unsupported` for elements that are no numbers.
         """
 
 
@@ -332,10 +316,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set the set-aside; return the bytes that the driver granted.
-
-        Raises `Unsupported` with the reason if it cannot work.
-        """
+        """Set the set-aside; return the bytes that the driver granted. Raises `Unsupported`."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set the stream's access-policy window, or turn it off, which leaves persisting lines."""
@@ -361,16 +342,11 @@ class Managed(Protocol):
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         """Drop the content: pages then move without being copied. The next access has to write.
-
-        Raises `Unsupported` before CUDA 13.
-        """
+        Raises `Unsupported` before CUDA 13."""
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory of up to half of the host's available memory, which can hang a GPU.
-
-        Pages that the device cannot hold are evicted to the host.
-        Raises `OutOfMemory` before asking the driver.
-        """
+        """Managed memory of up to half of the host's available memory: pages that the device cannot
+        hold are evicted to the host. Raises `OutOfMemory` before the driver is called."""
 
 
 class Span(NamedTuple):
@@ -481,11 +457,8 @@ class Device(Protocol):
         return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Allow or forbid peer access to the GPU of `PEER` memory inside the block.
-
-        Without it, copies between them are staged through the host.
-        Raises `Unsupported` with the reason if it is impossible.
-        """
+        """Allow or forbid peer access to the GPU of `PEER` memory inside the block: without it,
+        copies are staged through the host. Raises `Unsupported`: it is impossible."""
 
     def close(self) -> None:
         """Free the device's resources. It does not free allocations of callers."""

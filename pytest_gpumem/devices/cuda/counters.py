@@ -17,7 +17,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda import what_ran
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.hints import BINDINGS_MAJOR, malloc_managed, place
+from pytest_gpumem.devices.cuda.hints import malloc_managed, prefetch
 from pytest_gpumem.devices.cuda.modules import MODULES
 from pytest_gpumem.devices.cuda.own_kernels import HOLD
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
@@ -82,8 +82,7 @@ class Beacon:
             self._address = malloc_managed(BEACON_BYTES, doing)
             check(R.cudaMemset(self._address, 0, BEACON_BYTES), doing)
         for to_host in (False, True):
-            where = place(R, BINDINGS_MAJOR, self._index, to_host)
-            result = R.cudaMemPrefetchAsync(self._address, BEACON_BYTES, *where, 0)
+            result = prefetch(self._address, BEACON_BYTES, self._index, to_host, 0)
             if int(result[0]) != 0:
                 R.cudaGetLastError()
                 raise NotCounted(f"pages cannot be moved to try the counters on: {result[0].name}")

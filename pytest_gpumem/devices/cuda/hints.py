@@ -45,7 +45,7 @@ _SET_ASIDE = R.cudaLimit.cudaLimitPersistingL2CacheSize
 _WINDOW = R.cudaStreamAttrID.cudaLaunchAttributeAccessPolicyWindow
 _OFF = WindowSpec(0, 0, 0.0, AccessProperty.NORMAL, AccessProperty.NORMAL)
 
-BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
+_BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {
     Advice.READ_MOSTLY: "ReadMostly",
@@ -143,15 +143,14 @@ class CudaManaged:
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         check_managed(allocation, "prefetched", self._facts)
-        where = place(R, BINDINGS_MAJOR, self._index, to_host)
         nbytes = allocation.nbytes
-        result = R.cudaMemPrefetchAsync(allocation.address, nbytes, *where, stream.handle)
+        result = prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
         check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         check_managed(allocation, "advised about", self._facts)
         # the driver ignores the place of ReadMostly
-        where = location(R, BINDINGS_MAJOR, self._index, to_host)
+        where = location(self._index, to_host)
         nbytes, number = allocation.nbytes, advice_number(advice, on=on)
         doing = "setting" if on else "unsetting"
         check(
@@ -185,19 +184,20 @@ def malloc_managed(nbytes: int, doing: str) -> int:
     return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
 
 
-def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:
-    """The middle arguments of `cudaMemPrefetchAsync`: a device number (CUDA 12), or a location and
-    flags (CUDA 13)."""
-    where = location(bindings, major, index, to_host)
-    return (where,) if major < 13 else (where, 0)
+def prefetch(address: int, nbytes: int, index: int, to_host: bool, stream: int) -> Any:
+    """Call `cudaMemPrefetchAsync`, which takes flags too from CUDA 13 on; the result as it is."""
+    where = location(index, to_host)
+    if _BINDINGS_MAJOR < 13:
+        return R.cudaMemPrefetchAsync(address, nbytes, where, stream)
+    return R.cudaMemPrefetchAsync(address, nbytes, where, 0, stream)
 
 
-def location(bindings: Any, major: int, index: int, to_host: bool) -> Any:
-    """The last argument of `cudaMemAdvise`: a device number (CUDA 12) or a location (CUDA 13)."""
-    if major < 13:
+def location(index: int, to_host: bool) -> Any:
+    """A place for the driver: a device number (CUDA 12) or a location (CUDA 13)."""
+    if _BINDINGS_MAJOR < 13:
         return _CPU if to_host else index
-    made = bindings.cudaMemLocation()
-    kinds = bindings.cudaMemLocationType
+    made = R.cudaMemLocation()
+    kinds = R.cudaMemLocationType
     if to_host:
         made.type, made.id = kinds.cudaMemLocationTypeHost, 0
     else:

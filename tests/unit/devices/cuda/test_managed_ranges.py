@@ -14,12 +14,10 @@ from pytest_gpumem.devices.protocol import Advice
 
 def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the calls give error codes; a wrong signature raises TypeError."""
-    where = hints.location(R, hints.BINDINGS_MAJOR, 0, to_host=False)
+    where = hints.location(0, to_host=False)
     (error,) = R.cudaMemAdvise(0, 0, hints.advice_number(Advice.READ_MOSTLY, on=True), where)
     assert isinstance(error, R.cudaError_t)
-    (error,) = R.cudaMemPrefetchAsync(
-        0, 0, *hints.place(R, hints.BINDINGS_MAJOR, 0, to_host=False), 0
-    )
+    (error,) = hints.prefetch(0, 0, 0, False, 0)
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):
         (error,) = R.cudaMemDiscardBatchAsync([0x10000], [4096], 1, 0, 1)
