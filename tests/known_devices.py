@@ -15,7 +15,6 @@ H100 = DeviceFacts(
     persisting_l2_max_bytes=32_768_000,
     access_policy_max_window_bytes=134_217_728,
     memory_clock_hz=2.619e9,
-    memory_bus_bits=5120,
     dram_peak=3.35232e12,
     async_engines=3,
     can_map_host=True,

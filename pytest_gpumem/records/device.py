@@ -44,8 +44,6 @@ class DeviceFacts(Record, frozen=True):
     """`accessPolicyMaxWindowSize`: the largest access-policy window."""
     memory_clock_hz: float
     """Peak memory clock; 0 where the driver reports none."""
-    memory_bus_bits: int
-    """Width of the memory bus in bits; 0 where the driver reports none."""
     dram_peak: float = field(name="peak_bandwidth")
     """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it
     is unknown."""

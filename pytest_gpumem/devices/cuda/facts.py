@@ -252,7 +252,6 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         persisting_l2_max_bytes=attribute("MAX_PERSISTING_L2_CACHE_SIZE"),
         access_policy_max_window_bytes=attribute("MAX_ACCESS_POLICY_WINDOW_SIZE"),
         memory_clock_hz=clock,
-        memory_bus_bits=bus,
         dram_peak=peak_bandwidth(clock, bus),
         async_engines=attribute("ASYNC_ENGINE_COUNT"),
         can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),

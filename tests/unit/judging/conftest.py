@@ -78,7 +78,7 @@ def h100() -> DeviceFacts:
 @pytest.fixture
 def no_peak() -> DeviceFacts:
     """A board whose driver reports no memory clock and no bus width, as that of compute capability 11.0 does."""
-    return replace(H100, memory_clock_hz=0.0, memory_bus_bits=0, dram_peak=0.0)
+    return replace(H100, memory_clock_hz=0.0, dram_peak=0.0)
 
 
 @pytest.fixture
