@@ -203,7 +203,7 @@ def test_elsewhere_the_stream_itself_has_no_window() -> None:
                 assert stream.spec == WindowSpec(buffer.address, 8 * MiB, 1.0)
                 assert device.l2.window(stream.stream) is None
                 if where == "launch":
-                    with pytest.raises(BadWindow, match="that itself has the window"):
+                    with pytest.raises(BadWindow, match="the stream itself has no window"):
                         _ = stream.handle
                     assert stream.window is not None
                 else:
