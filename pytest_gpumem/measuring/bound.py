@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import Call, Kernel, Role
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.window_request import BadWindow
 from pytest_gpumem.units import format_bytes
@@ -40,10 +41,6 @@ class BoundKernel:
     stream: Stream  # where an untimed call runs
     blocks: int | None = None  # grid chosen by the caller; None: the kernel's own
     persisting: PersistingStream | None = None  # the persisting stream of `with_stream`
-    _last: dict[tuple[object, ...], Launch] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """The last untimed launch, by its arguments and where they lie."""
 
     @property
     def name(self) -> str:
@@ -73,41 +70,22 @@ class BoundKernel:
         stream.used = True
         return replace(self, stream=stream.stream, persisting=stream)
 
+    @on_its_device
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
-        # A function that is measured calls it in each sample, and to describe a launch takes longer
-        # than to queue it.
-        if self.device.elsewhere() is not None:
-            with self.device.current():
-                self(*arguments, **scalars)
-            return
-        key: tuple[object, ...] = ()
-        for name, value in (*enumerate(arguments), *scalars.items()):
-            if isinstance(value, Buffer):
-                key += ((name, value, value.allocation),)
-            else:
-                key += ((name, type(value), repr(value)),)
-        launch = self._last.get(key)
-        if launch is None:
-            buffers, values = self.arguments(arguments, scalars)
-            self.call(buffers, values)
-            self.fill(buffers, self.stream)
-            if self.kernel.content:
-                # An index out of bounds would end the context.
-                self.expected({name: b.view() for name, b in buffers.items()}, values)
-            launch = self.launch(buffers, values)
-            self._last.clear()
-            if not self.kernel.content:
-                self._last[key] = launch
-        self.device.kernels.launch(launch, self.stream)
+        buffers, values = self.arguments(arguments, scalars)
+        self.call(buffers, values)
+        self.fill(buffers, self.stream)
+        if self.kernel.content:
+            # An index out of bounds would end the context.
+            self.expected({name: b.view() for name, b in buffers.items()}, values)
+        self.device.kernels.launch(self.launch(buffers, values), self.stream)
         self.device.streams.synchronize(self.stream)
 
     def arguments(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Sort a call's arguments into buffers and scalars by parameter name.
-        Raises `BadCall`: too many, missing, unknown or ill-typed arguments.
-        """
+        """Sort a call's arguments into buffers and scalars by parameter name, or raise `BadCall`."""
         kernel = self.kernel
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
         if len(arguments) > len(kernel.parameters):
@@ -167,6 +145,10 @@ class BoundKernel:
         if wrong is not None:
             raise BadCall(f"{self.kernel.name}: {wrong}")
         return call
+
+    def accesses(self, *arguments: Any, **scalars: Any) -> tuple[Access, ...]:
+        """The accesses of a launch with these arguments; launches nothing."""
+        return self.kernel.accesses(self.call(*self.arguments(arguments, scalars)))
 
     def fill(self, buffers: Mapping[str, Buffer], stream: Stream) -> None:
         """Fill arguments with the content that the kernel needs, unless the user may have."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -136,8 +136,9 @@ class _Code:
             )
         notes += window_notes(device, window)
         notes += managed_notes(device.facts, self._arena.managed)
-        target = Target(
+        return Target(
             name=name,
+            device=device,
             stream=stream,
             launch=launch,
             foreign=True,
@@ -147,11 +148,10 @@ class _Code:
             managed=self._arena.homes,
             window=window,
             notes=tuple(notes),
+            poison=self._poison,
+            verify=None if case.check is None else partial(self._verify, name),
             **fields,
         )
-        if case.check is None:
-            return target
-        return replace(target, check=partial(self._check, target))
 
     def foreign(
         self, function: Callable[[], object], reference: Callable[[], object] | None
@@ -168,29 +168,21 @@ class _Code:
                 allocations.append(array.allocation)
         return Foreign(function, reference, tuple(accesses), tuple(allocations), self._on_simulated)
 
-    def _check(self, target: Target, stream: Stream) -> None:
-        """Check the result of a launch on poisoned outputs and restored inputs.
-
-        Raises `WrongResult`; `BadCall` if the check gives no truth value.
-        """
-        device, check = self._arena.device, self.case.check
-        assert check is not None
+    def _poison(self, stream: Stream) -> None:
         inputs = [id(array) for array in self.reads]
         for array in self.writes:
             if isinstance(array, Buffer) and id(array) not in inputs:
-                device.content.poison(array.allocation, stream)
-        # The poison is on our stream. What restores, launches and checks need not be on any of
-        # ours, and no stream of ours waits for another.
-        device.streams.synchronize()
-        target.prepare(stream)
-        device.streams.synchronize()
-        target.launch(0, stream)
-        device.streams.synchronize()
+                self._arena.device.content.poison(array.allocation, stream)
+
+    def _verify(self, name: str) -> None:
+        """Call the user's check. Raises `WrongResult`; `BadCall` if it gives no truth value."""
+        check = self.case.check
+        assert check is not None
         try:
             result = check()
         except AssertionError as error:
             why = str(error) or "its check failed"
-            raise WrongResult(f"{target.name}: the result of one launch is wrong: {why}") from error
+            raise WrongResult(f"{name}: the result of one launch is wrong: {why}") from error
         try:
             # Libraries answer with their own False: numpy.bool, or an array of one element.
             right = result is None or bool(result)
@@ -201,10 +193,7 @@ class _Code:
                 "of (y == wanted).all(), or raise an AssertionError"
             ) from error
         if not right:
-            raise WrongResult(f"{target.name}: its check returned {result} after one launch")
-        for buffer in target.managed:
-            buffer.put_home(stream)
-        device.streams.synchronize(stream)
+            raise WrongResult(f"{name}: its check returned {result} after one launch")
 
 
 def _declared_bytes(name: str, moved: object) -> int | None:

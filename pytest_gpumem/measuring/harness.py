@@ -36,20 +36,13 @@ from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
-HOLD_TIMEOUT = 0.5
-"""Seconds after which a hold expires: work that waits for the device would never return."""
-FLUSH_FACTOR = 2
-"""Size of a flush over L2: nothing of the sample before survives least-recently-used eviction, an
-eighth survives random eviction."""
+HOLD_TIMEOUT = 0.5  # seconds: work that waits for the device would never return
+FLUSH_FACTOR = 2  # size of a flush over L2: an eighth of the sample before survives random eviction
 BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernels
-STREAMS = 4
-"""Streams that take turns. Launch overhead differs between streams by 30 ns, and between processes
-by 60 ns (H200, standard deviations); more streams average no better."""
+STREAMS = 4  # that take turns: launch overhead differs between them, by 30 ns on an H200
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
-BUSY = 2.0
-"""Reading of an idle launch over the usual one, above which other work keeps the device busy. A
-reading varies by some 2 %."""
+BUSY = 2.0  # reading of an idle launch over the usual one, above which the device is busy
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
 because looks of one rhythm could all miss work of the same rhythm."""
@@ -57,10 +50,8 @@ SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is bus
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
-WAKE_SECONDS = 0.3
-"""Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds."""
-WAKE_LIMIT = 2.0
-"""Most seconds of that work: every measurement warms up besides."""
+WAKE_SECONDS = 0.3  # of work that raise the clocks of an idle GPU
+WAKE_LIMIT = 2.0  # most seconds of that work: every measurement warms up besides
 
 
 class held:  # noqa: N801 - a context manager; not a generator, which takes longer

@@ -158,7 +158,7 @@ class Measuring:
             busy=statistics.fmean(others.looks) if busy else UNSET,
             host_time=statistics.median(sampler.host_times) if sampler.host_times else UNSET,
             outside=UNSET if outside is None else outside,
-            checked=target.check is not None and not_checked is None,
+            checked=target.verify is not None and not_checked is None,
             notes=tuple(
                 dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
             ),
@@ -177,11 +177,11 @@ class Measuring:
 
     def _check(self, target: Target) -> str | None:
         """Check the result of a launch; return the reason if it could not be compared."""
-        if target.check is None:
+        if target.verify is None:
             return None
         with self._range("check"):
             try:
-                target.check(target.stream)
+                target.check()
             except NotChecked as reason:
                 return str(reason)
         return None
@@ -301,7 +301,7 @@ class Measuring:
                 with uncollected():
                     launch = partial(target.launch, 0)
                     site = find_stream(
-                        self._device, sampler.restore, launch, target.stream, floor, first
+                        self._device, target.put_back, launch, target.stream, floor, first
                     )
                 break
             except HoldExpired as expired:

@@ -264,7 +264,7 @@ class Sampler:
         self._count += 1
         if self.target.restores or self.target.managed:
             # Before the hold, because the host takes part in page migration.
-            self.restore(stream)
+            self.target.put_back(stream)
             device.streams.synchronize()  # a restore may run on any stream
         self._reset_persisting()
         with held(device, stream) as hold:
@@ -282,7 +282,7 @@ class Sampler:
         A triad of 2 MiB arrays reads 2.67 us in a graph and 3.06 us behind a hold (H100).
         """
         device, stream = self._device, self._streams[0]
-        self.restore(stream)
+        self.target.put_back(stream)
         if self.name == "graph":
             device.graphs.replay(self._graphs[place], stream)
         else:
@@ -305,7 +305,7 @@ class Sampler:
     def _by_host(self, place: int) -> float:
         """Read the wall clock until the device is idle, launch latency included."""
         device, stream = self._device, self._streams[0]
-        self.restore(stream)
+        self.target.put_back(stream)
         self._reset_persisting()
         self._bring_caches(place, stream)
         device.streams.synchronize()
@@ -324,7 +324,7 @@ class Sampler:
         device, stream, ranges = self._device, self._streams[0], self._harness.ranges
         traffic = self.target.moved_bytes
         with ranges.range(phase(self._test, "flush")):
-            self.restore(stream)
+            self.target.put_back(stream)
             self._bring_caches(place, stream)
         launch = ranges.range(
             phase(self._test, LAUNCH),
@@ -337,12 +337,6 @@ class Sampler:
             device.streams.record(self._end, stream)
         device.streams.synchronize(stream)
         return device.streams.elapsed(self._start, self._end)
-
-    def restore(self, stream: Stream) -> None:
-        """Restore inputs, then put managed pages back, because restoring touches them."""
-        self.target.prepare(stream)
-        for buffer in self.target.managed:
-            buffer.put_home(stream)
 
     def _bring_caches(self, place: int, stream: Stream) -> None:
         """Queue what brings L2 into the mode's state."""

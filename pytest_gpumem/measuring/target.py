@@ -6,9 +6,10 @@ catalogue, `case` for code of the user, and `works` for copies and what overlaps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Target:
     """What is measured, where it is now."""
 
     name: str
+    device: Device
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
     foreign: bool = False  # code of the user, which is not captured unasked: it may do anything
@@ -76,11 +78,10 @@ class Target:
     waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory
     restores: bool = False  # something comes before every launch, so that no batch is possible
     prepare: Callable[[Stream], None] = nothing  # queues what restores changed inputs, untimed
-    check: Callable[[Stream], None] | None = None
-    """Launches once on poisoned outputs and restored inputs and compares.
-
-    Raises `WrongResult`, or `NotChecked` where memory is short.
-    """
+    poison: Callable[[Stream], None] = (
+        nothing  # overwrites outputs, so that a result is of a launch
+    )
+    verify: Callable[[], None] | None = None  # raises `WrongResult` for the result of a launch
     move: Callable[[int, int, np.random.Generator], Target] | None = None
     """Returns the same thing at fresh addresses; None for what stays where it is.
 
@@ -88,6 +89,96 @@ class Target:
     Raises `OutOfMemory` and leaves everything usable where not even a single placement fits.
     """
     close: Callable[[], None] = nothing  # frees what the target itself holds
+
+    def put_back(self, stream: Stream) -> None:
+        """Restore inputs, then put managed pages back, because restoring touches them."""
+        self.prepare(stream)
+        for buffer in self.managed:
+            buffer.put_home(stream)
+
+    def check(self) -> None:
+        """Launch once on poisoned outputs and restored inputs, and verify the result.
+
+        Raises `WrongResult`, or `NotChecked` where memory is short.
+        """
+        assert self.verify is not None
+        self.poison(self.stream)
+        # What restores, launches and verifies need not be on any stream of ours.
+        self.device.streams.synchronize()
+        self.prepare(self.stream)
+        self.device.streams.synchronize()
+        self.launch(0, self.stream)
+        self.device.streams.synchronize()
+        self.verify()
+        for buffer in self.managed:
+            buffer.put_home(self.stream)
+        self.device.streams.synchronize(self.stream)
+
+
+class KernelResult:
+    """The result of a kernel on buffers, compared with the reference's.
+
+    `saved`: content that updated arguments start from, where it is not their own.
+    """
+
+    def __init__(
+        self,
+        bound: BoundKernel,
+        buffers: Mapping[str, Buffer],
+        values: Mapping[str, int | float],
+        saved: Mapping[str, Allocation] = MappingProxyType({}),
+    ) -> None:
+        self._bound, self._buffers, self._values, self._saved = bound, buffers, values, saved
+        self._expected: Mapping[str, Any] = {}
+
+    def poison(self, stream: Stream) -> None:
+        """Overwrite the outputs, restore the inputs, and compute the expected result."""
+        content = self._bound.device.content
+        for parameter in self._bound.kernel.parameters:
+            name = parameter.name
+            if name in self._saved:
+                buffer = self._buffers[name]
+                content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
+            elif parameter.role is Role.WRITE:
+                content.poison(self._buffers[name].allocation, stream)
+        self._bound.device.streams.synchronize(stream)
+        try:
+            self._expected = self._bound.expected(self._arrays(self._buffers), self._values)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self._bound.device.memory.make_room()
+            raise NotChecked(
+                "the result was not checked: memory is too short for its reference"
+            ) from error
+
+    def verify(self) -> None:
+        """Compare the outputs with the expected result."""
+        kernel, expected, self._expected = self._bound.kernel, self._expected, {}
+        outputs = self._arrays(expected)
+        for name, content in expected.items():
+            # A reference may give fewer elements than the array has room for, such as tile sums.
+            output, tolerance = outputs[name][: content.size], kernel.relative_tolerance
+            of = f" of {name!r}"
+            compare(self._bound.device, kernel.name, output, content, tolerance, of=of)
+
+    def _arrays(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return arrays over arguments: copies as soon as an argument lies beyond the link."""
+        device = self._bound.device
+        content: dict[str, tuple[Allocation, str, int]] = {}
+        for name in names:
+            buffer = self._buffers[name]
+            content[name] = buffer.allocation, buffer.dtype_name, buffer.size
+            if self._bound.kernel.source is None:
+                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
+                content[name] = buffer.allocation, "u1", buffer.nbytes
+        if any(buffer.kind.beyond_link for buffer in self._buffers.values()):
+            copies = device.content.copies(list(content.values()))
+            return dict(zip(content, copies, strict=True))
+        arrays = {}
+        for name, (allocation, dtype, size) in content.items():
+            arrays[name] = device.memory.view(allocation, dtype, size)
+        return arrays
 
 
 class KernelTarget:
@@ -127,6 +218,7 @@ class KernelTarget:
         for parameter in bound.kernel.parameters:
             if parameter.role is Role.UPDATE:
                 self._save(parameter.name)
+        self._result = KernelResult(bound, self._buffers, self._values, self._saved)
         if window is not None and window.where == "graph":
             # A kernel is loaded at its first launch, which waits: not within a capture.
             device.kernels.launch(self._launches[0], stream)
@@ -151,6 +243,7 @@ class KernelTarget:
             )
         target = Target(
             name=kernel.name,
+            device=self._device,
             stream=self._stream,
             launch=self.launch,
             any_stream=window is None and not managed,
@@ -163,7 +256,8 @@ class KernelTarget:
             window=window,
             notes=tuple(notes),
             waits=any(buffer.kind.pageable for buffer in buffers.values()),
-            check=None if kernel.reference is None else self.check,
+            poison=self._poison,
+            verify=None if kernel.reference is None else self._result.verify,
             move=self._move if self._movable else None,
             close=self.close,
         )
@@ -256,67 +350,9 @@ class KernelTarget:
                 for allocation in place:
                     self._arena.release(allocation)
 
-    def check(self, stream: Stream) -> None:
-        """Launch once on poisoned outputs and restored inputs, and compare with the reference."""
-        device, kernel = self._device, self._bound.kernel
+    def _poison(self, stream: Stream) -> None:
         self._leave()
-        for parameter in kernel.parameters:
-            name = parameter.name
-            if parameter.role is Role.UPDATE:
-                buffer = self._buffers[name]
-                device.content.copy(buffer.allocation, self._saved[name], buffer.nbytes, stream)
-            elif parameter.role is Role.WRITE:
-                device.content.poison(self._buffers[name].allocation, stream)
-        device.streams.synchronize(stream)
-        expected = self._reference()
-        self.launch(0, stream)
-        device.streams.synchronize(stream)
-        outputs = self._arrays({name: self._buffers[name].allocation for name in expected})
-        for name, content in expected.items():
-            # A reference may give fewer elements than the array has room for, such as tile sums.
-            output = outputs[name][: content.size]
-            wrong = device.content.mismatch(output, content, kernel.relative_tolerance)
-            if wrong is not None:
-                raise WrongResult(
-                    f"{kernel.name}: {wrong[0]} of {content.size} elements of {name!r} are wrong "
-                    "after one launch on poisoned outputs; the first is element "
-                    f"{wrong[1]}"
-                )
-        for buffer in self.target.managed:
-            buffer.put_home(stream)
-        device.streams.synchronize(stream)
-
-    def _reference(self) -> Mapping[str, Any]:
-        """Return the reference's result, for updated arguments from their saved content."""
-        inputs = {}
-        for name, buffer in self._buffers.items():
-            inputs[name] = self._saved.get(name, buffer.allocation)
-        try:
-            return self._bound.expected(self._arrays(inputs), self._values)
-        except Exception as error:
-            if not out_of_memory(error):
-                raise
-            self._device.memory.make_room()
-            raise NotChecked(
-                "the result was not checked: memory is too short for its reference"
-            ) from error
-
-    def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
-        """Return arrays over arguments: copies as soon as an argument lies beyond the link."""
-        content: dict[str, tuple[Allocation, str, int]] = {}
-        for name, allocation in allocations.items():
-            buffer = self._buffers[name]
-            content[name] = allocation, buffer.dtype_name, buffer.size
-            if self._bound.kernel.source is None:
-                # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
-                content[name] = allocation, "u1", buffer.nbytes
-        if any(buffer.kind.beyond_link for buffer in self._buffers.values()):
-            copies = self._device.content.copies(list(content.values()))
-            return dict(zip(content, copies, strict=True))
-        arrays = {}
-        for name, (allocation, dtype, size) in content.items():
-            arrays[name] = self._device.memory.view(allocation, dtype, size)
-        return arrays
+        self._result.poison(stream)
 
     def close(self) -> None:
         """Free the placements and the saved inputs; a second call does nothing."""
@@ -326,6 +362,26 @@ class KernelTarget:
             for saved in self._saved.values():
                 self._arena.release(saved)
             self._saved.clear()
+
+
+def compare(
+    device: Device,
+    name: str,
+    actual: Any,
+    expected: Any,
+    tolerance: float = 0.0,
+    *,
+    of: str = "",
+    noun: str = "element",
+) -> None:
+    """Raise `WrongResult` where a result differs from what is expected."""
+    wrong = device.content.mismatch(actual, expected, tolerance)
+    if wrong is not None:
+        count, first = wrong
+        raise WrongResult(
+            f"{name}: {count} of {expected.size} {noun}s{of} are wrong after one launch on "
+            f"poisoned outputs; the first is {noun} {first}"
+        )
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:

@@ -25,8 +25,7 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.what_ran import WhatRan, together, what_ran
 from pytest_gpumem.units import format_bytes
 
-LOOKS = 2
-"""Times that each stream is watched: short work that is seen only once is of another origin."""
+LOOKS = 2  # at each stream: short work that is seen only once is of another origin
 LONG = 0.025  # seconds of work from which delays of microseconds by other streams do not matter
 LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
 ALONE = 0.99  # the same for work that is launched once: nothing of it runs on other streams
@@ -34,8 +33,7 @@ FILLED = 0.9  # the same for long work that is timed without a look at other str
 BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of
 waiting; above, something runs beside it."""
-BESIDE_SHARE = 1e-3
-"""The same as a share of long work, after which a wait takes longer (H200)."""
+BESIDE_SHARE = 1e-3  # the same as a share of long work, after which a wait takes longer
 NEAR = 5  # looks at each default stream that tell which of them the work is on
 JOINED = 0.1e-6  # seconds that work takes longer on the other default stream: 0.4 us on an H100
 QUEUED_IN = 0.1
@@ -226,12 +224,6 @@ def put_back(device: Device, target: Target) -> None:
     device.streams.synchronize()
 
 
-def launch(device: Device, target: Target) -> None:
-    """Launch once on the first placement, and wait."""
-    target.launch(0, target.stream)
-    device.streams.synchronize()
-
-
 def find_outside(device: Device, target: Target, idle: Launch) -> float:
     """Return the seconds of a launch's work that run outside of the timed interval.
 
@@ -334,13 +326,17 @@ def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migra
             not_counted="a profiler is attached, and the driver serves one tool at a time; it "
             "shows the faults itself"
         )
-    before, once = partial(put_back, device, target), partial(launch, device, target)
+
+    def launch() -> None:
+        target.launch(0, target.stream)
+        device.streams.synchronize()
+
     source = "the model" if device.facts.simulated else "CUPTI"
     undelivered = ""
     for _ in range(TRIES):
         try:
-            pages_before = device.counters.pages(before)
-            pages = device.counters.pages(once)
+            pages_before = device.counters.pages(partial(put_back, device, target))
+            pages = device.counters.pages(launch)
         except Undelivered as reason:
             undelivered = f"{reason} (tried {TRIES} times)"
         except NotCounted as reason:

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import Target, WrongResult, nothing
+from pytest_gpumem.measuring.target import KernelResult, Target, compare, nothing
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import format_bytes
@@ -48,25 +48,17 @@ class Work:
 
     def target(self, arena: Arena) -> Target:
         """Describe the work where it is: addresses make no difference to a link."""
-        device, verify = arena.device, self.verify
-
-        def check(stream: Stream) -> None:
-            assert verify is not None
-            self.poison(stream)
-            device.streams.synchronize(stream)
-            self.queue(stream)
-            device.streams.synchronize(stream)
-            verify()
-
         return Target(
             name=self.name,
+            device=arena.device,
             stream=arena.stream,
             launch=lambda place, stream: self.queue(stream),
             moved_bytes=self.moved_bytes,
             waits=self.on_host,
             prepare=nothing if self.before is None else self.before.queue,
             restores=True,  # launches that spread over streams do not follow each other in a batch
-            check=None if verify is None else check,
+            poison=self.poison,
+            verify=self.verify,
         )
 
 
@@ -103,7 +95,7 @@ def copy_work(device: Device, destination: Buffer, source: Buffer, *, pieces: in
         wanted = [(each.allocation, "u1", each.nbytes) for each in (destination, source)]
         actual, expected = device.content.copies(wanted)
         size = min(actual.size, expected.size)  # the simulated device backs a part
-        _compare(device, name, actual[:size], expected[:size], noun="byte")
+        compare(device, name, actual[:size], expected[:size], noun="byte")
 
     return Work(
         name,
@@ -123,11 +115,7 @@ def kernel_work(
     device, persisting = kernel.device, kernel.persisting
     launch = kernel.launch(buffers, scalars)
     device.kernels.compile(launch)
-    expected: dict[str, Any] = {}
-
-    def view(name: str) -> Any:
-        buffer = buffers[name]
-        return device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)
+    result = KernelResult(kernel, buffers, scalars)
 
     def queue(stream: Stream) -> None:
         if persisting is None:
@@ -142,24 +130,12 @@ def kernel_work(
         device.kernels.launch(launch, persisting.stream)
         device.streams.join(stream, persisting.stream)
 
-    def poison(stream: Stream) -> None:
-        device.streams.synchronize(stream)
-        expected.update(kernel.expected({name: view(name) for name in buffers}, scalars))
-        for parameter in kernel.kernel.parameters:
-            if parameter.role is Role.WRITE:
-                device.content.poison(buffers[parameter.name].allocation, stream)
-
-    def verify() -> None:
-        tolerance = kernel.kernel.relative_tolerance
-        for name, content in expected.items():
-            actual = view(name)[: content.size]
-            _compare(device, kernel.name, actual, content, tolerance, f" of {name!r}")
-        expected.clear()
-
     traffic = kernel.kernel.traffic(launch.call)
     if kernel.kernel.reference is None:
         return Work(kernel.name, frozenset([KERNEL]), queue, traffic)
-    return Work(kernel.name, frozenset([KERNEL]), queue, traffic, poison=poison, verify=verify)
+    return Work(
+        kernel.name, frozenset([KERNEL]), queue, traffic, poison=result.poison, verify=result.verify
+    )
 
 
 def staged_work(
@@ -230,7 +206,7 @@ def staged_work(
         wanted = [(result.allocation, result.dtype_name, result.size)]
         (actual,) = device.content.copies(wanted)
         for content in expected.values():
-            _compare(device, name, actual, content, kernel.kernel.relative_tolerance)
+            compare(device, name, actual, content, kernel.kernel.relative_tolerance)
         expected.clear()
 
     return Work(
@@ -402,21 +378,3 @@ def _check_engines(device: Device, engines: frozenset[str]) -> None:
 def _at_least_one(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")
-
-
-def _compare(
-    device: Device,
-    name: str,
-    actual: Any,
-    expected: Any,
-    tolerance: float = 0.0,
-    of: str = "",
-    noun: str = "element",
-) -> None:
-    wrong = device.content.mismatch(actual, expected, tolerance)
-    if wrong is not None:
-        count, first = wrong
-        raise WrongResult(
-            f"{name}: {count} of {actual.size} {noun}s{of} are wrong; the first is {noun} {first}, "
-            "after one run on poisoned outputs"
-        )

@@ -251,7 +251,7 @@ def overlap_of(
 
     def latency(part: Work) -> float:
         # The whole is checked, of which it is a part.
-        unchecked = dataclasses.replace(part.target(arena), check=None)
+        unchecked = dataclasses.replace(part.target(arena), verify=None)
         return conductor.measure(unchecked, short, arena=arena, label="", name=name).latency
 
     pieces = (*work.parts, work_in_turn(arena.device, work.parts))

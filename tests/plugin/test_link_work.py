@@ -120,7 +120,7 @@ def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*WrongResult: staged elementwise: * elements are wrong; the first is element 0, after one run on*"
+            "*WrongResult: staged elementwise: * elements are wrong after one launch on poisoned outputs; the first is element 0*"
         ]
     )
 

@@ -48,8 +48,7 @@ class RecordedRanges(Ranges):
 
 def check(target: Target) -> None:
     """Check the result of one launch, which the target is able to."""
-    assert target.check is not None
-    target.check(target.stream)
+    target.check()
 
 
 def moved(target: Target, wanted: int, most: int, random: Any) -> int:

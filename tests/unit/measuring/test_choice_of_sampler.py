@@ -58,7 +58,8 @@ def chosen(
     requested: str = "auto", mode: str = "clean-cold", profiled: bool = False, **described: Any
 ) -> tuple[str, str, bool]:
     nowhere: Any = None
-    target = Target(**{"name": "it", "stream": nowhere, "launch": nothing, **described})
+    fields = {"name": "it", "device": nowhere, "stream": nowhere, "launch": nothing, **described}
+    target = Target(**fields)
     return choose(requested, target, mode, profiled=profiled)
 
 
