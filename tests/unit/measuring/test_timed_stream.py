@@ -262,5 +262,6 @@ def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) 
     assert asked.outside == pytest.approx(alone.latency, rel=0.3)
     assert (judged(asked).outcome, judged(asked).code) == (Outcome.UNDECIDED, Code.CONDITIONS)
     assert (
-        "of its work run on a stream that the timed one does not wait for" in judged(asked).reason
+        "of its work run on a stream that the timed stream does not wait for"
+        in judged(asked).reason
     )
