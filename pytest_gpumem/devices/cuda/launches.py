@@ -88,20 +88,18 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     first array. NumPy scalars are passed with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
     element = np.dtype(element_type(launch)).type
-    defaults = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
+    scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
+    scalars.update(call.scalars)
     packed: list[Any] = []
     for item in kernel.arguments_of(call):
         if isinstance(item, (int, np.integer)):
             packed.append(np.int64(item))
         elif item in launch.arrays:
             packed.append(np.uint64(_address(launch, item)))
-        elif item in defaults:
-            value = call.scalars.get(item, defaults[item])
-            if value is None:
-                raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
-            packed.append(element(value))
+        elif scalars.get(item) is not None:
+            packed.append(element(scalars[item]))
         else:
-            raise DeviceError(f"kernel {kernel.name!r}: no argument {item!r}")
+            raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
     return tuple(packed)
 
 

@@ -61,7 +61,7 @@ def test_by_default_arrays_then_the_size_then_scalars() -> None:
 
 
 def test_an_argument_that_is_not_there_is_named() -> None:
-    with pytest.raises(DeviceError, match="'scaled': no argument 'b'"):
+    with pytest.raises(DeviceError, match="'scaled': no value for 'b'"):
         packed_arguments(launch(kernel(launch_arguments=lambda call: ("b",))))
     wanting = kernel(parameters=(Parameter("a", Role.READ), Parameter("scale", Role.SCALAR)))
     with pytest.raises(DeviceError, match="no value for 'scale'"):
