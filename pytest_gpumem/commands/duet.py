@@ -37,7 +37,7 @@ from pytest_gpumem.result_files import load_results
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
     from pytest_gpumem.runs.duet import DuetResult
-    from pytest_gpumem.runs.rows import RowFilter
+    from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.worktree import Side
 
 
@@ -81,9 +81,9 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
+    from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.processes import BASE, HEAD, check_arguments
     from pytest_gpumem.runs.report import SCHEMA
-    from pytest_gpumem.runs.rows import RowFilter
     from pytest_gpumem.runs.worktree import two_sides
 
     check_arguments(pytest_arguments)
@@ -158,9 +158,8 @@ def play(
     begun = time.monotonic()
     strict = strict or "--gpumem-strict" in pytest_arguments
     arguments = [argument for argument in pytest_arguments if argument != "--gpumem-strict"]
-    files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
     log(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
-    processes = Processes(sides, arguments, os.environ, files=files, evidence=evidence, say=log)
+    processes = Processes(sides, arguments, os.environ, evidence=evidence, say=log)
     stopped = False
     with closing(processes):
         run = Duet(sides, processes, wanted, max_regression=max_regression, say=log)

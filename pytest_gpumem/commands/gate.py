@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.runs.duet import DuetResult
     from pytest_gpumem.runs.gate import GateRequest, GateResult
-    from pytest_gpumem.runs.rows import RowFilter
+    from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.worktree import Side
 
 FOLDER = Path("gpumem-results")  # default of --output

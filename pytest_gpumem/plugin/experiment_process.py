@@ -63,7 +63,6 @@ class Experiment:
         self._requests = self._socket.makefile("r", encoding="utf-8")
         self._answers = self._socket.makefile("w", encoding="utf-8")
         self._job = job
-        self._files: set[Path] = set()  # of the tests that may run, if they are known
         self._named: list[str] = []  # tests that the arguments name, some of which may be missing
         self._collected: list[pytest.Item] = []  # before others deselect some
         self._reports: list[dict[str, str]] = []  # failures of the collection
@@ -96,16 +95,24 @@ class Experiment:
         for name, value in OVERRIDDEN.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
-        if self._job["lenient"] and not config.option.pyargs:
+        if self._job["tests"] is not None:
+            # To import other files takes time.
+            files: dict[str, None] = {}
+            for test in self._job["tests"]:
+                for folder in (config.rootpath, config.invocation_params.dir):
+                    if (folder / _file_of(test)).exists():
+                        files[str(folder / _file_of(test))] = None
+            config.args[:] = files
+        elif self._job["lenient"] and not config.option.pyargs:
             self._leave_out_missing(config)
 
     def _leave_out_missing(self, config: pytest.Config) -> None:
         """Leave out arguments that name what this tree lacks: base has no test that is new."""
         folder = config.invocation_params.dir
-        files = dict.fromkeys(name.partition("::")[0] for name in config.args)
+        files = dict.fromkeys(_file_of(name) for name in config.args)
         present = [file for file in files if os.path.exists(folder / file)]
         for name in config.args:
-            file = name.partition("::")[0]
+            file = _file_of(name)
             if file != name and file in present and file not in config.args:
                 self._named.append(name)
         config.args[:] = present
@@ -115,20 +122,6 @@ class Experiment:
         for name in WITHOUT:
             if plugins.has_plugin(name):
                 plugins.unregister(name=name)
-        for nodeid in self._job["tests"] or ():
-            self._files.add((session.config.rootpath / nodeid.partition("::")[0]).resolve())
-        if not all(file.is_file() for file in self._files):
-            self._files.clear()
-        self._session = session
-
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out files without a test that may run: to import them takes time."""
-        if not self._files or not collection_path.is_file():
-            return None
-        # A file that the command line names must be found.
-        if self._session.isinitpath(collection_path):
-            return None
-        return collection_path.resolve() not in self._files or None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -136,7 +129,7 @@ class Experiment:
     ) -> None:
         if self._named:
             folder = config.invocation_params.dir
-            files = {os.path.realpath(folder / name.partition("::")[0]) for name in self._named}
+            files = {os.path.realpath(folder / _file_of(name)) for name in self._named}
             left = set(selected(items, self._named, folder))
             left.update(item for item in items if os.path.realpath(item.path) not in files)
             items[:] = [item for item in items if item in left]
@@ -247,6 +240,10 @@ def uses_cuda() -> bool:
     except OSError:  # nobody has loaded it
         return False
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0
+
+
+def _file_of(name: str) -> str:
+    return name.partition("::")[0]
 
 
 def selected(items: list[pytest.Item], tests: Iterable[str], folder: Path) -> list[pytest.Item]:

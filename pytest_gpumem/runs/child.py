@@ -66,13 +66,6 @@ def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     return switch_off(environment, [*saving, ANNOUNCE])
 
 
-def name_of(argument: str) -> str:
-    """The option of a word of a command line, without its value."""
-    if argument.startswith("-n") and not argument.startswith("--"):
-        return "-n"
-    return argument.partition("=")[0]
-
-
 @dataclass(frozen=True)
 class CommandResult:
     """A command that has ended."""

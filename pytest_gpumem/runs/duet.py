@@ -21,10 +21,11 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, covers
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.pairs import TIME, DuetVerdict, RowPairs
-from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
-from pytest_gpumem.runs.rows import (
+from pytest_gpumem.runs.pairs import (
+    TIME,
+    DuetVerdict,
     RowFilter,
+    RowPairs,
     check_alike,
     fails,
     not_measured,
@@ -32,6 +33,7 @@ from pytest_gpumem.runs.rows import (
     under_new_names,
     under_other_name,
 )
+from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 
 ATTEMPTS = 3

@@ -42,8 +42,7 @@ from pytest_gpumem.runs.open_rows import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.pairs import DuetVerdict
-from pytest_gpumem.runs.rows import RowFilter, under_other_name
+from pytest_gpumem.runs.pairs import DuetVerdict, RowFilter, under_other_name
 from pytest_gpumem.runs.session import Files, SessionResult, run_session
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side
 

@@ -19,14 +19,13 @@ from msgspec.structs import replace
 
 import pytest_gpumem
 from pytest_gpumem.limits import YES
-from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
+from pytest_gpumem.runs.child import Background, ending, for_a_part
 from pytest_gpumem.runs.worktree import (
     Side,
     moved_word,
@@ -43,36 +42,26 @@ RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a sessio
 LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 
 
-def _refused() -> dict[str, str]:
-    refused = {
-        "--benchmark-json": "the duet reads that file itself; --json writes its results",
-        "--gpumem-baseline": "a duet compares with BASE alone",
-        "-n": "a duet measures one process at a time",
-        "--numprocesses": "a duet measures one process at a time",
-    }
-    for role, why in (
-        (OptionRole.SAVING, "a duet saves nothing into a baseline"),
-        (
-            OptionRole.OUTPUT,
-            "a duet's processes are no runs of their own; --json writes its results",
-        ),
-        (OptionRole.PROCESSES, "a duet has fresh processes of its own"),
-    ):
-        for option in of_role(role):
-            refused[option.flag] = why
-    return refused
-
-
-REFUSED: Mapping[str, str] = _refused()
+REFUSED = {
+    "--benchmark-json": "--json writes the results of a duet",
+    "--gpumem-report": "--json writes the results of a duet",
+    "--gpumem-baseline": "a duet compares with BASE alone",
+    "--gpumem-save": "a duet saves nothing into a baseline",
+    "--gpumem-processes": "a duet has fresh processes of its own",
+    "--numprocesses": "a duet measures one process at a time",
+    "-n": "a duet measures one process at a time",
+}
 """Arguments of pytest that a duet refuses, and why. A process ignores them, whoever gives them."""
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raise `RunError` for an argument that a process of a duet does not accept."""
     for argument in arguments:
-        why = REFUSED.get(name_of(argument))
-        if why is not None:
-            raise RunError(f"{argument} among pytest's arguments: {why}")
+        name = argument.partition("=")[0]
+        if name.startswith("-n"):
+            name = "-n"
+        if name in REFUSED:
+            raise RunError(f"{argument} among pytest's arguments: {REFUSED[name]}")
 
 
 class Turn(NamedTuple):
@@ -135,7 +124,6 @@ class Processes:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         *,
-        files: Sequence[str] = (),
         evidence: bool = False,
         tree: Side | None = None,
         everything: bool = False,
@@ -144,7 +132,7 @@ class Processes:
     ) -> None:
         """Start none yet.
 
-        `arguments`: of pytest. `files`: further test files to collect, on each side that has them.
+        `arguments`: of pytest.
         `evidence`: the processes record what a launch runs.
         `tree`: the working tree if it is neither side: they import nothing of it.
         `everything`: records keep every sample.
@@ -152,7 +140,7 @@ class Processes:
         `say`: prints a sentence.
         """
         self._sides = sides
-        self._arguments, self._files = arguments, files
+        self._arguments = arguments
         self._environment, self._evidence, self._tree = environment, evidence, tree
         self._everything, self._title, self._say = everything, title, say
         self._parents: dict[str, Background] = {}  # the pytest that collected, by side
@@ -237,7 +225,6 @@ class Processes:
         arguments = list(self._arguments)
         if tree is not None:
             arguments = [moved_word(word, side, tree) for word in arguments]
-        arguments += [file for file in self._files if (side.folder / file).exists()]
         # The last of an option counts. One word each: pytest looks for its root folder among all
         # words that are paths.
         arguments += [

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
-
 from pytest_gpumem.runs import child
 from pytest_gpumem.runs.child import (
     ONLY_PLUGIN,
     Background,
     for_a_part,
     for_a_run,
-    name_of,
     pytest_command,
 )
 from pytest_gpumem.settings import ANNOUNCE, switched_off
@@ -68,17 +65,6 @@ def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
     assert {"save", "report", "processes", ANNOUNCE} <= switched_off(for_a_part({}))
     assert switched_off(for_a_run({})) == {"save", ANNOUNCE}
     assert for_a_part({"HOME": "/x"})["HOME"] == "/x"
-
-
-@pytest.mark.parametrize(
-    ("argument", "name"),
-    [
-        ("-n4", "-n"),
-        ("--numprocesses=4", "--numprocesses"),
-    ],
-)
-def test_the_option_of_a_word(argument: str, name: str) -> None:
-    assert name_of(argument) == name
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import RunError, report
 from pytest_gpumem.runs.duet import ATTEMPTS, Duet, DuetResult, order_of
+from pytest_gpumem.runs.pairs import RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn
-from pytest_gpumem.runs.rows import RowFilter
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"
 SIMULATED = structs.replace(H100, simulated=True)
