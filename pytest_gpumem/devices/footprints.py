@@ -325,15 +325,14 @@ class MemoryWatch:
         footprints.settle()
         if self._driver is not None and self._driver.name in self.gaps:
             raise NotCounted(self.gaps[self._driver.name])
-        changes = []
-        for change in self._log.changes[self._mark :]:
-            if change.series[0] not in self.gaps:
-                changes.append(change)
+        since = self._log.changes[self._mark :]
+        changes = [change for change in since if change.series[0] not in self.gaps]
         figures = footprints.figures()
+        pools = {series: after for series, after in figures.items() if after.segments}
         reasons = {**self.gaps, **footprints.reasons}
         not_watched = [f"{name}: {why}" for name, why in reasons.items()]
         driver = footprints.driver_is_watched
-        for series, after in figures.items():
+        for series, after in pools.items():
             grown = after.segments - self._before.get(series, NOTHING).segments
             if driver and not claim(changes, series, grown):
                 which = "which allocations of the driver its pool is made of"
@@ -348,11 +347,11 @@ class MemoryWatch:
                 unknown += more
             if use != MemoryUse(*series):
                 uses[series] = use
-        # Where allocations were not seen one by one, the peak of all is at least that of each.
+        # Where not each allocation was seen, the peak of all is at least that of each.
         peaks = {series: use.peak for series, use in uses.items() if series[1] == "device"}
         peak = max(accounts.peak, *peaks.values(), 0)
         most = peak + unknown
-        for series, after in figures.items():
+        for series, after in pools.items():
             unseen = self._unseen(changes, series, after)
             if unseen is not None:
                 why = "arrays of a thread that ran before, or that Python did not begin"
@@ -371,7 +370,7 @@ class MemoryWatch:
     def _counted(
         self, use: MemoryUse, series: Series, after: Figures
     ) -> tuple[MemoryUse, int | None]:
-        """Complete what was seen one by one with a library's own counts.
+        """Complete what was reported by a library's counts.
 
         Returns by how many bytes its peak may be larger too; None if the peak is known.
         """
@@ -425,10 +424,8 @@ class MemoryWatch:
         Such as page-locked memory. False if nothing changed: a `read` gives what the last gave.
         """
         self._footprints.settle()
-        kept = []
-        for event in live_of(self._log.changes[self._mark :]):
-            if event.layer == "driver":
-                kept.append(event)
+        live = live_of(self._log.changes[self._mark :])
+        kept = [event for event in live if event.layer == "driver"]
         changed = False
         for source in self._footprints.running.values():
             changed = source.settle(kept) or changed
