@@ -24,8 +24,6 @@ host to the device, each time."""
 
 Result = TypeVar("Result")
 
-ALIGNMENT = 256  # bytes, guaranteed by cudaMalloc (CUDA C++ Best Practices Guide, 9.2.1.2)
-
 
 class Buffer:
     """A piece of memory with a shape and a type, as the buffer fixtures return it.
@@ -215,9 +213,8 @@ class Arena:
         self.oversubscribes = oversubscribes
         self.stream = device.streams.create()
         self.seed = seed
-        self._allocations: dict[int, Allocation] = {}
-        self._given: dict[int, int] = {}
-        """Numbers in the test's footprint, by the `id` of the allocation."""
+        self._allocations: dict[int, tuple[Allocation, int]] = {}
+        """By `id`: each allocation, with its number in the test's footprint, or 0."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}
         self._managed: list[Buffer] = []
         self._made = 0
@@ -263,12 +260,7 @@ class Arena:
         # The driver decides where page-locked memory lies while it allocates.
         with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
-        self._allocations[id(allocation)] = allocation
-        self._given[id(allocation)] = self.device.footprints.took(kind, nbytes)
-        address = allocation.address or allocation.host_address
-        if address % ALIGNMENT:
-            given = f"the device gave {address:#x} for {format_bytes(nbytes)}"
-            raise BadBuffer(f"{given}, which is not aligned to {ALIGNMENT} bytes")
+        self._book(allocation, self.device.footprints.took(kind, nbytes))
         buffer = handle(self, allocation, elements, element, home)
         if kind.managed:
             self._managed.append(buffer)
@@ -308,15 +300,14 @@ class Arena:
             if array.flags.writeable:
                 touch(array)
             allocation = self.device.memory.adopt(array, register=register)
-        self._allocations[id(allocation)] = allocation
-        self._given[id(allocation)] = self.device.footprints.took(allocation.kind, array.nbytes)
+        self._book(allocation, self.device.footprints.took(allocation.kind, array.nbytes))
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
     def _refuse_shared(self, array: np.ndarray[Any, Any]) -> None:
         """Refuse an array as pageable whose memory a buffer has."""
         first = int(array.__array_interface__["data"][0])
         end = first + array.nbytes
-        for allocation in self._allocations.values():
+        for allocation, _ in self._allocations.values():
             if not allocation.kind.locked or not allocation.kind.adopted:
                 continue
             start = allocation.host_address
@@ -413,7 +404,7 @@ class Arena:
     def allocate(self, nbytes: int, kind: MemoryKind) -> Allocation:
         """Memory without a handle that lives until `release` or `close`."""
         allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind))
-        self._allocations[id(allocation)] = allocation
+        self._book(allocation)
         return allocation
 
     @uncounted
@@ -422,22 +413,23 @@ class Arena:
         `scatter`."""
         allocations = self.with_room(partial(self.device.memory.scatter, sizes, seed))
         for allocation in allocations:
-            self._allocations[id(allocation)] = allocation
+            self._book(allocation)
         return allocations
 
     @uncounted
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
-        self._allocations.pop(id(allocation), None)
-        self.device.footprints.gave_back(self._given.pop(id(allocation), 0))
+        _, number = self._allocations.pop(id(allocation), (None, 0))
+        self.device.footprints.gave_back(number)
         self.device.memory.free(allocation)
+
+    def _book(self, allocation: Allocation, number: int = 0) -> None:
+        self._allocations[id(allocation)] = allocation, number
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
         """Book a move: `new` is ours now, `old` no longer."""
-        self._allocations.pop(id(old), None)
-        self._allocations[id(new)] = new
-        if id(old) in self._given:
-            self._given[id(new)] = self._given.pop(id(old))
+        _, number = self._allocations.pop(id(old), (None, 0))
+        self._book(new, number)
 
     @uncounted
     def close(self) -> None:
@@ -445,17 +437,16 @@ class Arena:
         self._guests.clear()
         errors: list[Exception] = []
         closes: list[Callable[[], None]] = [self.close_kept]
-        for allocation in reversed(list(self._allocations.values())):
+        for allocation, _ in reversed(list(self._allocations.values())):
             closes.append(partial(self.device.memory.free, allocation))
         for close in closes:
             try:
                 close()
             except Exception as error:
                 errors.append(error)
-        self._allocations.clear()
-        for number in self._given.values():
+        for _, number in self._allocations.values():
             self.device.footprints.gave_back(number)
-        self._given.clear()
+        self._allocations.clear()
         self._padding = []
         if errors:
             raise errors[0]
