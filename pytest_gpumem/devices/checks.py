@@ -103,7 +103,7 @@ def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
 
 
 def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
-    """Return what a captured function raised, in one line; of `plain` errors without the class."""
+    """Return what a captured function raised, in a line; of `plain` errors without the class."""
     name = type(error).__name__
     text = (str(error) or name).splitlines()[0]
     return text if isinstance(error, plain) else f"{name}: {text}"
@@ -115,7 +115,7 @@ Programming Guide, L2 set-aside)."""
 
 
 def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
-    """Return why the set-aside cannot be changed, or None. `set_aside`: is asked under MPS only."""
+    """Return why the set-aside cannot be changed, or None. `set_aside`: called under MPS."""
     if facts.mig_profile is not None:
         which = f"{facts.name} (MIG profile {facts.mig_profile})"
         return f"{which} has no persisting L2: the set-aside is disabled in MIG mode"
@@ -133,10 +133,10 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
 def fixed_by_mps(amount: str) -> str:
     """Explain the set-aside under MPS. `amount` is the amount in words, or why it is unknown."""
     value = os.environ.get(MPS_LIMIT)
-    here = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
+    set_to = f"{MPS_LIMIT}={value}" if value is not None else f"{MPS_LIMIT} is not set"
     return (
         f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its "
-        f"environment: {amount} ({here} in this process)"
+        f"environment: {amount} ({set_to} in this process)"
     )
 
 

@@ -1,5 +1,5 @@
 """What a device works on: memory and its kinds, access-policy windows, kernels with their
-arguments; and the errors that it raises, each with one line for the user."""
+arguments; and the errors that it raises, each a line for the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALLOCATORS = (
     "cudaHostRegister",
 )
 """Ways of allocating: `cudaMalloc`; a stream-ordered pool whose unused memory every synchronisation
-gives back, and one that keeps it; CuPy's pool; page-locking, of new memory and of memory that
+gives back, and a pool that keeps it; CuPy's pool; page-locking, of new memory and of memory that
 exists. Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator."""
 
 
@@ -45,7 +45,7 @@ class OutOfMemory(DeviceError):
 
 
 class NotCounted(DeviceError):
-    """Something cannot be counted here. The message is the reason, which reports print."""
+    """Something cannot be counted. The message is the reason, which reports print."""
 
 
 class Undelivered(NotCounted):
@@ -164,7 +164,7 @@ class AccessProperty(str, Enum):
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """An access-policy window for a stream, for the kernels of a graph or for one launch."""
+    """An access-policy window for a stream, for the kernels of a graph or for a launch."""
 
     address: int  # first byte, as a device address
     nbytes: int  # length, at most `accessPolicyMaxWindowSize`
@@ -201,6 +201,6 @@ class Foreign:
     reference: Callable[[], object] | None = None
     """Does the work of `function` on host views of the buffers. The simulated device runs it."""
     accesses: tuple[Access, ...] = ()
-    """Accesses of one run, for simulated times. The names of arguments do not matter."""
+    """Accesses of a run, for simulated times. The names of arguments do not matter."""
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access
     on_simulated: bool = False  # it uses this device alone: the simulated device runs it too

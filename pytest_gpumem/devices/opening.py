@@ -21,7 +21,7 @@ class NoDevice(DeviceError):
 
 @dataclass(frozen=True)
 class DeviceChoice(ABC):
-    """A device that was found but not opened. Only `open` creates a context."""
+    """A device that can be opened. Only `open` creates a context."""
 
     facts: DeviceFacts
     fallback_reason: str | None = None  # why `auto` chose the simulated device
@@ -149,7 +149,7 @@ def _simulated(name: str, fallback_reason: str | None = None) -> DeviceChoice:
 
 
 def look(pci_bus_id: str | None) -> Card:
-    """The state of the card at a PCI bus id, or of the first one, from the driver; without a
+    """The state of the card at a PCI bus id, or of the first, from the driver; without a
     context, and without CuPy.
     Raises `NoDevice`: there is no driver or no such card, or nvidia-ml-py is not installed.
     """

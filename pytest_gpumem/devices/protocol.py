@@ -87,7 +87,7 @@ class Allocator(Protocol):
     """A way of allocating memory and freeing it, whose time can be measured."""
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        """Allocate and free once, in the order of `stream` where the allocator has one."""
+        """Allocate and free once, in the order of `stream` where it has an order."""
 
     def close(self) -> None:
         """Give back what it keeps."""
@@ -100,7 +100,7 @@ class Hold(Protocol):
         """Let the stream go on. If it timed out before, a later `synchronize` raises."""
 
     def clock(self) -> float | None:
-        """Hertz of the SM clock while the stream was held, once it is synchronized; else None."""
+        """Hertz of the SM clock during the hold, once it is synchronized; else None."""
 
 
 class Streams(Protocol):
@@ -140,7 +140,7 @@ class Streams(Protocol):
         """Make `stream` wait for all that is queued on `other` now; the host does not wait."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
-        """Make `stream` wait until it is released, or for `timeout` seconds on its own timer."""
+        """Make `stream` wait until it is released, or for `timeout` seconds on its timer."""
 
 
 class Graphs(Protocol):
@@ -280,7 +280,7 @@ class Content(Protocol):
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
     ) -> None:
-        """Fill with one random cycle: the first 4 bytes of a node are the next node's index."""
+        """Fill with a random cycle: the first 4 bytes of a node are the next node's index."""
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         """Fill with bytes 0xFF (NaN, or -1), so that an unwritten output shows."""
@@ -403,7 +403,7 @@ class Counters(Protocol):
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of this process's work, with the machine code of its kernels.
 
-        `wait`: waits for what `work` queues; its own calls are left out.
+        `wait`: waits for what `work` queues; its calls are left out.
         """
 
     def loading(self) -> AbstractContextManager[object]:

@@ -79,7 +79,7 @@ def first_error(log: str) -> str:
 
 def _loaded() -> Any:
     try:
-        from cuda.bindings import nvrtc  # here: few processes compile
+        from cuda.bindings import nvrtc  # few processes compile
     except ImportError as missing:
         raise DoesNotCompile(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
     return nvrtc
@@ -117,7 +117,7 @@ class KernelCall:
     def __init__(
         self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
     ) -> None:
-        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's own types, and
+        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's types, and
         `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
@@ -151,7 +151,7 @@ class KernelCall:
         check(result, self._doing)
 
     def queue_with(self, stream: CudaStream, attribute: Any) -> None:
-        """Queue it with one attribute of a launch. Raises `DeviceError`: the driver refuses."""
+        """Queue it with an attribute of a launch. Raises `DeviceError`: the driver refuses."""
         config = D.CUlaunchConfig()
         config.gridDimX, config.blockDimX = self._blocks, self._threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
@@ -164,7 +164,7 @@ class KernelCall:
 
 
 class Compiler:
-    """Compiles and loads kernels for one device."""
+    """Compiles and loads kernels for a device."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._capability = capability

@@ -1,5 +1,5 @@
-"""The context of an open device, and its handles. Whoever uses or frees one asks there, once a
-phase.
+"""The context of an open device, and its handles. Whoever uses or frees a handle asks there,
+once a phase.
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
 outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
@@ -31,7 +31,7 @@ _KEPT: list[object] = []  # handles of contexts that are gone
 
 def context_number(index: int) -> int | None:
     """Return the number of a GPU's primary context; None while there is none, and makes none. A new
-    context may have the handle of an old one, but never its number."""
+    context may have the handle of an old one, but another number."""
     error, device = D.cuDeviceGet(index)
     if int(error) != 0:  # as before cuInit
         return None

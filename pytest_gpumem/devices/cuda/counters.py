@@ -35,7 +35,7 @@ from pytest_gpumem.records.migrations import (
 from pytest_gpumem.records.what_ran import WhatRan
 
 BUFFER_BYTES = 2**17
-"""Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the
+"""Of one buffer of records; CUPTI requests more when it is full. A first record waits for the
 buffer: 8 MiB take 6 ms (H100)."""
 BEACON_BYTES = 2 * 2**20
 """Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
@@ -49,20 +49,20 @@ CAUSES = {
     "ACCESS_COUNTERS": "access counters",
 }
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved
-"speculatively", of its own accord."""
+"speculatively"."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,
     "BYTES_TRANSFER_DTOH": TO_HOST,
     "BYTES_TRANSFER_DTOD": BETWEEN_DEVICES,
     "GPU_PAGE_FAULT": GPU_FAULT,
-    # Its value is where the program was: each record is one fault.
+    # Its value is where the program was: each record is a fault.
     "CPU_PAGE_FAULT_COUNT": CPU_FAULT,
     "REMOTE_MAP": MAPPED,
 }
 """CUpti_ActivityUnifiedMemoryCounterKind in our words."""
 
 _Receive = Callable[[Any, Any], None]
-"""Is given CUPTI's module and a record, in CUPTI's own thread."""
+"""Is given CUPTI's module and a record, in CUPTI's thread."""
 
 
 class Beacon:
@@ -99,7 +99,7 @@ class Beacon:
 
 
 class CudaCounters(Counters):
-    """CUPTI's counters of unified memory and its records of activity, for one device.
+    """CUPTI's counters of unified memory and its records of activity, for a device.
 
     `beacon`: moves to the device and back before and after the counted work. If CUPTI misses one of
     these moves, the count is discarded.
@@ -120,7 +120,7 @@ class CudaCounters(Counters):
         some passes do."""
         with self._held() as cupti:
             for _ in range(0 if self._awake else WAKING):
-                # None of the first passes is the one that counts.
+                # The first passes do not count.
                 events, _ = self._page_events(cupti, lambda: None)
                 if self._moves(events) > 0:
                     break
@@ -189,8 +189,8 @@ class CudaCounters(Counters):
     def _held(self) -> Iterator[Any]:
         """Hold CUPTI for a pass: its records come to this process alone, through buffers of
         ours."""
-        with CALLBACKS.held() as cupti:
-            # RuntimeError: cupti-python found no libcupti, or an old one
+        with CALLBACKS.subscribed() as cupti:
+            # RuntimeError: there is no libcupti, or an old version
             self._cupti, self._errors = cupti, (cupti.cuptiError, RuntimeError)
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
@@ -257,7 +257,7 @@ class CudaCounters(Counters):
                 raise _refusal(f"records of {kind}", error) from error
             work()
             seen = -1
-            while self._delivered != seen:  # CUPTI reads them in a thread of its own
+            while self._delivered != seen:  # CUPTI reads them in another thread
                 seen = self._delivered
                 cupti.activity_flush_all(1)
         finally:
@@ -291,7 +291,7 @@ class CudaCounters(Counters):
 
 
 def _page_event(cupti: Any, record: Any) -> PageEvent | None:
-    """A record of CUPTI as plain values; None for one of another counter."""
+    """A record of CUPTI as plain values; None for another counter."""
     kind = cupti.ActivityUnifiedMemoryCounterKind(int(record.counter_kind)).name
     if kind not in _KINDS:
         return None

@@ -122,7 +122,7 @@ class _Subscription:
             raise self._cupti.cuptiError(result)
 
     def enable(self, key: tuple[int, int], *, on: bool = True) -> None:
-        """Have one callback, of a domain and an id, or no longer."""
+        """Have a callback, of a domain and an id, or no longer."""
         self._check(self._enable(on, self._handle, *key))
 
     def end(self) -> None:
@@ -186,7 +186,7 @@ class Callbacks:
         return end
 
     @contextmanager
-    def held(self) -> Iterator[Any]:
+    def subscribed(self) -> Iterator[Any]:
         """Hold CUPTI inside the block, so that no record of another tool is taken; yields its
         module. Raises `NotCounted`: as `add`."""
         cupti = self._open()
@@ -198,7 +198,7 @@ class Callbacks:
     def _open(self) -> Any:
         cupti = imported()
         if self._subscription is None:
-            # RuntimeError: cupti-python found no libcupti
+            # RuntimeError: there is no libcupti
             try:
                 self._subscription = _Subscription(cupti, self._function)
             except (cupti.cuptiError, ImportError, RuntimeError) as error:
@@ -250,7 +250,7 @@ class Callbacks:
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         if type(sys.unraisablehook) is not _RaisedAgain:
-            _RaisedAgain.install()  # pytest before 8.4 has its own in each test
+            _RaisedAgain.install()  # pytest before 8.4 sets another in each test
         # The data of a resource begin with the address of its context, which has no site: its
         # receivers take either.
         at_begin = not _INT(address).value
@@ -259,7 +259,7 @@ class Callbacks:
                 continue
             try:
                 receive(name, address)
-            except Exception as error:  # it would end in CUPTI's own code
+            except Exception as error:  # it would end in CUPTI's code
                 lost = self._lost.get(receive)
                 if lost is not None:
                     lost(f"a call could not be read: {error}")

@@ -1,7 +1,7 @@
 """Facts of a CUDA device, read without creating a context on it.
 
 Children by fork of a process that called cuInit cannot use CUDA (cuInit's error
-CUDA_ERROR_NOT_INITIALIZED in the child). So a short process of its own calls cuInit and reads the
+CUDA_ERROR_NOT_INITIALIZED in the child). So another short process calls cuInit and reads the
 facts, not the process of the tests.
 """
 
@@ -187,7 +187,7 @@ def _installed(module: str) -> bool:
 def _device_count(driver: Any) -> int:
     try:
         (error,) = driver.cuInit(0)
-    # cuda-bindings raises RuntimeError or its own class, by version, where libcuda is not found
+    # cuda-bindings raises RuntimeError or another class, by version, where libcuda is not found
     except Exception as missing:
         reason = str(missing).splitlines() or [type(missing).__name__]
         raise CudaUnavailable(f"no NVIDIA driver: {reason[0]}") from None
@@ -286,7 +286,7 @@ def _name(driver: Any, device: Any) -> tuple[str, str | None]:
 
 
 def _uuid(driver: Any, device: Any, profile: str | None) -> str:
-    # CUDA 12 gives the GPU's UUID for a MIG instance unless asked for the second version; CUDA 13
+    # CUDA 12 gives the GPU's UUID for a MIG instance unless the second version is called; CUDA 13
     # has that version alone.
     ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     return f"{'MIG' if profile else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"

@@ -57,11 +57,11 @@ _TOO_OLD = (
     "cudaErrorCallRequiresNewerDriver",
     "cudaErrorInsufficientDriver",
 )
-"""Errors of a driver without a call: one of CUDA 12, or for a GPU that cannot do it."""
+"""Errors of a driver without a call: of CUDA 12, or for a GPU that cannot do it."""
 
 
 class CudaL2:
-    """The set-aside of one device and the windows of its streams."""
+    """The set-aside of a device and the windows of its streams."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         self._facts = facts
@@ -102,7 +102,7 @@ def packed(window: WindowSpec | None, kind: Callable[[], Any]) -> Any:
 
 
 def launch_attribute(window: WindowSpec) -> Any:
-    """The window as the driver's attribute of one launch, for `cuLaunchKernelEx`."""
+    """The window as the driver's attribute of a launch, for `cuLaunchKernelEx`."""
     attribute = D.CUlaunchAttribute()
     attribute.id = D.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
     _fill(attribute.value.accessPolicyWindow, window, D.CUaccessProperty)

@@ -19,7 +19,7 @@ from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 LISTED = 0.05
 """Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven
 times as long as all else."""
-# Left out, because they do not say that a running kernel is slowed below what was asked for:
+# Left out, because they do not say that a running kernel is slowed below its clock:
 # GpuIdle, ApplicationsClocksSetting (a clock that somebody chose), DisplayClockSetting.
 _SLOWING = {
     pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
@@ -135,13 +135,13 @@ def reason_names(mask: int | None) -> tuple[str, ...] | None:
 
 def other_processes(pids: Any, this_process: int) -> int | None:
     """The number of other processes with a context; None if the list lacks this process, which has
-    one. In a container NVML lists the host's process numbers, or none."""
+    a context. In a container NVML lists the host's process numbers, or none."""
     listed = set(pids)
     return len(listed) - 1 if this_process in listed else None
 
 
 def read_card(pci_bus_id: str | None) -> Card:
-    """The card at a PCI bus id; the first one that the driver manages where it is None.
+    """The card at a PCI bus id; the first that the driver manages where it is None.
     Raises `NvmlUnavailable`: there is no driver, its library does not fit to it, or it manages no
     such card.
     """

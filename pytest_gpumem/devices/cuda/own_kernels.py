@@ -1,4 +1,4 @@
-"""The sources of the device's own kernels."""
+"""The sources of the device's kernels."""
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with
 # reads. The SM's cycles and the nanoseconds of the hold give the clock that really ran (nvbench

@@ -1,4 +1,4 @@
-"""Where memory lies: in the host's RAM and on its NUMA nodes, on this GPU, or on another one.
+"""Where memory lies: in the host's RAM and on its NUMA nodes, on this GPU, or on another.
 
 Sources: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C++ Programming
 Guide, Peer-to-Peer Memory Access; Linux, numa(7), "local allocation".
@@ -183,8 +183,8 @@ def memory_kind(
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
     """True if an address lies in the padding of an allocation: the driver rounds sizes up.
 
-    The driver's own allocation may end before the address, contain it though less was requested,
-    or, on the host, be of unknown size: then the rest of the last page is its own.
+    The driver's allocation may end before the address, contain it though less was requested,
+    or, on the host, be of unknown size: then the rest of the last page belongs to it.
     """
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
@@ -205,7 +205,7 @@ def _end_of_page(end: int) -> int:
 
 def peer_of(index: int) -> int:
     """The GPU that peer memory is allocated on: the first that this one can copy with directly,
-    else the first other one. Raises `Unsupported`: there is one GPU."""
+    else the first other. Raises `Unsupported`: there is one GPU."""
     count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
     others = [other for other in range(count) if other != index]
     if not others:

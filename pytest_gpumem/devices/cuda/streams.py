@@ -1,7 +1,7 @@
-"""Streams, events and graphs of one device, and streams that wait for the host.
+"""Streams, events and graphs of a device, and streams that wait for the host.
 
 To hold a stream, one thread spins on a flag in mapped host memory, with a time-out on the device's
-own timer. Work queued behind it starts back to back once it is released, so that launch latency is
+timer. Work queued behind it starts back to back once it is released, so that launch latency is
 not measured (nvbench's blocking kernel). A graph keeps the memory that was allocated during its
 capture (CUDA Programming Guide, stream capture).
 """
@@ -80,7 +80,7 @@ class CudaGraph:
 
 
 class CudaGraphs:
-    """Captures on one device; knows which stream is being captured."""
+    """Captures on a device; knows which stream is being captured."""
 
     def __init__(self, context: Context, facts: DeviceFacts) -> None:
         self._context = context
@@ -239,7 +239,7 @@ class Holds:
     def settle(self, stream: CudaStream | None) -> None:
         """Give flags back after `stream` (or the device) was synchronized.
 
-        Raises `HoldExpired` if one timed out.
+        Raises `HoldExpired`.
         """
         expired = None
         pending, self._pending = self._pending, []
@@ -352,7 +352,7 @@ class CudaStreams:
         return self._holds.hold(cast(CudaStream, stream), timeout)
 
     def close(self) -> None:
-        """Release every held stream."""
+        """Release every stream."""
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.release_all()

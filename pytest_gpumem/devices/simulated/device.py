@@ -1,4 +1,4 @@
-"""A simulated device: its facets, on one timeline and one roofline. Kernels give the results of
+"""A simulated device: its facets, on a timeline and a roofline. Kernels give the results of
 their references, and take the time of the roofline."""
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
 
 
 class SimulatedAllocator:
-    """One way of allocating; all take the same time here."""
+    """A way of allocating; all take the same time."""
 
     def __init__(self, memory: SimulatedMemory, kind: MemoryKind) -> None:
         self._memory, self._kind = memory, kind

@@ -85,7 +85,7 @@ class PageLog:
 
 
 class Pages:
-    """The pages of one managed allocation."""
+    """The pages of a managed allocation."""
 
     def __init__(self, log: PageLog) -> None:
         self._log = log

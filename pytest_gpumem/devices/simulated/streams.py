@@ -186,7 +186,7 @@ class Timeline:
         self.latest = max(self.latest, time)
 
     def _can_run(self, item: Item) -> bool:
-        """Return False for a hold before its release, and for a wait for what is behind one."""
+        """Return False for a hold before its release, and for a wait for what is behind a hold."""
         if isinstance(item, SimulatedHold):
             return item.released is not None
         return not isinstance(item, Wait) or item.event.time is not None
@@ -300,7 +300,7 @@ class SimulatedGraphs(Facet, protocol.Graphs):
         try:
             body()
         except Exception as error:
-            # A function may dress the refusal up in an error of its own.
+            # A function may dress the refusal up in another error.
             cannot = timeline.cannot or CannotCapture(why_not_captured(error))
             if cannot is error:
                 raise

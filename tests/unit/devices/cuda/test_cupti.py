@@ -32,5 +32,5 @@ def test_without_cupti_python(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with pytest.raises(NotCounted, match="cupti-python cannot be imported"):
             callbacks.add("DRIVER_API", ("cuMemFree_v2",), print)
-        with pytest.raises(NotCounted), callbacks.held():
+        with pytest.raises(NotCounted), callbacks.subscribed():
             pytest.fail("nothing is held")
