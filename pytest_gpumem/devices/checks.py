@@ -102,6 +102,36 @@ def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
     return launch.arrays[destination], launch.arrays[source], nbytes
 
 
+def element_type(launch: Launch) -> str:
+    """Return the element type of the first array parameter, which instantiates the template."""
+    arrays = [p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR]
+    return launch.call.arrays[arrays[0]].dtype
+
+
+def packed_arguments(launch: Launch) -> list[Any]:
+    """Return the C arguments in order: addresses as uint64, sizes as int64, scalars in the element
+    type. NumPy scalars are passed with exactly their own size and bits."""
+    kernel, call = launch.kernel, launch.call
+    element = np.dtype(element_type(launch)).type
+    scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
+    scalars.update(call.scalars)
+    packed: list[Any] = []
+    for item in kernel.arguments_of(call):
+        if isinstance(item, (int, np.integer)):
+            packed.append(np.int64(item))
+        elif item in launch.arrays:
+            allocation = launch.arrays[item]
+            if not allocation.address:
+                problem = f"{item} is {allocation.kind.value} memory, which kernels cannot see"
+                raise DeviceError(f"{kernel.name}: {problem}")
+            packed.append(np.uint64(allocation.address))
+        elif scalars.get(item) is not None:
+            packed.append(element(scalars[item]))
+        else:
+            raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
+    return packed
+
+
 def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
     """Return what a captured function raised, in a line; of `plain` errors without the class."""
     name = type(error).__name__

@@ -138,8 +138,8 @@ def test_what_the_peers_launch_is_what_this_project_launches(
     bench: TriadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = pytest.importorskip("cupy")
+    from pytest_gpumem.devices.checks import packed_arguments
     from pytest_gpumem.devices.cuda.compiler import entry_for
-    from pytest_gpumem.devices.cuda.launches import packed_arguments
     from pytest_gpumem.kernels import sources
 
     compiled: list[dict[str, Any]] = []

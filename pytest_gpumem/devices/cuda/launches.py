@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
-
-from pytest_gpumem.devices.checks import check_live, check_window, copied_by
+from pytest_gpumem.devices.checks import (
+    check_live,
+    check_window,
+    copied_by,
+    element_type,
+    packed_arguments,
+)
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.context import CudaStream
@@ -17,7 +21,6 @@ from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import launch_attribute
 from pytest_gpumem.devices.cuda.places import current_gpu
 from pytest_gpumem.devices.protocol import DeviceError, Foreign, Launch, Stream, WindowSpec
-from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 
 
@@ -75,39 +78,3 @@ class CudaKernels:
             launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), doing)
         call: KernelCall = launch.backing
         return call
-
-
-def element_type(launch: Launch) -> str:
-    """Element type of the first array parameter, which instantiates the kernel's template."""
-    arrays = [p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR]
-    return launch.call.arrays[arrays[0]].dtype
-
-
-def packed_arguments(launch: Launch) -> tuple[Any, ...]:
-    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the
-    first array. NumPy scalars are passed with exactly their own size and bits."""
-    kernel, call = launch.kernel, launch.call
-    element = np.dtype(element_type(launch)).type
-    scalars = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
-    scalars.update(call.scalars)
-    packed: list[Any] = []
-    for item in kernel.arguments_of(call):
-        if isinstance(item, (int, np.integer)):
-            packed.append(np.int64(item))
-        elif item in launch.arrays:
-            packed.append(np.uint64(_address(launch, item)))
-        elif scalars.get(item) is not None:
-            packed.append(element(scalars[item]))
-        else:
-            raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
-    return tuple(packed)
-
-
-def _address(launch: Launch, name: str) -> int:
-    allocation = launch.arrays[name]
-    if not allocation.address:
-        raise DeviceError(
-            f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} "
-            f"memory of {name!r}"
-        )
-    return allocation.address

@@ -20,13 +20,14 @@ from pytest_gpumem.devices.checks import (
     check_managed,
     check_window,
     copied_by,
+    element_type,
+    packed_arguments,
     unsupported,
 )
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import (
     Advice,
     Allocation,
-    DeviceError,
     Foreign,
     Launch,
     Span,
@@ -88,10 +89,12 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
     def _ready(self, launch: Launch) -> _Ready:
         kernel, call, shape = launch.kernel, launch.call, launch.shape
-        for name, allocation in launch.arrays.items():
-            if not allocation.address:
-                problem = f"{name} is {allocation.kind.value} memory, which kernels cannot see"
-                raise DeviceError(f"{kernel.name}: {problem}")
+        arguments = []
+        for item, packed in zip(kernel.arguments_of(call), packed_arguments(launch), strict=True):
+            if item in launch.arrays:
+                arguments.append(f"{memory_name(launch.arrays[str(item)])} -")
+            else:
+                arguments.append(text(packed.tobytes(), 0, lambda _: None))
         touched = [(access, launch.arrays[access.argument]) for access in kernel.accesses(call)]
         chain = cycles = 0.0
         if kernel.accesses_per_launch is not None:
@@ -100,8 +103,9 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
             busy = min(shape.blocks, self._roofline.facts.sm_count)
             cycles = kernel.on_chip_cycles(call) / busy
         traffic = self._roofline.traffic(touched, chain, cycles)
-        code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {shape.vectors}"
-        step = replace(_kernel_step(kernel.name, shape, code), arguments=_arguments(launch))
+        element = element_type(launch)
+        code = f"{_source(kernel.source or '')} {kernel.entry} {element} {shape.vectors}"
+        step = replace(_kernel_step(kernel.name, shape, code), arguments=tuple(arguments))
         return _Ready(_computation(launch), traffic, step)
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
@@ -176,21 +180,6 @@ def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
     )
 
 
-def _arguments(launch: Launch) -> tuple[str, ...]:
-    """Return the arguments that a GPU would get, as in `records.arguments`."""
-    element = np.dtype(_element(launch)).type
-    scalars: dict[str, Any] = {p.name: p.default for p in launch.kernel.parameters}
-    scalars.update(launch.call.scalars)
-    texts = []
-    for item in launch.kernel.arguments_of(launch.call):
-        if item in launch.arrays:
-            texts.append(f"{memory_name(launch.arrays[str(item)])} -")
-            continue
-        number: Any = np.int64(item) if not isinstance(item, str) else element(scalars[item])
-        texts.append(text(number.tobytes(), 0, lambda _: None))
-    return tuple(texts)
-
-
 @lru_cache
 def _source(name: str) -> str:
     """Return the digest of a source's text, or the name of what is not the catalogue's."""
@@ -206,10 +195,6 @@ def _code_of(function: Callable[[], object]) -> str:
         return inspect.getsource(function)
     except (OSError, TypeError):
         return type(function).__name__
-
-
-def _element(launch: Launch) -> str:
-    return next(iter(launch.call.arrays.values())).dtype
 
 
 class SimulatedL2(Facet, protocol.L2):

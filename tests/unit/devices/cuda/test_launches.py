@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
 
+from pytest_gpumem.devices.checks import packed_arguments
 from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
-from pytest_gpumem.devices.cuda.launches import packed_arguments
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
@@ -46,7 +45,7 @@ def launch(of: Kernel, dtype: str = "f4", **scalars: float) -> Launch:
     return Launch(of, Call({"a": array, "out": array}, scalars), LaunchShape(4, 128), allocations)
 
 
-def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
+def widths(arguments: list[Any]) -> list[tuple[type, Any]]:
     return [(type(a), a) for a in arguments]
 
 
