@@ -33,10 +33,6 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 
-# bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device
-# memory accesses)
-ALIGNMENT = 256
-
 RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
 memory, and the libraries' own workspaces come from it."""
@@ -124,11 +120,6 @@ class CudaMemory:
         if write_combined:
             flags |= R.cudaHostAllocWriteCombined
         made = self._make(nbytes, kind, flags)
-        address = made.address or made.host_address
-        if address % ALIGNMENT:
-            self.free(made)
-            problem = f"is not aligned to {ALIGNMENT} bytes"
-            raise DeviceError(f"{kind.value} memory at {address:#x} {problem}")
         for start in _starts(made):
             self._ends[start] = start + nbytes
         if kind is MemoryKind.DEVICE:

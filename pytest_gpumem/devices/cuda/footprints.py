@@ -108,7 +108,6 @@ _POOLS = re.compile(
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
 # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
 _ARRAY3D = struct.Struct("<QQQIII")
-_EMPTY = 0x40 | 0x80  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: has no memory of its own
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
@@ -244,15 +243,15 @@ class DriverMemory(Source):
             self._count(values[0], -1)
             return
         (handle,) = words(values[0], 1)
-        depth, flags = 1, 0
+        depth = 1
         if name == "cuArrayCreate_v2":
             width, height, form, channels = _ARRAY.unpack(ctypes.string_at(values[1], _ARRAY.size))
         else:
             content = ctypes.string_at(values[1], _ARRAY3D.size)
-            width, height, depth, form, channels, flags = _ARRAY3D.unpack(content)
+            width, height, depth, form, channels, _ = _ARRAY3D.unpack(content)
         if form not in _FORMAT_BYTES:
             raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
-        if flags & _EMPTY or int(_known(D.cuCtxGetDevice())) != self._index:
+        if int(_known(D.cuCtxGetDevice())) != self._index:
             return
         elements = width * max(1, height) * max(1, depth)
         self._handles[handle] = 1
