@@ -10,7 +10,6 @@ cases passed and failed; the exit status is 1 if one failed.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
 import math
 import os
@@ -72,63 +71,45 @@ def limited() -> Iterator[None]:
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
-    faulthandler.dump_traceback_later(
-        4 * SECONDS, exit=True
-    )  # what hangs outside of Python hears no signal
     try:
         yield
     finally:
         signal.alarm(0)
-        faulthandler.cancel_dump_traceback_later()
 
 
 # Damage
 
 
 def bytes_changed(text: bytes, rng: random.Random) -> bytes:
-    """A few bits turned over, a part cut out, repeated or filled, or the end missing."""
+    """A few bits turned over, a part cut out or filled, or the end missing."""
     damaged, at = bytearray(text), rng.randrange(len(text))
-    end = min(len(text), at + rng.randrange(1, 64))
-    kind = rng.randrange(6)
+    end, kind = min(len(text), at + rng.randrange(1, 64)), rng.randrange(4)
     if kind == 0:
-        for _ in range(rng.randrange(1, 9)):
-            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        damaged[at] ^= 1 << rng.randrange(8)
     elif kind == 1:
         del damaged[at:]
     elif kind == 2:
         del damaged[at:end]
-    elif kind == 3:
-        damaged[at:at] = damaged[at:end]
-    elif kind == 4:
-        damaged[at:at] = b"[" * 100_000
     else:
-        damaged[at:end] = bytes([rng.choice((0, 0xFF, 0x22, 0x30))]) * (end - at)
+        damaged[at:end] = rng.choice((b"[" * 100_000, b"\0", b"\xff", b'"', b"0"))
     return bytes(damaged)
 
 
 def value_changed(value: Any, rng: random.Random) -> Any:
     """A few values of a JSON document replaced, taken away, added or nested."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        places = list(_places(value))
-        holder, key = rng.choice(places)
-        kind = rng.randrange(8)
-        old = holder[key]
+        holder, key = rng.choice(list(_places(value)))
+        old, kind = holder[key], rng.randrange(6)
         if kind == 0:
             del holder[key]
         elif kind == 1 and isinstance(holder, dict):
             holder[rng.choice(TEXTS)] = old
-        elif kind == 1:
-            holder.insert(key, old)
         elif kind == 2:
             holder[key] = [old]
         elif kind == 3:
             holder[key] = rng.choice(OTHERS)
-        elif isinstance(old, str) or kind == 4:
-            holder[key] = rng.choice(TEXTS)
-        elif isinstance(old, (int, float)) and not isinstance(old, bool):
-            holder[key] = rng.choice(NUMBERS)
         else:
-            holder[key] = rng.choice((*NUMBERS, *OTHERS))
+            holder[key] = rng.choice(TEXTS if isinstance(old, str) else NUMBERS)
     return value
 
 

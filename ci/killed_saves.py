@@ -5,7 +5,7 @@
 After each end the baseline loads, holds every run that was reported as stored, and holds no half
 file; the report is whole or that of an earlier run. Now and then a run that nobody ends is stored.
 A moment is the one before a file is opened for writing, renamed or removed, or one by the clock.
-With many cases all exact moments are among them. Needs no GPU. The last line says how many cases
+Needs no GPU. The last line says how many cases
 passed and failed; the exit status is 1 if one failed.
 """
 
@@ -48,7 +48,7 @@ class End(NamedTuple):
 
     number: int | None = None  # of the signal
     change: int | None = None  # number of the change to a file before which it comes
-    delay: float | None = None  # seconds after the start, or after that change
+    delay: float | None = None  # seconds after the start
 
     def __str__(self) -> str:
         name = signal.Signals(self.number).name if self.number else "no signal"
@@ -101,10 +101,7 @@ def run_here(folder: Path, end: End, writing: int) -> None:
         os.write(writing, b".")
         if count != end.change or end.number is None:
             return
-        if end.delay is None:
-            os.kill(os.getpid(), end.number)
-        else:  # while the change is made: SIGALRM ends the process as SIGKILL does
-            signal.setitimer(signal.ITIMER_REAL, end.delay)
+        os.kill(os.getpid(), end.number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.dont_write_bytecode = True
@@ -177,7 +174,6 @@ def planned(cases: int, changes: int, seconds: float, seed: int) -> list[End]:
     while len(ends) < cases:
         number = rng.choice((signal.SIGKILL, signal.SIGINT))
         ends.append(End(number, None, rng.uniform(0, 1.2 * seconds)))
-        ends.append(End(signal.SIGALRM, rng.randint(1, changes), rng.uniform(1e-6, 5e-4)))
     return ends
 
 

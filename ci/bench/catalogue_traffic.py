@@ -1,10 +1,9 @@
-"""DRAM bytes that ncu counts against declared traffic, for every kernel of the catalogue, and why the two differ.
+"""DRAM bytes that ncu counts against declared traffic, for every kernel of the catalogue.
 
     python ci/bench/catalogue_traffic.py --json ci/records/nvidia-h200/catalogue_traffic.json
 
 Runs `catalogue_traffic_cases.py` under Nsight Compute: five launches of each kernel on arrays of 256 MiB, caches emptied before
-each. Declared are compulsory bytes, every distinct byte once. Takes about a minute; --kernel NAME counts one, --size 64 takes smaller
-arrays, which the caches then may hold.
+each. Declared are compulsory bytes, every distinct byte once. Takes about a minute; --kernel NAME counts one.
 
 Needs ncu and the permission to read counters. Exits with 1 where a declaration is wrong, or a kernel was not counted that should be.
 """
@@ -12,11 +11,10 @@ Needs ncu and the permission to read counters. Exits with 1 where a declaration 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,21 +37,12 @@ CASES = Path(__file__).resolve().parent / "catalogue_traffic_cases.py"
 SHARE = 0.05  # of the declared bytes, by which a count may differ without notice; correct declarations were counted within 3.6 %
 AGREES, WRONG, EXCESS, UNJUDGED = "agrees", "declared too much", "moves more", "not judged"
 
-# Sectors that the SMs ask of L2. The sum over all units counts a sector twice that crosses between the two halves of L2 of an A100 or H100.
-METRICS = {
-    "reads": "dram__bytes_read.sum",
-    "writes": "dram__bytes_write.sum",
-    "l2_reads": "lts__t_sectors_srcunit_tex_op_read.sum",
-    "l2_writes": "lts__t_sectors_srcunit_tex_op_write.sum",
-}
-SECTOR = 32  # bytes
+METRICS = {"reads": "dram__bytes_read.sum", "writes": "dram__bytes_write.sum"}
 
 Record = dict[str, Any]
 
 
-def count(
-    options: Sequence[str], tests: Sequence[str], environment: dict[str, str]
-) -> tuple[Document, list[Launch]]:
+def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[Launch]]:
     """Run the cases under Nsight Compute: their results, and the measured launches."""
 
     def echo(line: str) -> None:
@@ -63,7 +52,7 @@ def count(
         results = Path(folder, "results.json")
         command = child.pytest_command(options, tests=tests, results=results)
         launches, _ = count_launches(
-            command, child.for_a_part(environment), echo, metrics=tuple(METRICS.values())
+            command, child.for_a_part(dict(os.environ)), echo, metrics=tuple(METRICS.values())
         )
         document = load(results)
     if document is None:
@@ -79,8 +68,7 @@ def of_one_launch(launches: Sequence[Launch]) -> Record | None:
         known = [figure for figure in figures if figure is not None]
         if not known or len(known) < len(figures):
             return None
-        factor = SECTOR if name.startswith("l2_") else 1
-        sums[name] = round(factor * sum(known) / len(known))
+        sums[name] = round(sum(known) / len(known))
     return sums
 
 
@@ -116,58 +104,20 @@ def name_of(row: Record) -> str:
     return str(row["nodeid"]).partition("[")[2].removesuffix("]")
 
 
-def why(row: Record, l2_bytes: int) -> str:
-    """Why a kernel's count is not what was declared, by what the SMs asked of L2 and what L2 may still hold."""
-    if row["dram_bytes"] is None:
-        kernel = CATALOGUE.get(name_of(row))
-        return (
-            "a copy engine moves it, and ncu counts kernels"
-            if kernel is not None and kernel.source is None
-            else "not counted"
-        )
-    declared, counted = row["moved_bytes"], row["dram_bytes"]
-    return "; ".join(_reasons(declared, counted, l2_bytes)) or "as declared"
-
-
-def _reasons(declared: Record, counted: Record, l2_bytes: int) -> Iterator[str]:
-    for what, done in (("reads", "read"), ("writes", "written")):
-        more, asked = counted[what] - declared[what], counted[f"l2_{what}"]
-        if more > SHARE * max(declared[what], 1) and more > SHARE * declared["total"]:
-            if not declared[what]:
-                yield f"{more / MB:.1f} MB are {done} that the kernel does not ask for"
-                continue
-            if asked is not None and asked > (1 + SHARE) * declared[what]:
-                yield f"the SMs ask L2 for {asked / declared[what]:.2g} times what is {done}: sectors used in part, or asked for again"
-            beyond = counted[what] - max(asked or 0, declared[what])
-            if beyond > max(SHARE * declared["total"], MB):
-                yield f"{beyond / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
-        elif -more > SHARE * max(declared[what], 1):
-            held = f"{-more / MB:.1f} MB"
-            yield (
-                f"L2 still holds {held} of the {done} bytes"
-                if -more <= l2_bytes
-                else f"{held} less than declared are {done}"
-            )
-
-
 def table(record: Record) -> str:
     """The record as text."""
     device = record["device"]
-    head = f"{device['name']}, driver {device['driver']}, {record['datetime'][:10]}; {record['mib']} MiB an array, one launch, caches emptied"
+    head = f"{device['name']}, driver {device['driver']}, {record['datetime'][:10]}; 256 MiB an array, one launch, caches emptied"
     lines = [head, "", f"{'kernel':<20}{'declared MB':>17}{'counted MB':>17}{'differ':>9}  says"]
     lines.append(f"{'':<20}{'read':>9}{'written':>8}{'read':>9}{'written':>8}")
     for row in record["rows"]:
         declared, counted = row["moved_bytes"], row["dram_bytes"]
         if declared is None or counted is None:
-            lines.append(
-                f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  {why(row, 0)}"
-            )
+            lines.append(f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  not counted")
             continue
         lines.append(
             f"{name_of(row):<20}{_pair(declared)}{_pair(counted)}{100 * row['difference']:>+8.1f}%  {row['finding']}"
         )
-        if (reason := why(row, device["l2_bytes"])) != "as declared":
-            lines.append(f"{'':<4}{reason}")
     lines += ["", f"{len(record['rows'])} kernels; L2 of {device['l2_bytes'] / MB:.1f} MB"]
     if record["absent"]:
         lines.append(f"NOT COUNTED: {', '.join(record['absent'])}")
@@ -197,33 +147,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="count this kernel only; may be repeated",
     )
-    parser.add_argument(
-        "--size", type=int, default=256, metavar="MIB", help="of each large array (default 256)"
-    )
     asked = parser.parse_args(arguments)
-    if asked.size < 1:
-        parser.error(f"--size {asked.size}: at least 1 MiB is needed")
     wanted = tuple(asked.kernel or CATALOGUE)
     tests = [f"{CASES}::test_kernel[{name}]" for name in asked.kernel or ()] or [str(CASES)]
     now, begun = datetime.now(timezone.utc), time.monotonic()
-    environment = {**os.environ, "CATALOGUE_TRAFFIC_MIB": str(asked.size)}
     options = ["-q", "-p", "no:cacheprovider", "--gpumem-device", asked.device]
     try:
-        document, launches = count(options, tests, environment)
+        document, launches = count(options, tests)
     except (UserError, NoAnswer) as error:
         raise SystemExit(f"catalogue_traffic: {error}") from None
     rows = [record_of(row, launches, document.device) for row in document.rows]
-    command = ["python", "ci/bench/catalogue_traffic.py"]  # without paths of the machine
-    command += ["--device", asked.device, "--size", str(asked.size)]
-    for name in asked.kernel or ():
-        command += ["--kernel", name]
     record = {
         "kind": "catalogue_traffic",
         "datetime": now.isoformat(timespec="seconds"),
         "device": device_to_json(document.device),
         "rows": rows,
-        "command": shlex.join(command),
-        "mib": asked.size,
         "absent": absent(rows, wanted),
         "seconds": round(time.monotonic() - begun, 1),
     }

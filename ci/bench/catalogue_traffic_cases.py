@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
 
-SIZE = int(os.environ.get("CATALOGUE_TRAFFIC_MIB", "256")) * MiB
+SIZE = 256 * MiB
 """Bytes of each large array."""
 TABLE, SHARED_TABLE = 8 * MiB, 32 * KiB
 STEPS = 20_000

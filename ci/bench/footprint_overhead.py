@@ -1,11 +1,9 @@
 """The cost of `--gpumem-footprint`, or of other options, in CuPy's own tests, unchanged, and what it shows of them.
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with it. What follows counts:
-rounds of sessions, in an order that alternates, on each GPU at the same time. The sides of a round are the tests alone; the tests with a
-memory hook of CuPy that does nothing; and the tests with the plugin by each `--measured`, where options that record allocations have such a
-hook. Prints the overheads. The time of a test is that of all
-hooks around it, in the fastest session of its side: on a host with neighbours the same session takes up to half as long again. The
-overheads of single rounds are printed as well. The GPU's context is made before the first test on all sides.
+rounds of sessions, in an order that alternates. The sides of a round are the tests alone; the tests with a memory hook of CuPy that does
+nothing; and the tests with the plugin by each `--measured`. The time of a test is that of all hooks around it, in the fastest session of its
+side: on a host with neighbours the same session takes up to half as long again.
 
     git archive v14.2.0 tests | tar -x    # in a checkout of CuPy; the folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -23,13 +21,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -56,18 +52,7 @@ NUMBER = 60
 WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
 PYTEST = (
-    sys.executable,
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "some_tests",
-    "-W",
-    "ignore",
-    "-c",
-    os.devnull,
+    f"{sys.executable} -m pytest -q -p no:cacheprovider -p some_tests -W ignore -c {os.devnull}"
 )
 WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--measured`
 DEFAULT = "--gpumem-footprint=on"
@@ -76,10 +61,8 @@ DEFAULT = "--gpumem-footprint=on"
 class Suite:
     """Sessions of the suite. `count`: tests that are run."""
 
-    def __init__(
-        self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str
-    ) -> None:
-        self._tests, self._command = tests, [*PYTEST, "--rootdir", str(tests), *selection]
+    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int) -> None:
+        self._tests, self._command = tests, [*PYTEST.split(), "--rootdir", str(tests), *selection]
         found = {
             name: value
             for name, value in os.environ.items()
@@ -89,7 +72,6 @@ class Suite:
             "CUPY_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
             "SOME_TESTS": str(count),
-            "CUDA_VISIBLE_DEVICES": gpu,
         }
 
     def compile_kernels(self, seconds: float) -> None:
@@ -147,20 +129,12 @@ class Suite:
 
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
-    lines = [
-        f"{record['tests']} tests of CuPy {record['versions']['cupy-cuda13x']}, {record['rounds']} rounds of sessions"
-    ]
+    lines = [f"{record['tests']} tests of CuPy, {record['rounds']} rounds of sessions"]
     for name, side in record["sides"].items():
-        lines.append(f"{side['seconds']:.2f} s {name}")
-        if name != WITHOUT:
-            more, rounds = (
-                side["more_per_test_seconds"],
-                ", ".join(f"{100 * one:+.1f}" for one in side["overheads"]),
-            )
-            lines[-1] += f": {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
-            lines[-1] += (
-                f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
-            )
+        rounds = ", ".join(f"{100 * one:+.1f}" for one in side["overheads"])
+        lines.append(
+            f"{side['seconds']:.2f} s {name}: {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
+        )
     lines.append(f"{record['with_memory']} tests take memory, {record['allocations']} allocations")
     lines.append(f"{record['counted']} tests have {record['waits']} waits")
     return "\n".join(lines)
@@ -169,7 +143,6 @@ def table(record: dict[str, Any]) -> str:
 def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the sessions of a side cost beside those of the tests alone."""
     ours, theirs = _by_test(of), _by_test(plain)
-    more = sorted(seconds - theirs.get(name, 0.0) for name, seconds in ours.items())
     overheads = []
     for session, alone in zip(of, plain, strict=True):
         overheads.append(sum(session["seconds"].values()) / sum(alone["seconds"].values()) - 1)
@@ -177,16 +150,10 @@ def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[
         "seconds": sum(ours.values()),
         "overhead": sum(ours.values()) / sum(theirs.values()) - 1,
         "overheads": overheads,
-        "more_per_test_seconds": {
-            "median": statistics.median(more),
-            "90 %": more[int(0.9 * len(more))],
-        },
     }
 
 
-def record_of(
-    shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]
-) -> dict[str, Any]:
+def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     """The record of the rounds so far. `shown`: the session of the last side with rows, which does not count."""
     sides = {side: [one[side] for one in rounds] for side in rounds[-1]}
     plain = sides[WITHOUT]
@@ -200,7 +167,7 @@ def record_of(
     return {
         "kind": "footprint_overhead",
         "device": shown["device"],
-        "selection": list(selection),
+        "selection": list(SELECTION),
         "tests": len(before),
         "rounds": len(rounds),
         "sides": {side: cost(of, plain) for side, of in sides.items()},
@@ -213,12 +180,6 @@ def record_of(
         "python": platform.python_version(),
         "ended": utc_now(),
     }
-
-
-def one_round(suite: Suite, sides: Sequence[str], number: int) -> dict[str, dict[str, Any]]:
-    """A session of each side, in the reverse order where `number` is odd."""
-    done = {side: suite.session(side) for side in (sides, sides[::-1])[number % 2]}
-    return {side: done[side] for side in sides}
 
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -269,19 +230,6 @@ def main() -> int:
         help=f"tests, of each file the first ones (default {NUMBER}; 0: all)",
     )
     parser.add_argument(
-        "--gpus",
-        nargs="+",
-        default=["0"],
-        metavar="N",
-        help="as in CUDA_VISIBLE_DEVICES (default 0)",
-    )
-    parser.add_argument(
-        "--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept"
-    )
-    parser.add_argument(
-        "selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ..."
-    )
-    parser.add_argument(
         "--measured",
         action="append",
         metavar="OPTIONS",
@@ -293,27 +241,17 @@ def main() -> int:
     begun = time.perf_counter()
     rounds: list[dict[str, dict[str, Any]]] = []
 
-    def left() -> float:
-        return float(options.seconds) - (time.perf_counter() - begun)
-
-    with tempfile.TemporaryDirectory() as own, ThreadPoolExecutor() as at_once:
-        cache = options.cache or Path(own)
-        suites = [
-            Suite(options.tests.resolve(), options.selection, cache, options.number, gpu)
-            for gpu in options.gpus
-        ]
-        suites[0].compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
-        suites[0].session(WITHOUT)
-        shown = suites[0].session(sides[-1], rows=True)
+    with tempfile.TemporaryDirectory() as cache:
+        suite = Suite(options.tests.resolve(), SELECTION, Path(cache), options.number)
+        suite.compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
+        suite.session(WITHOUT)
+        shown = suite.session(sides[-1], rows=True)
         turn = 0.0
-        while not rounds or turn + turn / 2 < left():  # the next rounds
-            started, number = time.perf_counter(), len(rounds)
-            rounds += at_once.map(
-                lambda suite, at: one_round(suite, sides, at),
-                suites,
-                range(number, number + len(suites)),
-            )
-            record = record_of(shown, rounds, options.selection)
+        while not rounds or time.perf_counter() - begun + 1.5 * turn < options.seconds:
+            started = time.perf_counter()
+            done = {side: suite.session(side) for side in (sides, sides[::-1])[len(rounds) % 2]}
+            rounds.append({side: done[side] for side in sides})
+            record = record_of(shown, rounds)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started

@@ -2,7 +2,6 @@
 
 placements  kernels on tables of 1 MiB to half of L2, off and with the smallest set-aside that holds the table, one and two granules
             (L2/16) more: where placements differ, and what a granule costs
-resets      a kernel C after a kernel A whose lines persist: without a reset, after each, and where nothing has persisted
 streams     two kernels at once, each with a window of its own, which together need twice the set-aside: hit ratio 1 against 0.5
 
     python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_placements.json --seconds 150
@@ -28,7 +27,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import chosen_device, head, record_parser, utc_now, write_record
+from record_file import chosen_device, device_of, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.stopping import half_width
@@ -59,20 +58,20 @@ PLACED_SAMPLES = 20
 TEXTS_TABLES, TEXTS_SET_ASIDE = (1, 2, 3, 4, 5, 6), 3 * MiB
 """MiB of the tables, and bytes set aside, of "CUDA L2 Persistent Cache" (Lei Mao), which are placements too."""
 PLACEMENTS = 16
-RESETS_OUT = 128
-"""MiB that are streamed beside the data of resets and of two streams."""
+STREAMS_OUT = 128
+"""MiB that are streamed beside each table of two streams."""
 WITHIN_BEST = 0.03
 """Share by which "fit" may be slower than the best set-aside."""
-PARTS = ("placements", "resets", "streams")
+PARTS = ("placements", "streams")
 NOTHING_RUN = 6
 
 Record = dict[str, Any]
 Case = dict[str, Any]
 
 
-def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
+def placements_cases(facts: DeviceFacts) -> list[Case]:
     """Kernel by kernel, the launch that needs longest last."""
-    common: Case = {"placements": placements, "samples": PLACED_SAMPLES}
+    common: Case = {"placements": PLACEMENTS, "samples": PLACED_SAMPLES}
     text = {
         "kernel": "reset_data",
         "blocks": LEAN,
@@ -96,29 +95,6 @@ def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
     ]
 
 
-def resets_cases(facts: DeviceFacts) -> list[Case]:
-    """C in normal mode over shares of L2, and under a window of its own over shares of the maximum; A's data fills 0.8 of that."""
-
-    def mib(share: float, nbytes: int) -> int:
-        return int(share * nbytes / MiB)
-
-    l2, largest = facts.l2_bytes, facts.persisting_l2_max_bytes
-    common = {"data_mib": mib(0.8, largest), "out_mib": RESETS_OUT}
-    reads: list[Case] = [
-        {"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)}
-        for share in (0.25, 0.375, 0.5, 0.625, 0.75)
-    ]
-    plain = [
-        {"kernel": "reset_data", "blocks": LEAN, "window": False, "mib": mib(share, l2)}
-        for share in (0.25, 0.375, 0.5)
-    ]
-    own = [
-        {"kernel": "reset_data", "blocks": LEAN, "window": True, "mib": mib(share, largest)}
-        for share in (0.3, 0.6, 0.8)
-    ]
-    return [{**case, **common} for case in (*reads, *plain, *own)]
-
-
 def streams_cases(facts: DeviceFacts) -> list[Case]:
     """Two tables, each as large as what is set aside for both together."""
     return [
@@ -126,7 +102,7 @@ def streams_cases(facts: DeviceFacts) -> list[Case]:
             "kernel": "reset_data",
             "blocks": blocks,
             "mib": steps * facts.l2_step_bytes // MiB,
-            "out_mib": RESETS_OUT,
+            "out_mib": STREAMS_OUT,
             "set_aside": steps * facts.l2_step_bytes,
         }
         for blocks in (LEAN, 2 * LEAN)
@@ -192,11 +168,7 @@ class Bench:
         if not self.record["device"]:
             facts = device.facts
             self.record["device"] = {
-                "name": facts.name,
-                "simulated": facts.simulated,
-                "driver": facts.driver,
-                "cuda": facts.cuda,
-                "uuid": facts.uuid,
+                **device_of(facts),
                 "l2_bytes": facts.l2_bytes,
                 "persisting_l2_max_bytes": facts.persisting_l2_max_bytes,
                 "sm_count": facts.sm_count,
@@ -280,13 +252,9 @@ def table(record: Record) -> str:
     taken = sum(len(record.get(what, ())) for what in PARTS)
     if taken < record["planned"]:
         said += ["", f"{taken} of {record['planned']} cases; for the others there was no time"]
-    for part, claim in (
-        ("resets", "first and second launch of C"),
-        ("streams", "both kernels, and one alone"),
-    ):
-        if record.get(part):
-            said += ["", f"{part}: medians in microseconds, {claim}"]
-            said += [f"  {_medians_line(one)}" for one in record[part]]
+    if record.get("streams"):
+        said += ["", "streams: medians in microseconds, both kernels, and one alone"]
+        said += [f"  {_medians_line(one)}" for one in record["streams"]]
     if record.get("placements"):
         said += ["", *_placements_lines(record["device"], record["placements"])]
     said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
@@ -321,15 +289,12 @@ def _cell(one: Record, name: str, mark: str) -> str:
 
 
 def _medians_line(one: Record) -> str:
-    cells = []
-    for name, found in one["found"].items():
-        medians = found[:2] if isinstance(found, list) else [found["median"]]
-        cells.append(f"{name}: {', '.join(f'{1e-3 * median:.1f}' for median in medians)}")
-    return f"{name_of(one)}{', window' * bool(one.get('window'))}  {'; '.join(cells)}"
+    cells = [f"{name}: {1e-3 * found['median']:.1f}" for name, found in one["found"].items()]
+    return f"{name_of(one)}  {'; '.join(cells)}"
 
 
 def parts(text: str) -> tuple[str, ...]:
-    """Names of parts such as "resets,streams": a `type` of argparse."""
+    """Names of parts such as "placements,streams": a `type` of argparse."""
     names = tuple(text.split(","))
     if not set(names) <= set(PARTS):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(PARTS)}")
@@ -350,42 +315,23 @@ def main() -> int:
         default=PARTS,
         help=f"what is measured, of {','.join(PARTS)} (default: all)",
     )
-    parser.add_argument(
-        "--placements",
-        type=int,
-        default=PLACEMENTS,
-        help=f"placements of each case of that name (default {PLACEMENTS})",
-    )
     asked = parser.parse_args()
-    if asked.placements < 2:
-        parser.error(f"--placements {asked.placements}: at least 2")
     if asked.json is not None and not asked.json.absolute().parent.is_dir():
         parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
     facts = chosen_device(parser, asked.device).facts
-    cases = {
-        "resets_case": resets_cases(facts),
-        "streams_case": streams_cases(facts),
-        "placements_case": placements_cases(facts, asked.placements),
-    }
-    cases = {
-        fixture: found
-        for fixture, found in cases.items()
-        if fixture.removesuffix("_case") in asked.parts
-    }
+    cases = {}
+    if "streams" in asked.parts:
+        cases["streams_case"] = streams_cases(facts)
+    if "placements" in asked.parts:
+        cases["placements_case"] = placements_cases(facts)
     bench = Bench(cases, asked.json, asked.seconds)
     tests = Path(__file__).resolve().with_name("l2_persistence_cases.py")
     chosen = [f"{tests}::test_{fixture.removesuffix('_case')}" for fixture in cases]
-    here = [
-        *chosen,
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(tests.parent),
-    ]  # no settings of this repository's own tests
-    session = pytest.main(
-        [*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"],
-        plugins=[bench],
+    # No settings of this repository's own tests.
+    options = (
+        f"-c {os.devnull} --rootdir {tests.parent} --gpumem -q -rs -p no:cacheprovider".split()
     )
+    session = pytest.main([*chosen, *options, "--gpumem-device", asked.device], plugins=[bench])
     found = bench.record
     if not any(found[what] for what in PARTS):
         print("no case was run", file=sys.stderr)

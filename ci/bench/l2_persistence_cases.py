@@ -14,7 +14,6 @@ import pytest
 from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream
-from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush, held
 from pytest_gpumem.measuring.stopping import half_width
@@ -31,11 +30,6 @@ LEAST, MOST = 5, 25
 """Samples at one setting, on one placement."""
 GRANULES = (0, 1, 2)
 """Granules of set-aside beyond the smallest number that holds the table."""
-RESETS, A_TIMES, IN_A_ROW = 10, 10, 5
-"""Of the resets: repetitions, launches of A, launches of C after it, which are timed one by one."""
-PASSES = 8
-"""Of `l2_read` over its array."""
-OFF: dict[str, Any] = {"set_aside": "off"}
 Work = Callable[[Stream], None]
 """Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""
 
@@ -258,70 +252,6 @@ def test_placements(
     bench.add(
         "placements", placements_case, {"granules": -(-window.nbytes // step), "found": found}
     )
-
-
-def test_resets(
-    bench: Any,
-    resets_case: dict[str, Any],
-    gpu_device: Device,
-    device_buffer: Any,
-    gpu_kernels: Kernels,
-) -> None:
-    """Kernel C after A: with A's lines still persisting, after each reset, and where nothing has persisted; its first launches in turn."""
-    bench.begin(gpu_device)
-    device, case = gpu_device, resets_case
-    facts = device.facts
-    data, out = (
-        device_buffer(case["data_mib"] * MiB, "i4"),
-        device_buffer(case["out_mib"] * MiB, "i4"),
-    )
-    read = device_buffer(case["mib"] * MiB, "i4")
-    kernel_a = bound(device, gpu_kernels.reset_data, (out, data))
-    if case["kernel"] == "l2_read":
-        sums = device_buffer((read.nbytes // TILE_BYTES * PASSES,), "i4")
-        kernel_c = bound(device, gpu_kernels.l2_read, (read, sums, PASSES))
-    else:
-        kernel_c = bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), (out, read))
-    samples, plain = HeldSamples(device, IN_A_ROW), device.streams.create()
-    found: dict[str, list[list[int]]] = {how: [] for how in ("never", "none", "window", "context")}
-    with ExitStack() as stack:
-        whole: dict[str, Any] = {
-            "set_aside": facts.persisting_l2_max_bytes,
-            "hit_ratio": 1.0,
-            "allow_thrash": True,
-        }
-        stream = stack.enter_context(persisting(device, data, **whole))
-        own = (
-            stack.enter_context(persisting(device, read, **whole)).stream
-            if case["window"]
-            else plain
-        )
-        kernel_c(own)  # loads it
-        for _ in range(RESETS):
-            for how, taken in found.items():
-                device.l2.reset_persisting()
-                if how != "never":
-                    stream.renew()
-                    for _ in range(A_TIMES):
-                        kernel_a(stream.stream)
-                if how == "window":
-                    stream.reset("window")
-                    kernel_a(stream.stream)
-                elif how == "context":
-                    device.streams.synchronize()
-                    stream.reset("context")
-                device.streams.synchronize()
-                taken.append(
-                    [
-                        round(1e9 * seconds)
-                        for seconds in samples.take(own, None, [kernel_c] * IN_A_ROW)
-                    ]
-                )
-    medians = {
-        how: [statistics.median(column) for column in zip(*taken, strict=True)]
-        for how, taken in found.items()
-    }
-    bench.add("resets", case, {"found": medians})
 
 
 LANES: dict[str, dict[str, Any]] = {

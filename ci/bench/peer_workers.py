@@ -9,20 +9,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from fresh_processes import serve
-from triad_bench import SCALAR, TriadBench, cuda_index, has_context, prepared
+from triad_bench import SCALAR, TriadBench, cuda_index
 
-from pytest_gpumem.devices.opening import DeviceChoice
+from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.measuring.plan import Plan
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.units import KiB, MiB
@@ -74,12 +75,10 @@ def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     with bench.arrays(TINY) as arrays:
         for plan in WAYS.values():
             bench.measure((*arrays, SCALAR), dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
-    first_use = time.perf_counter() - begun
-    cases = []
+    first_use, cases = time.perf_counter() - begun, list[Case]()
     for size in mib:
         for way, plan in WAYS.items():
-            with bench.arrays(size * MiB) as arrays:
-                case = _case(bench, f"gpumem {way}", size, arrays)
+            with _recorded(bench, cases, f"gpumem {way}", size) as (case, arrays):
                 measurement, wall = bench.measure((*arrays, SCALAR), plan)
                 case.update(
                     value=measurement.latency,
@@ -91,7 +90,6 @@ def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                     discarded=measurement.discarded,
                     notes=list(measurement.notes),
                 )
-                cases.append(_ended(bench, case))
     return first_use, cases
 
 
@@ -224,8 +222,7 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     with bench.arrays(TINY) as arrays:
         timed(arrays, testing.do_bench)
         timed(arrays, testing.do_bench_cudagraph)
-    first_use = time.perf_counter() - begun
-    cases = []
+    first_use, cases = time.perf_counter() - begun, list[Case]()
     for size in mib:
         with bench.arrays(size * MiB) as arrays:
             case = _case(bench, "triton do_bench", size, arrays)
@@ -238,20 +235,16 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             cases.append(
                 {**case, "way": "triton do_bench mean", "value": statistics.fmean(samples)}
             )
-        with bench.arrays(size * MiB) as arrays:
-            case = _case(bench, "triton do_bench_cudagraph", size, arrays)
+        with _recorded(bench, cases, "triton do_bench_cudagraph", size) as (case, arrays):
             samples, wall = timed(arrays, testing.do_bench_cudagraph)
             case.update(wall=wall, samples=len(samples), value=statistics.fmean(samples))
-            cases.append(_ended(bench, case))
-        with bench.arrays(size * MiB) as arrays:
-            case = _case(bench, "torch Timer", size, arrays)
+        with _recorded(bench, cases, "torch Timer", size) as (case, arrays):
             timer = Timer("launch(0)", globals={"launch": bench.launcher(arrays)})
             begun = time.perf_counter()
             blocks = timer.blocked_autorange(min_run_time=TORCH_SECONDS)
             case.update(
                 wall=time.perf_counter() - begun, samples=len(blocks.times), value=blocks.median
             )
-            cases.append(_ended(bench, case))
     return first_use, cases
 
 
@@ -272,14 +265,11 @@ def cupy(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         timed(arrays, 10)
-    first_use = time.perf_counter() - begun
-    cases = []
+    first_use, cases = time.perf_counter() - begun, list[Case]()
     for size in mib:
-        with bench.arrays(size * MiB) as arrays:
-            case = _case(bench, "cupyx benchmark", size, arrays)
+        with _recorded(bench, cases, "cupyx benchmark", size) as (case, arrays):
             value, wall = timed(arrays, CUPY_REPEATS)
             case.update(value=value, wall=wall, samples=CUPY_REPEATS)
-            cases.append(_ended(bench, case))
     return first_use, cases
 
 
@@ -367,6 +357,17 @@ PEERS: dict[str, Callable[..., tuple[float, list[Case]]]] = {
 }
 
 
+@contextmanager
+def _recorded(
+    bench: TriadBench, cases: list[Case], way: str, mib: int
+) -> Iterator[tuple[Case, Arrays]]:
+    """The arrays of a case, and the case, which is recorded at the end."""
+    with bench.arrays(mib * MiB) as arrays:
+        case = _case(bench, way, mib, arrays)
+        yield case, arrays
+        cases.append(_ended(bench, case))
+
+
 def _case(bench: TriadBench, way: str, mib: int, arrays: Arrays) -> Case:
     return {
         "way": way,
@@ -381,49 +382,21 @@ def _ended(bench: TriadBench, case: Case) -> Case:
     return case
 
 
-def imports(peer: str) -> None:
-    """Import what a peer needs, so that its time is not spent while the GPU waits."""
-    if peer == "nvbench":
-        import cuda.bench
-
-        # loads the extension, which is otherwise loaded on first use
-        _ = cuda.bench.run_all_benchmarks
-    elif peer == "triton":
-        import torch
-        import triton.testing  # noqa: F401
-
-        _ = torch.cuda
-    elif peer == "cupy":
-        import cupyx.profiler  # noqa: F401
-
-
 def main() -> None:
     job = json.loads(sys.argv[1])
-    peer, device = job["peer"], job["device"]
-
-    def prepare() -> tuple[DeviceChoice, bool | None]:
-        chosen = prepared(device)
-        imports(peer)
-        return chosen, None if chosen.facts.simulated else has_context(device)
-
-    def work(given: tuple[DeviceChoice, bool | None]) -> dict[str, Any]:
-        chosen, context = given
-        begun = time.perf_counter()
-        bench = TriadBench(chosen, index=cuda_index(device))
-        opened = time.perf_counter() - begun
-        try:
-            options = {"executable": job["executable"]} if peer == "babelstream" else {}
-            first_use, cases = PEERS[peer](bench, job["mib"], **options)
-        finally:
-            bench.close()
-        return {
-            "context_before_go": context,
-            "opening": opened,
-            "first_use": first_use,
-            "cases": cases,
-        }
-
-    serve(prepare, work)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    chosen, begun = choose(job["device"]), time.perf_counter()
+    bench = TriadBench(chosen, index=cuda_index(job["device"]))
+    opened = time.perf_counter() - begun
+    options = {"executable": job["executable"]} if job["peer"] == "babelstream" else {}
+    first_use, cases = PEERS[job["peer"]](bench, job["mib"], **options)
+    bench.close()
+    answers.write(json.dumps({"opening": opened, "first_use": first_use, "cases": cases}) + "\n")
+    answers.flush()
+    sys.stderr.flush()
+    # Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 import s3_server
-from record_file import write_record
+from msgspec.structs import replace
+from record_file import utc_now, write_record
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import BaselineError, storage
@@ -44,22 +44,11 @@ DELAY = 0.05
 
 
 def row(number: int) -> Row:
-    measurement = Measurement(
-        label="",
-        target="triad",
-        mode="clean-cold",
-        sampler="blocked",
-        sampler_reason="",
-        placements=((1e-3 + number * 1e-7,),),
-        half_width=1e-6,
-        moved_bytes=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-    )
-    return Row(
-        "test_a.py::test_triad", Limits(), Verdict(Outcome.PASS, "", simulated=True), measurement
-    )
+    now = (Conditions(), Conditions())
+    plain = Measurement("", "triad", "clean-cold", "blocked", "", (), None, None, None, 0.0, now)
+    measured = replace(plain, placements=((1e-3 + number * 1e-7,),))
+    verdict = Verdict(Outcome.PASS, "", simulated=True)
+    return Row("test_a.py::test_triad", Limits(), verdict, measured)
 
 
 def write(place: str, acknowledged: Path, runs: int) -> None:
@@ -179,13 +168,12 @@ def main(arguments: list[str] | None = None) -> int:
                     f"s3://{s3_server.BUCKET}/base", folder / "s3", asked.writers, asked.runs, rng
                 )
             )
-    ended = datetime.now(timezone.utc).isoformat(timespec="seconds")
     record = {
         "kind": "store_writers",
         "writers": asked.writers,
         "runs": asked.runs,
         "seed": asked.seed,
-        "ended": ended,
+        "ended": utc_now(),
         "places": places,
     }
     if asked.out is not None:

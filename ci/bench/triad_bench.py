@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from pytest_gpumem.devices.opening import DeviceChoice, choose
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
@@ -28,36 +28,11 @@ def cuda_index(choice: str) -> int:
     return int(choice.partition(":")[2] or 0)
 
 
-def prepared(choice: str) -> DeviceChoice:
-    """Find the device and import all that opening it will need. No context is created."""
-    chosen = choose(choice)
-    if not chosen.facts.simulated:
-        import cupy  # noqa: F401
-
-        import pytest_gpumem.devices.cuda.device  # noqa: F401
-    return chosen
-
-
-def has_context(choice: str) -> bool:
-    """True if this process has created its primary context on the device."""
-    from cuda.bindings import driver
-
-    def check(result: tuple[Any, ...]) -> tuple[Any, ...]:
-        if result[0] != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"asking for the primary context: {result[0].name}")
-        return result[1:]
-
-    check(driver.cuInit(0))
-    (device,) = check(driver.cuDeviceGet(cuda_index(choice)))
-    _flags, active = check(driver.cuDevicePrimaryCtxGetState(device))
-    return bool(active)
-
-
 class TriadBench:
     """An open device with nothing on it.
 
     Args:
-        chosen: from `prepared`; the context is created here.
+        chosen: its context is created here.
         index: the CUDA device number, which other libraries want to be told.
     """
 

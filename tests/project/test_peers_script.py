@@ -19,10 +19,6 @@ from pytest_gpumem.units import MiB
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 
-def record() -> dict[str, Any]:
-    return {**peers.new_record(choose("sim").facts), "card": None}
-
-
 QUICK_WORKER = f"""
 import sys
 sys.path.insert(0, {str(Path(peer_workers.__file__).parent)!r})
@@ -34,14 +30,11 @@ peer_workers.main()
 
 def run_script(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The script, whose workers spend little on what they do not record."""
-    real = peers.one_after_another
 
     def quick(job: dict[str, Any]) -> list[str]:
         return [sys.executable, "-c", QUICK_WORKER, json.dumps(job)]
 
-    monkeypatch.setattr(
-        peers, "one_after_another", lambda jobs, _command, **options: real(jobs, quick, **options)
-    )
+    monkeypatch.setattr(peers, "command", quick)
     monkeypatch.setattr(sys, "argv", ["peers.py", *arguments])
     return peers.main()
 
@@ -84,7 +77,7 @@ def test_the_whole_script_on_the_simulated_device(
         "gpumem hot, one placement",
     ]
 
-    assert run_script(monkeypatch, *common, "--append") == 0
+    assert run_script(monkeypatch, *common) == 0
     both = json.loads(file.read_text())
     assert [run["round"] for run in both["runs"]] == [1, 2]
     assert both["runs"][0] == held["runs"][0]
