@@ -85,7 +85,7 @@ class BoundKernel:
     def arguments(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[dict[str, Buffer], dict[str, int | float]]:
-        """Sort a call's arguments into buffers and scalars by parameter name, or raise `BadCall`."""
+        """Sort arguments into buffers and scalars by parameter name, or raise `BadCall`."""
         kernel = self.kernel
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
         if len(arguments) > len(kernel.parameters):

@@ -57,8 +57,6 @@ class Measuring:
     ) -> None:
         self._harness, self._device, self._plan = harness, harness.device, plan
         self._first_target, self._passes, self._arena, self._name = target, passes, arena, name
-        self._took: dict[str, float] = {}  # seconds of each phase
-        self._lap_began = self._device.now()
         self._notes: list[str] = []
         self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
         self._alone: float | None = None  # seconds of long work that runs on one stream alone
@@ -74,7 +72,6 @@ class Measuring:
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
             not_checked = self._check(target)
-        self._lap("check")
 
         # Make the GPU ready. A read flush does not evict lines that were left persisting.
         if target.window is None and device.facts.persists:
@@ -102,7 +99,6 @@ class Measuring:
         others = self._others
         before, after = others.slowed(before, device.conditions())
         target, readings = sampler.target, sampler.readings
-        self._lap("samples")
 
         # Untimed passes. What ran is last: it puts managed pages back, which a count must find so.
         migrations, ran = None, None
@@ -122,11 +118,9 @@ class Measuring:
         looked = passes.ran or (target.foreign and passes.streams)
         busy = any(others.looks)
         harness.after_passes(busy=busy, counted=migrations is not None, looked=looked)
-        self._lap("passes")
 
         # Check again.
         not_checked = self._check(target) or not_checked
-        self._lap("check")
         if not_checked is not None:
             self._notes.append(not_checked)
 
@@ -162,18 +156,11 @@ class Measuring:
             notes=tuple(
                 dict.fromkeys((*target.notes, *sampler.notes, *others.notes, *self._notes))
             ),
-            took=self._took,
         )
 
     def _range(self, step: str) -> AbstractContextManager[None]:
         """Return an NVTX range of a step."""
         return self._harness.ranges.range(phase(self._name, step))
-
-    def _lap(self, step: str) -> None:
-        """Count the time since the last lap as the step's."""
-        now = self._device.now()
-        self._took[step] = self._took.get(step, 0.0) + now - self._lap_began
-        self._lap_began = now
 
     def _check(self, target: Target) -> str | None:
         """Check the result of a launch; return the reason if it could not be compared."""
@@ -197,7 +184,6 @@ class Measuring:
         begun = now() - self._others.waited
         with self._range("warm-up"):
             cost = self._warm_up()
-        self._lap("warm-up")
         sampler.host_times.clear()
         sampler.clocks.clear()
 
@@ -214,9 +200,7 @@ class Measuring:
                     moved = self._move(wanted, cost, budget)
                     if not moved and started:
                         break
-                self._lap("placements")
                 self._sample_placements(wanted, cost, begun, budget)
-                self._lap("samples")
                 spent = now() - begun
                 medians = readings.medians
                 for samples in readings.throttled:

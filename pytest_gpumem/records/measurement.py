@@ -215,9 +215,6 @@ class Measurement(Record, frozen=True, dict=True):
     """True if `CUDA_LAUNCH_BLOCKING` made every launch wait. Written only then."""
     host_time: Seconds | UnsetType = UNSET
     """Seconds that the host takes to queue one launch: the median of the samples."""
-    took: dict[str, Seconds] | UnsetType = UNSET
-    """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples",
-    "passes"."""
 
     @property
     def repeat(self) -> Repeat:

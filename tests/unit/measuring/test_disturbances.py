@@ -109,14 +109,6 @@ def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
     ) is not counts
 
 
-def test_the_time_of_each_phase_is_recorded(bench: Bench) -> None:
-    begun = bench.device.now()
-    took = triad(bench).took
-    assert took is not UNSET
-    assert list(took) == ["check", "warm-up", "placements", "samples", "passes"]
-    assert sum(took.values()) == pytest.approx(bench.device.now() - begun, rel=0.01)
-
-
 def test_lines_that_foreign_code_may_have_kept_are_reset_before_every_cold_sample(
     bench: Bench,
 ) -> None:
