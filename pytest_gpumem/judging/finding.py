@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pytest_gpumem.limits import BASE, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.row import LimitResult, Verdict
@@ -61,6 +62,18 @@ class Check:
         if most >= 10_000 and short_bytes(int(count)) == short_bytes(int(most)):
             figure += f", {int(count - most)} B more"
         return self.finding(Outcome.FAIL, f"{figure}, above {self.limit}", code)
+
+    def of_count(self, count: int, figure: str, past: Sequence[int], why_new: str) -> LimitResult:
+        """Return the finding about an exact count, which a number or the saved runs limit.
+
+        `past`: the counts of the saved runs.
+        `why_new`: the reason where there are none.
+        """
+        if self.written != BASE:
+            return self.at_most(count, count_of(self.written), figure)
+        if not past:
+            return self.new(why_new)
+        return self.at_most(count, max(past), figure)
 
 
 def check_of(limits: Limits, name: str) -> Check | None:

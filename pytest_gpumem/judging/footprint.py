@@ -15,7 +15,7 @@ from statistics import median_low
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Check, check_of, counted
-from pytest_gpumem.limits import BASE, MAX_WAITS, count_of
+from pytest_gpumem.limits import BASE, MAX_WAITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -35,31 +35,18 @@ class FootprintCheck(Check):
 
 def _max_peak(check: FootprintCheck) -> LimitResult:
     peak = max(peaks_of(check.footprint))
-    return _at_most(check, peak, check.footprint.peak, f"a peak of {short_bytes(peak)}")
+    most = parse_bytes(check.written)
+    return check.at_most(peak, most, f"a peak of {short_bytes(peak)}", Code.TOO_MUCH_MEMORY)
 
 
 def _max_kept(check: FootprintCheck) -> LimitResult:
     footprint = check.footprint
     kept = max(footprint.kept, *(further.kept for further in footprint.further), 0)
-    uses = []
-    for use in footprint.uses:
-        if use.kept > 0:
-            kind = "" if use.kind == "device" else f" {use.kind}"
-            uses.append(f"{use.library} {short_bytes(use.kept)}{kind}")
     text = f"{short_bytes(kept)} kept"
-    if uses:
-        text += f" ({', '.join(uses)})"
     beside = sum(use.allowed for use in footprint.uses)
     if beside:
         text += f", beside {short_bytes(beside)} that allow_kept names"
-    return _at_most(check, kept, footprint.kept, text)
-
-
-def _at_most(check: FootprintCheck, most: int, first: int, text: str) -> LimitResult:
-    """Compare the bytes of the process that takes the most. `first`: those of the first."""
-    if most > first:
-        text += f" in another process of the run, {short_bytes(first)} in the first"
-    return check.at_most(most, parse_bytes(check.written), text, Code.TOO_MUCH_MEMORY)
+    return check.at_most(kept, parse_bytes(check.written), text, Code.TOO_MUCH_MEMORY)
 
 
 def _max_peak_regression(check: FootprintCheck) -> LimitResult:
@@ -80,16 +67,12 @@ def _max_peak_regression(check: FootprintCheck) -> LimitResult:
         return check.new(check.no_history or "the baseline holds no such row")
     peaks = peaks_of(check.footprint)
     peak, greatest = median_low(peaks), max(saved)
-    sign = "+" if peak >= greatest else ""
-    growth = f"{sign}{short_bytes(peak - greatest)}"
+    growth = f"{'+' if peak >= greatest else ''}{short_bytes(peak - greatest)}"
     if greatest:
         growth += f", {format_share(peak / greatest - 1, sign=True)}"
     peak_text, greatest_text = sizes(peak, greatest)
     of = counted(runs, "saved run")
     figure = f"a peak of {peak_text} against {greatest_text} of {of} ({growth})"
-    if min(peaks) < max(peaks):
-        low, high = short_bytes(min(peaks)), short_bytes(max(peaks))
-        figure += f"; processes of this run vary between {low} and {high}"
     most = parse_growth(check.written).most(greatest)
     if peak > most and min(saved) < greatest:
         low, high = short_bytes(min(saved)), short_bytes(greatest)
@@ -130,16 +113,14 @@ def _max_waits(check: FootprintCheck) -> LimitResult:
         figure += f": {waits.text}"
     if waits.not_read is not None:
         return check.not_judged(waits.not_read, Code.NOT_READ)
-    if check.written != BASE:
-        return check.at_most(waits.count, count_of(check.written), figure)
     past = []
     for saved in check.past:
         if saved.waits is not None and saved.waits.not_read is None:
             past.append(saved.waits.count)
-    if not past:
-        return check.new(check.no_history or f"no run of {check.of} read waits")
-    figure += f", {counted(max(past), 'time')} in {check.of}"
-    return check.at_most(waits.count, max(past), figure)
+    if past and check.written == BASE:
+        figure += f", {counted(max(past), 'time')} in {check.of}"
+    why_new = check.no_history or f"no run of {check.of} read waits"
+    return check.of_count(waits.count, figure, past, why_new)
 
 
 RULES: Mapping[str, Callable[[FootprintCheck], LimitResult]] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.judging.finding import Check, basis, check_of, counted
 from pytest_gpumem.judging.spread import repetition_margin
-from pytest_gpumem.limits import BASE, count_of
+from pytest_gpumem.limits import BASE
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import L2_MULTIPLES, Limits, Measurement, NoShare
@@ -210,17 +210,14 @@ def _count(check: LimitCheck) -> LimitResult:
     figure = _count_text(check.name, count)
     if check.name == "max_migrated":
         figure += _causes(check.measurement)
-    if check.written != BASE:
-        return check.at_most(count, count_of(check.written), figure)
-    known = []
+    past = []
     for run in check.past:
         then = exact_count(run, check.name)
         if not isinstance(then, str):
-            known.append(then)
-    if not known:
-        return check.new(f"no run of {check.of} has this count")
-    most = max(known)
-    return check.at_most(count, most, f"{figure}, {_count_text(check.name, most)} in {check.of}")
+            past.append(then)
+    if past and check.written == BASE:
+        figure += f", {_count_text(check.name, max(past))} in {check.of}"
+    return check.of_count(count, figure, past, f"no run of {check.of} has this count")
 
 
 def _count_text(name: str, count: int) -> str:

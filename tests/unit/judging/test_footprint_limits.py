@@ -83,17 +83,15 @@ def test_a_growth_is_over_the_greatest_peak_and_a_duet_decides_where_unchanged_c
 
 def test_the_middle_process_of_a_run_is_judged() -> None:
     for peaks, outcome in (((130, 100, 100), Outcome.PASS), ((100, 130, 130), Outcome.FAIL)):
-        ((found, _, sentence),) = judged(run(*peaks), past(100), max_peak_regression="0 B")
+        ((found, _, _sentence),) = judged(run(*peaks), past(100), max_peak_regression="0 B")
         assert found is outcome
-        assert "processes of this run vary between 100 B and 130 B" in sentence
 
 
 def test_an_absolute_limit_is_on_the_process_that_takes_most() -> None:
     for limit in ["max_peak", "max_kept"]:
         several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
-        outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
+        outcome, _, _sentence = judged(several, **{limit: "2 B"})[0]
         assert outcome is Outcome.FAIL, limit
-        assert "in another process of the run" in sentence, limit
         assert (
             judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0]
             is Outcome.PASS
