@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from pytest_gpumem.limits import BASE, count_of
+from pytest_gpumem.limits import BASE, LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Window
 from pytest_gpumem.records.row import LimitResult, Verdict
@@ -50,18 +50,17 @@ class Check:
         """Return the finding of a limit whose figure is unknown."""
         return self.finding(outcome, f"{self.limit} cannot be judged: {why}", code)
 
-    def at_most(
-        self, count: float, most: float, figure: str, code: Code | None = None
-    ) -> LimitResult:
+    def at_most(self, count: int, most: int, figure: str, code: Code | None = None) -> LimitResult:
         """Return the finding about an exact count, which `figure` has in words.
 
         `code`: of a FAIL.
         """
         if count <= most:
             return self.finding(Outcome.PASS, f"{figure}, not above {self.limit}")
-        if most >= 10_000 and short_bytes(int(count)) == short_bytes(int(most)):
-            figure += f", {int(count - most)} B more"
-        return self.finding(Outcome.FAIL, f"{figure}, above {self.limit}", code)
+        more = str(count - most)
+        if LIMITS[self.name].metavar != "NUMBER":
+            more = short_bytes(count - most)
+        return self.finding(Outcome.FAIL, f"{figure}, above {self.limit} by {more}", code)
 
     def of_count(self, count: int, figure: str, past: Sequence[int], why_new: str) -> LimitResult:
         """Return the finding about an exact count, which a number or the saved runs limit.

@@ -146,7 +146,7 @@ def migrations_text(migrations: Migrations) -> str:
     moved = (
         f"{short_bytes(counts.to_device)} to the device, {short_bytes(counts.to_host)} to the host"
     )
-    return f"one launch, counted by {migrations.source}: {faults}, {moved}"
+    return f"a launch, counted by {migrations.source}: {faults}, {moved}"
 
 
 def _of_footprint(footprint: Footprint) -> Details:

@@ -7,25 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pytest_gpumem.judging.finding import change
 from pytest_gpumem.judging.latencies import base_latency
-from pytest_gpumem.limits import LIMITS, count_of
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import StepKind
 from pytest_gpumem.units import (
-    QuantityError,
-    Share,
     format_rate,
     format_time,
-    parse_rate,
-    parse_time,
     short_bytes,
-    sizes,
 )
 
 EXACT = (
@@ -229,96 +222,28 @@ def attention(row: Row) -> int:
 
 
 def worst_first(rows: Iterable[Row]) -> list[Row]:
-    """By verdict, then by the share by which a figure is beyond its limit."""
+    """By verdict, then by the change of the latency."""
 
     def rank(row: Row) -> tuple[int, int, float]:
-        return attention(row), row.verdict.outcome.rank, -_beyond(row)
+        return attention(row), row.verdict.outcome.rank, -(change_of(row) or 0.0)
 
     return sorted(rows, key=rank)
-
-
-def _beyond(row: Row) -> float:
-    """The largest share by which a figure of a row is beyond its limit, or its change."""
-    shares = [change_of(row) or 0.0]
-    for result in row.verdict.limits:
-        comparison = _compared(row, result.limit)
-        if comparison is not None:
-            shares.append(comparison.share)
-    return max(shares)
-
-
-class _Compared(NamedTuple):
-    """A figure against its limit."""
-
-    text: str  # figure, limit and difference
-    share: float  # by which the figure is beyond the limit; above 0 if it is
-
-
-def _compared(row: Row, name: str) -> _Compared | None:
-    """A figure against the limit of that name; None where another row or the device's peak is
-    needed for it, which only the judge knows."""
-    if name not in LIMITS or getattr(row.limits, name) is None:
-        return None
-    written = getattr(row.limits, name)
-    try:
-        if name in ("max_latency", "min_bandwidth", "max_regression"):
-            return _of_time(row, name, written)
-        return _of_count(row, name, written)
-    except QuantityError:  # "base", or in a file that somebody else wrote
-        return None
-
-
-def _of_time(row: Row, name: str, written: str) -> _Compared | None:
-    measurement, delta, base = row.measurement, change_of(row), base_of(row)
-    if measurement is None:
-        return None
-    if name == "max_regression":
-        if delta is None or base is None:
-            return None
-        latency = _latency(measurement, measurement.latency).text
-        before = _latency(measurement, base).text
-        return _Compared(
-            f"latency {latency}, was {before}: {change(delta)}, {name} {written}", delta
-        )
-    if name == "max_latency":
-        share = measurement.latency / parse_time(written) - 1
-        figure = f"latency {format_time(measurement.latency)}"
-        return _Compared(f"{figure}, {name} {written}: {change(share)}", share)
-    least = parse_rate(written)
-    if not measurement.bandwidth or isinstance(least, Share):
-        return None
-    share = measurement.bandwidth / least - 1
-    figure = f"bandwidth {format_rate(measurement.bandwidth)}"
-    return _Compared(f"{figure}, {name} {written}: {change(share)}", -share)
-
-
-def _of_count(row: Row, name: str, written: str) -> _Compared | None:
-    stem = name.removeprefix("max_").removesuffix("_bytes")
-    exact = exact_figures(row)
-    of_bytes = f"{stem}_bytes" in exact
-    count = exact.get(f"{stem}_bytes", exact.get(stem))
-    if count is None or name == "max_peak_regression":
-        return None
-    most = count_of(written)
-    figure, limit, more = str(count), written, f"{count - most:+d}"
-    if of_bytes:
-        figure, limit = sizes(count, most)
-        more = f"+{short_bytes(count - most)}"
-    words = stem.replace("_", " ")
-    return _Compared(f"{words} {figure}, {name} {limit}: {more}", (count - most) / (most or 1))
 
 
 def broken_limits(row: Row) -> list[str]:
     """A line for each limit of a row that does not hold: figure, limit and difference.
 
-    A slow-down has a second line: what the verdict rests on.
+    A slow-down has a line before: both latencies.
     """
     lines = []
     for result in row.verdict.limits:
-        if result.outcome is Outcome.FAIL:
-            comparison = _compared(row, result.limit)
-            if comparison is not None:
-                lines.append(comparison.text)
-            if comparison is None or result.limit == "max_regression":
-                lines.append(result.reason)
-    return list(filter(None, lines)) or [row.verdict.reason]
+        if result.outcome is not Outcome.FAIL:
+            continue
+        delta, base = change_of(row), base_of(row)
+        if row.measurement is not None and result.limit == "max_regression" and base is not None:
+            now = _latency(row.measurement, row.measurement.latency).text
+            was = _latency(row.measurement, base).text
+            limit = f"max_regression {row.limits.max_regression}"
+            lines.append(f"latency {now}, was {was}: {change(delta or 0.0)}, {limit}")
+        lines.append(result.reason)
+    return [line for line in lines if line] or [row.verdict.reason]

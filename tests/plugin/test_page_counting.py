@@ -64,10 +64,10 @@ def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "* GPU page faults in a launch, above max_gpu_page_faults 0 (marker)*",
+            "* GPU page faults in a launch, above max_gpu_page_faults 0 (marker) by *",
             "*bandwidth *(8 MiB read, 4 MiB written)*",
-            "*pages *one launch, counted by the model: *",
-            "migrated 8 MiB, max_migrated 4 MiB: +4 MiB",
+            "*pages *a launch, counted by the model: *",
+            "8 MiB migrated in a launch (fault 8 MiB), above max_migrated 4 MiB (call) by 4 MiB",
         ]
     )
 

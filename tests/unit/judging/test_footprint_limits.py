@@ -156,7 +156,7 @@ def test_waits_are_counted_by_line_and_judged_without_memory() -> None:
     assert (outcome, text) == (
         Outcome.FAIL,
         "the host waits 3 times: conftest.py:20 2 x cuStreamSynchronize, conftest.py:21 1 x cuStreamSynchronize, "
-        "above max_waits 2 (marker)",
+        "above max_waits 2 (marker) by 1",
     )
     assert judged(waiting(), max_waits="0")[0][0] is Outcome.PASS
     assert judged(waiting(*[1] * 7), max_waits="0")[0][2].count("conftest.py") == 5
