@@ -33,16 +33,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
         "plugin.gpu_memory.GpuMemory": ("watch",),
-        "plugin.gpu_memory.BlockMemory": (
-            "footprint",
-            "peak",
-            "kept",
-            "reserved",
-            "allocations",
-            "largest",
-            "pinned",
-            "managed",
-        ),
+        "plugin.gpu_memory.BlockMemory": ("footprint", "peak", "kept"),
     },
     "Persisting L2": {
         "memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")

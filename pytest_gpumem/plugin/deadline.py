@@ -33,7 +33,6 @@ class Deadline:
     """Limits the time of measurements in this process. Raises nothing: the process ends."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config = config
         self._folder = given(config, FOLDER)
         self._stderr = os.dup(2)  # pytest does not capture the copy
         self._hint: threading.Timer | None = None
@@ -56,7 +55,7 @@ class Deadline:
                 yield
             finally:
                 self._hint.cancel()
-                self._restore()
+                faulthandler.cancel_dump_traceback_later()
             return
         file = last_words(self._folder, item.nodeid)
         with file.open("wb") as stacks:
@@ -64,7 +63,7 @@ class Deadline:
             try:
                 yield
             finally:
-                self._restore()
+                faulthandler.cancel_dump_traceback_later()
                 file.unlink(missing_ok=True)
 
     def pytest_enter_pdb(self) -> None:
@@ -81,20 +80,3 @@ class Deadline:
         )
         os.write(self._stderr, hint.encode(errors="backslashreplace"))
         faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)
-
-    def _restore(self) -> None:
-        """End the limit, and start again what it replaced: the timer of faulthandler_timeout."""
-        faulthandler.cancel_dump_traceback_later()
-        if not self._config.pluginmanager.hasplugin("faulthandler"):
-            return
-        seconds = float(self._config.getini("faulthandler_timeout") or 0)
-        if seconds > 0:
-            faulthandler.dump_traceback_later(seconds, exit=self._exits, file=self._stderr)
-
-    @property
-    def _exits(self) -> bool:
-        """True if pytest's own timer ends the process."""
-        try:
-            return bool(self._config.getini("faulthandler_exit_on_timeout"))
-        except ValueError:  # an older pytest
-            return False

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.session import SESSION, WATCHED, GpuSession
@@ -54,31 +53,6 @@ class BlockMemory:
         """Bytes of all kinds that are in use and were not before."""
         return self.footprint.kept
 
-    @property
-    def reserved(self) -> int:
-        """Bytes that pools hold unused, above those before."""
-        return self.footprint.reserved
-
-    @property
-    def allocations(self) -> int:
-        """Number of allocations."""
-        return self.footprint.allocations
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest allocation."""
-        return self.footprint.largest
-
-    @property
-    def pinned(self) -> int:
-        """Most bytes of page-locked memory."""
-        return self.footprint.pinned_peak
-
-    @property
-    def managed(self) -> int:
-        """Most bytes of managed memory."""
-        return self.footprint.managed_peak
-
     def end(self) -> Footprint:
         """End the part of a test."""
         watch, self._watch = self._watch, None
@@ -90,9 +64,7 @@ class BlockMemory:
     def __repr__(self) -> str:
         if self._watched.trouble is not None and self._final is None:
             return "<Used, not read>"
-        allocations = counted(self.allocations, "allocation")
-        figures = f"peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B"
-        return f"<Used {figures}, {allocations}>"
+        return f"<Used peak {self.peak} B, kept {self.kept} B>"
 
 
 def _read(watched: WatchedTest, watch: MemoryWatch) -> Footprint:

@@ -64,9 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    settings = _settings(
-        config
-    )  # read again in pytest_configure: plugins change options until then
+    # Read again in pytest_configure: plugins change options until then.
+    settings = _settings(config)
     in_a_gate = BASE_SELECTION in os.environ
     if settings.enabled and (settings.isolate or in_a_gate):
         from pytest_gpumem.plugin.workers import isolate
@@ -94,12 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
             except pytest.UsageError as error:
                 from pytest_gpumem.plugin.workers import Refusal, is_part
 
-                refused = pytest.UsageError(
-                    printable(str(error))
-                )  # it names files, which may be called anything
+                why = printable(str(error))  # it names files, which may be called anything
                 if not is_part(config):
-                    raise refused from None
-                config.pluginmanager.register(Refusal(config, refused), "gpumem-refusal")
+                    raise pytest.UsageError(why) from None
+                config.pluginmanager.register(Refusal(config, why), "gpumem-refusal")
         return
     off = switched_off(os.environ)
     idle = []
@@ -192,22 +189,15 @@ def _check_markers(
 
 
 def _mistakes_in_words(mistakes: dict[str, str]) -> list[str]:
-    """A line for the tests of each function with the same mistake."""
-    tests: dict[tuple[str, str], list[str]] = {}
+    """A line for the tests with the same mistake."""
+    tests: dict[str, list[str]] = {}
     for nodeid, mistake in mistakes.items():
-        tests.setdefault((nodeid.partition("[")[0], mistake), []).append(nodeid)
+        tests.setdefault(mistake, []).append(nodeid)
     lines = []
-    for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]:
-        others = f" and {len(nodeids) - 1} more of it" if len(nodeids) > 1 else ""
+    for mistake, nodeids in tests.items():
+        others = f" and {len(nodeids) - 1} more" if len(nodeids) > 1 else ""
         lines.append(f"gpumem: {nodeids[0]}{others}: {mistake}")
-    more = len(tests) - len(lines)
-    if more > 0:
-        word = "test" if more == 1 else "tests"
-        lines.append(f"gpumem: {more} further {word} with such a mistake")
     return lines
-
-
-MOST_MISTAKES = 10  # of markers, that are listed
 
 
 def _mistake(item: pytest.Item) -> str | None:

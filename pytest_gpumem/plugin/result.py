@@ -87,25 +87,10 @@ class Result:
         """
         latency = self.measurement.latency_per_access
         if latency is None:
-            raise self._independent()
+            raise NoTraffic(
+                f"{self.measurement.target} has no dependent accesses; its latency is `.latency`"
+            )
         return Quantity(latency, format_time)
-
-    @property
-    def latency_per_access_interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of `latency_per_access` over placements: low and high, in
-        seconds; None with fewer than two.
-
-        Raises:
-            NoTraffic: the kernel's accesses do not depend on each other.
-        """
-        if self.measurement.latency_per_access is None:
-            raise self._independent()
-        return self.measurement.latency_per_access_interval
-
-    def _independent(self) -> NoTraffic:
-        return NoTraffic(
-            f"{self.measurement.target} has no dependent accesses; its latency is `.latency`"
-        )
 
     @property
     def sectors_per_request(self) -> float | None:
@@ -179,27 +164,10 @@ class Result:
         return self.measurement.samples
 
     @property
-    def placements(self) -> tuple[tuple[float, ...], ...]:
-        """The samples by buffer placement, in seconds."""
-        return self.measurement.placements
-
-    @property
-    def noise(self) -> float | None:
-        """Half-width of the 95 % confidence interval over the latency, as a share; None with fewer
-        than two placements."""
-        noise = self.measurement.noise
-        return None if noise is None else Quantity(noise, format_share)
-
-    @property
     def sampler(self) -> str:
         """How samples were taken: "blocked", "graph", "batched", "host" or, under a profiler,
         "plain"."""
         return self.measurement.sampler
-
-    @property
-    def sampler_reason(self) -> str:
-        """Why that sampler."""
-        return self.measurement.sampler_reason
 
     @property
     def notes(self) -> tuple[str, ...]:

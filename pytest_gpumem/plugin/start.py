@@ -110,7 +110,7 @@ def _chosen_for_process(config: pytest.Config, settings: Settings, place: Storag
     """The device, which can run this session. Raises `pytest.UsageError`: it cannot."""
     try:
         chosen = _chosen(settings, place)
-        visible = own_in_turn(os.environ, settings, chosen)
+        visible = own_in_turn(settings, chosen)
         if visible is not None:
             os.environ[VISIBLE] = visible
             chosen = _chosen(settings, place)

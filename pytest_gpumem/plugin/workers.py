@@ -130,9 +130,8 @@ class Channel:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        is_here = bool(node.gateway.spec.popen)
         for key, value in self._gives.items():
-            node.workerinput[f"gpumem_{key}"] = value(is_here)
+            node.workerinput[f"gpumem_{key}"] = value(bool(node.gateway.spec.popen))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
@@ -144,10 +143,9 @@ class Channel:
         sent = getattr(node, "workeroutput", {})
         refusal = sent.get(f"gpumem_{REFUSED}")
         if refusal is not None:
-            spec = node.gateway.spec
-            worker = (
-                node.gateway.id if spec.popen else f"{node.gateway.id} ({spec.ssh or spec.socket})"
-            )
+            spec, worker = node.gateway.spec, node.gateway.id
+            if not spec.popen:
+                worker += f" ({spec.ssh or spec.socket})"
             why = f"gpumem: worker {worker}: {refusal.removeprefix('gpumem: ')}"
             raise pytest.UsageError(printable(why))
         for key, receive in self._receives.items():
@@ -161,13 +159,11 @@ class Refusal:
     the controller raises it: no worker runs a test before all have collected.
     """
 
-    def __init__(self, config: pytest.Config, error: pytest.UsageError) -> None:
-        self._why = str(error)
-        self._channel = Channel(config)
-        self._channel.carry(REFUSED, lambda: self._why, lambda _: None)
+    def __init__(self, config: pytest.Config, why: str) -> None:
+        self._config, self._why = config, why
 
     def pytest_collection(self) -> NoReturn:
-        self._channel.send()
+        self._config.workeroutput[f"gpumem_{REFUSED}"] = self._why  # type: ignore[attr-defined]
         raise pytest.exit.Exception(self._why, returncode=pytest.ExitCode.USAGE_ERROR)
 
 
@@ -207,16 +203,18 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
         )
 
 
-def own_in_turn(
-    environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice
-) -> str | None:
+def own_in_turn(settings: Settings, chosen: DeviceChoice) -> str | None:
     """In a worker on another machine: `CUDA_VISIBLE_DEVICES` of its turn; None: as it is."""
-    if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
-        return None
-    every = orders(chosen.gpus, chosen.alike, environment.get(VISIBLE))
+    every = _orders_of(settings, chosen) if TURN in os.environ else []
     if len(every) < 2:
         return None
-    return every[int(environment[TURN]) % len(every)]
+    return every[int(os.environ[TURN]) % len(every)]
+
+
+def _orders_of(settings: Settings, chosen: DeviceChoice) -> list[str]:
+    if ":" in settings.device or chosen.facts.simulated:  # "cuda:1" names one GPU for all
+        return []
+    return orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE))
 
 
 def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> list[str]:
@@ -250,9 +248,7 @@ class Controller:
         self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel
     ) -> None:
         channel.give(SESSION, self._session)
-        # "cuda:1" names one GPU for all
-        several = ":" not in settings.device and not chosen.facts.simulated
-        self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
+        self._orders = _orders_of(settings, chosen)
         self._facts = chosen.facts
         self._baseline = baseline
         self._baseline_of = settings.baseline_of

@@ -68,7 +68,7 @@ def test_one_that_allocates_from_the_driver(
     result = gpu_benchmark(work, label="allocates")
     assert result.latency > 0.9 * well().latency
     assert result.sampler == "host"
-    assert "waited for the device" in result.sampler_reason
+    assert "waited for the device" in result.measurement.sampler_reason
 
 
 def test_one_that_synchronises(
@@ -82,7 +82,7 @@ def test_one_that_synchronises(
 
     result = gpu_benchmark(work, label="synchronises")
     assert result.sampler == "host"
-    assert "waited for the device" in result.sampler_reason
+    assert "waited for the device" in result.measurement.sampler_reason
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
@@ -98,7 +98,7 @@ def test_one_that_launches_on_its_own_stream(
 
     result = gpu_benchmark(work, label="own stream")
     assert result.sampler == "host"
-    assert result.sampler_reason.startswith("its work runs on streams of its own")
+    assert result.measurement.sampler_reason.startswith("its work runs on streams of its own")
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
@@ -135,7 +135,7 @@ def test_one_that_leaves_work_beside_ours(
 
     result = gpu_benchmark(work, label="beside")
     assert result.sampler == "host"
-    assert "goes on beside the timed stream" in result.sampler_reason
+    assert "goes on beside the timed stream" in result.measurement.sampler_reason
 
 
 def test_one_that_mutates_its_input(

@@ -38,7 +38,7 @@ def test_cupy(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None
     result = gpu_benchmark.case(case, label="cupy")
     assert agrees(result, scaled(), 3.0)
     assert result.sampler == "blocked"
-    assert len(result.placements) >= 8
+    assert len(result.measurement.placements) >= 8
 
 
 def test_torch(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:

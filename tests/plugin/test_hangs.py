@@ -115,19 +115,6 @@ def test_no_scheduler_repeats_a_test_that_ended_its_worker(start: Run, during: s
     assert measured() == ["test_triad", "test_last"]
 
 
-def test_the_timer_of_pytest_comes_back(start: Run) -> None:
-    sleeps = (
-        culprit("time.sleep(0.6)", timeout="1 min")
-        + "\n    def sleeps(): time.sleep(0.6)\n    sleeps()\n"
-    )
-    result = start(sleeps, "-o", "faulthandler_timeout=0.4")
-    assert result.ret == pytest.ExitCode.OK
-    stacks = result.stderr.str().split("Timeout (0:00:00.4")[1:]
-    assert [stack for stack in stacks if " in sleeps" in stack]
-    assert not [stack for stack in stacks if " in during" in stack]
-    assert measured() == ["test_triad", "test_culprit", "test_last"]
-
-
 def test_a_limit_of_pytest_timeout_holds_alone(start: Run) -> None:
     result = start("@pytest.mark.timeout(2, method='signal')" + culprit("time.sleep(60)"))
     result.assert_outcomes(passed=2, failed=1)

@@ -16,9 +16,9 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
         def test_triad(gpu_benchmark, device_buffer, gpu_kernels, gpu_device):
             a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
             result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
-            assert result.latency == fmean(median(p) for p in result.placements)
+            assert result.latency == fmean(median(p) for p in result.measurement.placements)
             assert result.bandwidth == 3 * (1 << 20) / result.latency
-            assert len(result.samples) == sum(map(len, result.placements)) > 8
+            assert len(result.samples) == sum(map(len, result.measurement.placements)) > 8
             assert result.device.peak_bandwidth == gpu_device.facts.peak_bandwidth
             assert "triad" in repr(result) and "simulated" in repr(result)
         """
@@ -39,9 +39,9 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
             a, b = device_buffer(1 << 20), device_buffer(1 << 20)
             cold = gpu_benchmark(gpu_kernels.copy, a, b, label="cold")
             assert (cold.sampler, cold.checked) == ("blocked", True)
-            assert cold.sampler_reason == "each launch is queued while the stream is blocked, which varies least"
-            assert len(cold.placements) >= 8
-            assert 0 < cold.noise < 0.05
+            assert cold.measurement.sampler_reason == "each launch is queued while the stream is blocked, which varies least"
+            assert len(cold.measurement.placements) >= 8
+            assert 0 < cold.measurement.noise < 0.05
             assert cold.measurement.overhead > cold.measurement.floor
             assert cold.measurement.during is not None
             hot = gpu_benchmark(gpu_kernels.copy, a, b, mode="hot", label="hot")
@@ -57,7 +57,7 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
 
             result = gpu_benchmark.case(build)
             assert len(set(handles)) == 1 and len(handles) > 8
-            assert len(result.placements) == len(handles) - 1
+            assert len(result.measurement.placements) == len(handles) - 1
         """
     )
     gpumem().assert_outcomes(passed=2)
@@ -104,7 +104,7 @@ def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(
 
             right = lambda: (y.read() == 2 * x.read()).all()
             result = gpu_benchmark(scale, x, y, reference=reference, check=right, reads=[x], writes=[y])
-            assert result.checked and len(result.placements) > 1
+            assert result.checked and len(result.measurement.placements) > 1
             assert result.bandwidth == pytest.approx(2 * x.nbytes / result.latency)
 
         def test_no_reference(gpu_benchmark, device_buffer):
@@ -424,7 +424,7 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
             def test_it(self, gpu_benchmark, device_buffer, gpu_kernels):
                 result = gpu_benchmark(gpu_kernels.write, device_buffer(1 << 20), 1.0)
                 assert result.measurement.mode == "hot"
-                assert len(result.placements) == 3
+                assert len(result.measurement.placements) == 3
         """
     )
     gpumem("-o", "gpumem_precision=50%", "--gpumem-budget", "20 ms").assert_outcomes(passed=1)
@@ -489,15 +489,15 @@ def test_a_latency_per_access_has_an_interval(pytester: pytest.Pytester, gpumem:
 
         def test_chase(gpu_benchmark, device_buffer, gpu_kernels):
             result = gpu_benchmark(gpu_kernels.chase, device_buffer(1 << 20, "i4"), device_buffer((1,), "i4"), 200, mode="hot")
-            low, high = result.latency_per_access_interval
+            low, high = result.measurement.latency_per_access_interval
             assert low < result.latency_per_access < high
-            assert high - low == pytest.approx(2 * result.noise * result.latency_per_access)
+            assert high - low == pytest.approx(2 * result.measurement.noise * result.latency_per_access)
             assert result.sectors_per_request is None
 
         def test_stride(gpu_benchmark, device_buffer, gpu_kernels):
             result = gpu_benchmark(gpu_kernels.stride_copy, device_buffer(1 << 20), device_buffer(1 << 20), 2)
             assert result.sectors_per_request == 8
-            result.latency_per_access_interval
+            result.latency_per_access
         """
     )
     result = gpumem("-v", "--benchmark-json=out.json")
