@@ -108,7 +108,7 @@ def element_type(launch: Launch) -> str:
     return launch.call.arrays[arrays[0]].dtype
 
 
-def packed_arguments(launch: Launch) -> list[Any]:
+def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     """Return the C arguments in order: addresses as uint64, sizes as int64, scalars in the element
     type. NumPy scalars are passed with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
@@ -129,7 +129,7 @@ def packed_arguments(launch: Launch) -> list[Any]:
             packed.append(element(scalars[item]))
         else:
             raise DeviceError(f"kernel {kernel.name!r}: no value for {item!r}")
-    return packed
+    return tuple(packed)
 
 
 def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:

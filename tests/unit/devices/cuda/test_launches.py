@@ -45,7 +45,7 @@ def launch(of: Kernel, dtype: str = "f4", **scalars: float) -> Launch:
     return Launch(of, Call({"a": array, "out": array}, scalars), LaunchShape(4, 128), allocations)
 
 
-def widths(arguments: list[Any]) -> list[tuple[type, Any]]:
+def widths(arguments: tuple[Any, ...]) -> list[tuple[type, Any]]:
     return [(type(a), a) for a in arguments]
 
 
