@@ -1,30 +1,95 @@
-"""A CUDA device: its facets, and the context that they share."""
+"""A CUDA device: its facets, and the context that they share; and launches, each prepared once."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 from cuda.bindings import runtime as R  # noqa: N812
 
+from pytest_gpumem.devices.checks import (
+    check_live,
+    check_window,
+    copied_by,
+    element_type,
+    packed_arguments,
+)
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler
-from pytest_gpumem.devices.cuda.content import CudaContent
-from pytest_gpumem.devices.cuda.context import Context
+from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
+from pytest_gpumem.devices.cuda.content import CudaContent, copy
+from pytest_gpumem.devices.cuda.context import Context, CudaStream
 from pytest_gpumem.devices.cuda.counters import Beacon, CudaCounters
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints, forget
-from pytest_gpumem.devices.cuda.hints import CudaL2, CudaManaged
-from pytest_gpumem.devices.cuda.launches import CudaKernels
+from pytest_gpumem.devices.cuda.guests import arrays
+from pytest_gpumem.devices.cuda.hints import CudaL2, CudaManaged, launch_attribute
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
-from pytest_gpumem.devices.cuda.places import peer_access
+from pytest_gpumem.devices.cuda.places import current_gpu, peer_access
 from pytest_gpumem.devices.cuda.streams import CudaGraphs, CudaStreams
-from pytest_gpumem.devices.protocol import Device, DeviceError
+from pytest_gpumem.devices.protocol import Device, DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
+
+
+class CudaKernels:
+    """Launches on one device, each prepared once."""
+
+    def __init__(self, index: int, facts: DeviceFacts, compiler: Compiler) -> None:
+        self._index = index
+        self._facts = facts
+        self._compiler = compiler
+        # the current stream of the libraries, inside `current_stream`
+        self._entered: Stream | None = None
+
+    def compile(self, launch: Launch) -> None:
+        if launch.kernel.source is not None:
+            self._prepared(launch)
+
+    def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
+        if window is not None:
+            check_window(window, self._facts)
+        if launch.kernel.source is None:
+            copy(*copied_by(launch), stream)
+            return
+        check_live(launch)
+        call = self._prepared(launch)
+        if window is None:
+            call.queue(cast(CudaStream, stream))
+        else:
+            call.queue_with(cast(CudaStream, stream), launch_attribute(window))
+
+    @contextmanager
+    def current_stream(self, stream: Stream) -> Iterator[None]:
+        outer, self._entered = self._entered, stream
+        try:
+            with arrays.current(self._index, cast(CudaStream, stream)):
+                yield
+        finally:
+            self._entered = outer
+
+    def call(self, foreign: Foreign, stream: Stream) -> None:
+        entered = stream is self._entered
+        with nullcontext() if entered else arrays.current(self._index, cast(CudaStream, stream)):
+            foreign.function()
+            now = current_gpu()
+        if now != self._index:
+            raise DeviceError(
+                f"the measured function made GPU {now} current, while this session measures GPU "
+                f"{self._index}: select it by --gpumem-device cuda:{now}"
+            )
+
+    def _prepared(self, launch: Launch) -> KernelCall:
+        if launch.backing is None:
+            function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
+            doing = f"launching kernel {launch.kernel.name!r}"
+            launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), doing)
+        call: KernelCall = launch.backing
+        return call
 
 
 class CudaDevice(Device):
