@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
-    Allocation,
     Device,
     DeviceError,
     Hold,
@@ -33,7 +32,6 @@ from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
 HOLD_TIMEOUT = 0.5  # seconds: work that waits for the device would never return
@@ -177,20 +175,55 @@ class Harness:
         """Return what readings contain besides the timed work."""
         if self._floors is None:
             streams, hold = self.streams(), not (self.profiled or self.device.launches_wait())
-            empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
-            launch = readings(self.device, streams, [self.idle()], FLOOR_SAMPLES, hold=hold)
-            self._floors = Floors(statistics.median(empty), middle_mean(launch))
+            empty = self._readings(streams, None, FLOOR_SAMPLES, hold=hold)
+            launch = sorted(self._readings(streams, self.idle(), FLOOR_SAMPLES, hold=hold))
+            # The mean of the middle half is finer than ticks, and ignores outliers.
+            quarter = len(launch) // 4
+            middle = float(np.mean(launch[quarter : len(launch) - quarter]))
+            self._floors = Floors(statistics.median(empty), middle)
         return self._floors
 
     def idle(self) -> Launch:
-        """Return a launch that does nothing, loaded."""
+        """Return a launch of a full grid of `write` with no elements to write, loaded.
+
+        The address of a written line would change the reading by as much as processes differ
+        (ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
+        """
         if self._idle is None:
             memory = self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
-            self._idle = idle_launch(self.device.facts, memory)
+            facts, kernel = self.device.facts, CATALOGUE["write"]
+            blocks = BLOCKS_PER_SM * facts.sm_count
+            call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, blocks)
+            self._idle = Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
             # The first launch loads the kernel, which waits for the device: not behind a hold.
             self.device.kernels.launch(self._idle, self.streams()[0])
             self.device.streams.synchronize()
         return self._idle
+
+    def _readings(
+        self, streams: Sequence[Stream], launch: Launch | None, rounds: int, *, hold: bool
+    ) -> list[float]:
+        """Return the seconds between two events around a loaded launch, each stream in turn.
+
+        The first of the rounds, whose launches are slow, is left out. Holding is given up once a
+        hold expires.
+        """
+        device = self.device
+        start, end = device.streams.event(), device.streams.event()
+        seconds = []
+        for _ in range(rounds):
+            for stream in streams:
+                with uncollected(), held(device, stream) if hold else nullcontext():
+                    device.streams.record(start, stream)
+                    if launch is not None:
+                        device.kernels.launch(launch, stream)
+                    device.streams.record(end, stream)
+                try:
+                    device.streams.synchronize(stream)
+                except HoldExpired:  # every launch waits, as by CUDA_LAUNCH_BLOCKING
+                    hold = False
+                seconds.append(device.streams.elapsed(start, end))
+        return seconds[len(streams) :]
 
     def busy(self) -> bool:
         """True if other work of any thread or process keeps the device busy.
@@ -203,7 +236,7 @@ class Harness:
             return False
         if self._after_a_pause() > SURELY_BUSY:
             return True
-        (reading,) = readings(self.device, self.streams()[:1], [self.idle()], 2)
+        (reading,) = self._readings(self.streams()[:1], self.idle(), 2, hold=True)
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
@@ -309,54 +342,6 @@ class Disturbances:
         reasons = ", ".join(reported.throttle_reasons)
         self.notes.append(f"{reasons} reported, but the SM clock ran at {full}")
         return replace(reported, throttle_reasons=())
-
-
-def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
-    """Return a launch of a full grid of `write` with no elements to write to `memory`.
-
-    The address of a written line would change the reading by as much as processes differ
-    (ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
-    """
-    kernel = CATALOGUE["write"]
-    call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
-    return Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
-
-
-def middle_mean(readings: Sequence[float]) -> float:
-    """Return the mean of the middle half, which is finer than ticks and ignores outliers."""
-    quarter = len(readings) // 4
-    return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
-
-
-def readings(
-    device: Device,
-    streams: Sequence[Stream],
-    launches: Sequence[Launch],
-    rounds: int,
-    *,
-    hold: bool = True,
-) -> list[float]:
-    """Return the seconds between two events around all of `launches`, each stream in turn.
-
-    `launches`: kernels that are loaded already; none for an empty interval.
-    `rounds`: readings on each stream. The first round, whose launches are slow, is left out.
-    `hold`: hold the stream while work is queued; given up once a hold expires.
-    """
-    start, end = device.streams.event(), device.streams.event()
-    seconds = []
-    for _ in range(rounds):
-        for stream in streams:
-            with uncollected(), held(device, stream) if hold else nullcontext():
-                device.streams.record(start, stream)
-                for launch in launches:
-                    device.kernels.launch(launch, stream)
-                device.streams.record(end, stream)
-            try:
-                device.streams.synchronize(stream)
-            except HoldExpired:  # every launch waits, as by CUDA_LAUNCH_BLOCKING
-                hold = False
-            seconds.append(device.streams.elapsed(start, end))
-    return seconds[len(streams) :]
 
 
 def worst(conditions: Sequence[Conditions]) -> Conditions | None:

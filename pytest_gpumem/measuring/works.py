@@ -29,7 +29,7 @@ from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.units import format_bytes, format_share, format_time, parse_bytes
+from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
 AGREE = 0.1
@@ -229,10 +229,7 @@ def with_overlap(
 ) -> Measurement:
     """Return the measurement of work with the times of its parts, where it overlaps some."""
     overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
-    if overlap is None:
-        return measured
-    note = overlap_note(overlap, measured.latency)
-    return replace(measured, overlap=overlap, notes=(*measured.notes, note))
+    return replace(measured, overlap=overlap)
 
 
 def overlap_of(
@@ -271,15 +268,3 @@ def overlap_of(
         streams=work.streams,
         chunks=work.chunks,
     )
-
-
-def overlap_note(overlap: Overlap, latency: float) -> str:
-    """Return a sentence about the hidden share, the bound, and the text's estimate."""
-    hidden, share = overlap.hidden(latency), "there is nothing to hide"
-    if hidden is not None:
-        share = f"hides {format_share(hidden)} of what overlap can hide"
-    bound = f"in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}"
-    if overlap.estimate is not None:
-        bound += f", the text's estimate {format_time(overlap.estimate)}"
-    parts = ", ".join(f"{part.name} {format_time(part.seconds)}" for part in overlap.parts)
-    return f"{share}: {bound}; alone: {parts}"

@@ -85,11 +85,13 @@ def _of_measurement(measurement: Measurement, facts: DeviceFacts) -> Details:
         samples += f", spread between placements {format_share(measurement.placement_spread)}"
     yield "samples", samples
     yield "method", f"{measurement.mode}, sampler {measurement.sampler}"
-    if measurement.overlap is not None:
-        hidden = measurement.overlap.hidden(measurement.latency)
+    overlap = measurement.overlap
+    if overlap is not None:
+        hidden = overlap.hidden(measurement.latency)
         if hidden is not None:
-            streams = counted(measurement.overlap.streams, "stream")
-            yield "overlap", f"{format_share(hidden)} of what can be hidden, {streams}"
+            share, streams = format_share(hidden), counted(overlap.streams, "stream")
+            times = f"in turn {format_time(overlap.sequential)}, bound {format_time(overlap.bound)}"
+            yield "overlap", f"{share} of what can be hidden, {streams}: {times}"
     conditions = conditions_text(measurement.during or measurement.conditions[1])
     if conditions:
         yield "conditions", conditions
