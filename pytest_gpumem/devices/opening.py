@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, DeviceError, Footprints, NotCounted, WaitCounter
 from pytest_gpumem.records.device import Card, DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
 
 DEFAULT_DATASHEET = "h100"
 
@@ -41,10 +40,6 @@ class DeviceChoice(ABC):
     def prepare(self) -> None:
         """Import what `open` needs: a process that waits for its turn does so beforehand."""
         return
-
-    def conditions(self) -> Conditions:
-        """Clocks and throttle reasons now, as far as they are known."""
-        return Conditions()
 
     def follow(self) -> AbstractContextManager[object]:
         """Follow the modules that this process loads inside the block, for
@@ -78,11 +73,6 @@ class _CudaChoice(DeviceChoice):
 
     def prepare(self) -> None:
         import pytest_gpumem.devices.cuda.device  # noqa: F401
-
-    def conditions(self) -> Conditions:
-        from pytest_gpumem.devices.cuda.nvml import ConditionReader
-
-        return ConditionReader(self.facts).read()
 
     def follow(self) -> AbstractContextManager[object]:
         from pytest_gpumem.devices.cuda.modules import MODULES

@@ -74,7 +74,6 @@ class Results:
             session.settings.to_json(),
             self._baseline(),
             fallback_reason=session.chosen.fallback_reason,
-            conditions=session.chosen.conditions(),
         )
         shown = []
         for line in lines:

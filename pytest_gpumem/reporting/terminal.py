@@ -11,7 +11,6 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.row import (
     ACCEPTED,
     DID_NOT_RUN,
@@ -24,7 +23,6 @@ from pytest_gpumem.records.row import (
     Omission,
     Row,
 )
-from pytest_gpumem.reporting.details import conditions_text
 from pytest_gpumem.reporting.row import mark
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate
@@ -38,20 +36,16 @@ def header(
     baseline: str = "",
     *,
     fallback_reason: str | None = None,
-    conditions: Conditions | None = None,
 ) -> list[str]:
     """Lines about the device and the settings, by option, that are not the default.
 
     `baseline`: a sentence about it.
     `fallback_reason`: why the device is simulated, if nobody chose that.
-    `conditions`: at the start; printed where they disturb.
     """
     device = device_text(facts)
     if facts.simulated:
         why = f" ({fallback_reason})" if fallback_reason else ""
         device = f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
-    elif conditions is not None and (conditions.throttle_reasons or conditions.other_processes):
-        device += f"; {conditions_text(conditions)}"
     plan = _plan(settings)
     if baseline:
         plan += f"; baseline: {baseline}"

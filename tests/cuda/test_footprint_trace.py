@@ -289,5 +289,6 @@ def test_memory_of_a_failed_test_is_the_users_lines(pytester: pytest.Pytester) -
         "--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", timeout=240
     )
     result.assert_outcomes(failed=1)
+    words = " ".join(result.stdout.str().split())
     line = r"why: 40 MiB at test_\w+\.py:4 in layer: return cupy\.ones\(n, \"f4\"\)"
-    assert re.search(line, result.stdout.str())
+    assert re.search(line, words)

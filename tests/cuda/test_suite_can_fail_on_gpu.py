@@ -71,7 +71,7 @@ def failed_and_said(tmp_path: Path, plugin: str, *arguments: str) -> tuple[list[
         check=False,
     )
     failed = [
-        line.split()[1].partition("::test_")[2]
+        line.partition("::test_")[2].partition(" - ")[0]
         for line in ran.stdout.splitlines()
         if line.startswith("FAILED ")
     ]

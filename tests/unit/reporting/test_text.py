@@ -171,9 +171,7 @@ def test_the_header_names_the_device_and_what_is_not_the_default(facts: DeviceFa
     assert ", MIG 1g.10gb" in header(replace(facts, mig_profile="1g.10gb"), {})[0]
     assert "peak unknown" in header(replace(facts, dram_peak=0.0), {})[0]
     throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=2)
-    assert (
-        "THROTTLED: sw_power_cap, 2 OTHER PROCESSES" in header(facts, {}, conditions=throttled)[0]
-    )
+    assert "THROTTLED: sw_power_cap, 2 OTHER PROCESSES" in conditions_text(throttled)
     simulated = header(replace(facts, simulated=True), {}, fallback_reason="no driver")[0]
     assert simulated.endswith("no GPU is measured, times come from a model (no driver)")
     assert conditions_text(Conditions()) == ""
