@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "staged",
             "enqueue",
         ),
-        "records.overlap.Overlap": (),
+        "records.measurement.Overlap": (),
     },
 }
 """The classes by heading, each with its public members; all of them where none is named."""

@@ -33,9 +33,9 @@ from pytest_gpumem.devices.kinds import (
     WindowSpec,
 )
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
-from pytest_gpumem.records.waits import Waits
 from pytest_gpumem.records.what_ran import WhatRan
 
 __all__ = [

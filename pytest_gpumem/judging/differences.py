@@ -15,7 +15,9 @@ from pytest_gpumem.judging.limits import STEPS
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records import arguments
-from pytest_gpumem.records.difference import (
+from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import (
     CPU_FAULTS,
     DECLARED,
     FURTHER,
@@ -27,10 +29,8 @@ from pytest_gpumem.records.difference import (
     SECTORS,
     WINDOW,
     Difference,
+    Row,
 )
-from pytest_gpumem.records.footprint import Footprint, Site
-from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
 from pytest_gpumem.units import short_bytes
 

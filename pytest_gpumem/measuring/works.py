@@ -27,8 +27,7 @@ from pytest_gpumem.measuring.work import (
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.records.measurement import Measurement, Overlap, Part
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with

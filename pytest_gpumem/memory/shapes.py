@@ -1,13 +1,19 @@
-"""Shapes and element types of buffers, as users write them."""
+"""Shapes and element types of buffers, as users write them, and how much may be page-locked.
+
+A host without free pages stalls: "pinned memory should not be overused" (CUDA C++ Best Practices
+Guide, 9.1.1).
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.units import QuantityError, parse_bytes
+from pytest_gpumem.devices.protocol import Device, OutOfMemory
+from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, short_bytes
 
 
 class BadBuffer(ValueError):
@@ -49,3 +55,33 @@ def check_plain(element: np.dtype[Any]) -> None:
     if element.kind not in "biufc" or not element.isnative:
         accepted = "it takes numbers in the machine's byte order"
         raise BadBuffer(f"dtype {element} cannot live in a buffer: {accepted}")
+
+
+SHARE = 0.5  # of the RAM that the process may use, that may be page-locked
+
+
+class TooMuchPinned(OutOfMemory):
+    """More page-locked memory than the cap allows; nothing was allocated."""
+
+
+def check_cap(device: Device, nbytes: int) -> None:
+    """Raise `TooMuchPinned` if `nbytes` more of page-locked memory would pass the cap."""
+    memory = device.memory.host()
+    cap = int(SHARE * memory.total)
+    if memory.locked + nbytes <= cap:
+        return
+    size = f"{format_bytes(nbytes)} of page-locked memory"
+    if memory.locked:
+        size += f" beside {format_bytes(memory.locked)} that are locked already"
+    raise TooMuchPinned(
+        f"{size} pass the cap of {short_bytes(cap)}, half of the host's "
+        f"{short_bytes(memory.total)}: ask for less"
+    )
+
+
+def touch(array: np.ndarray[Any, Any]) -> None:
+    """Write a byte of every page of a C-contiguous, writable array back to it, so that each page
+    exists: all unwritten pages read from a single page of zeros, as if the link were faster."""
+    flat = array.reshape(-1).view(np.uint8)
+    flat[:: mmap.PAGESIZE] = flat[:: mmap.PAGESIZE]
+    flat[-1:] = flat[-1:]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of, command
-from pytest_gpumem.baselines.forks import untrusted
+from pytest_gpumem.baselines.store import untrusted
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure

@@ -20,7 +20,7 @@ from pytest_gpumem.plugin.marks import (
 )
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.session import FORKED, WATCHED, GpuSession
-from pytest_gpumem.records.waits import Waits
+from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError, by_marker, merge_limits
 
 if TYPE_CHECKING:

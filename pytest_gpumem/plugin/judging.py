@@ -25,10 +25,9 @@ from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
 from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.plugin.watched_test import WatchedTest, attached, limited
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LimitResult, Row, key_of
+from pytest_gpumem.records.row import Difference, LimitResult, Row, key_of
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.details import failure_text
 from pytest_gpumem.reporting.differences import why_lines

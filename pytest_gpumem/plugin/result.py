@@ -10,9 +10,8 @@ from pytest_gpumem.judging.finding import basis
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.quantity import Quantity
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Measurement, Overlap
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.units import format_rate, format_share, format_time
 
 

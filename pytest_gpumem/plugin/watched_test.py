@@ -21,10 +21,9 @@ from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.session import FORKED, GpuSession
-from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.footprint import Footprint, Waits
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.records.waits import Waits
 from pytest_gpumem.settings import (
     SettingsError,
     both_limits,

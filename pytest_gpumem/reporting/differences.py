@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 
 from pytest_gpumem.judging.differences import shape
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.records.difference import (
+from pytest_gpumem.records.footprint import Site
+from pytest_gpumem.records.row import (
     CPU_FAULTS,
     DECLARED,
     FURTHER,
@@ -15,10 +16,9 @@ from pytest_gpumem.records.difference import (
     ORDER,
     PEAK,
     Difference,
+    Row,
     Value,
 )
-from pytest_gpumem.records.footprint import Site
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import short_bytes, sizes
 
 _OF_BYTES = (DECLARED, MIGRATED, "shared", "dynamic_shared", "local", "nbytes")

@@ -24,9 +24,8 @@ from pytest_gpumem.judging.regression import changed_work
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LimitResult, Row, covers, selects
+from pytest_gpumem.records.row import Difference, LimitResult, Row, covers, selects
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.processes import BASE, ProcessRecord
 from pytest_gpumem.settings import flag_of

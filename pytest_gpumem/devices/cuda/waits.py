@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_gpumem.devices.allocation_sites import is_named, line_of, shown_path
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
 from pytest_gpumem.devices.memory_events import Line
-from pytest_gpumem.records.waits import WaitLine, Waits
+from pytest_gpumem.records.footprint import WaitLine, Waits
 
 _WAITS = re.compile(
     r"(cu(?:CtxSynchronize|StreamSynchronize|EventSynchronize|MemFree|MemFreeHost"

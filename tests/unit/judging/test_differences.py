@@ -14,11 +14,10 @@ from pytest_gpumem.judging.differences import (
     row_differences,
 )
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.difference import KEPT, PEAK, Difference
 from pytest_gpumem.records.footprint import Footprint, Site
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.row import LimitResult, Row, Verdict
+from pytest_gpumem.records.row import KEPT, PEAK, Difference, LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.reporting.differences import describe, place_of
 

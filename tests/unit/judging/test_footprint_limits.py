@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import RULES, judge_footprint
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
+from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse, WaitLine, Waits
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.waits import WaitLine, Waits
 from pytest_gpumem.units import GiB, MiB
 
 

@@ -11,8 +11,7 @@ from cases import naming
 from counted_device import CountedDevice
 
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.pinned import TooMuchPinned, touch
-from pytest_gpumem.memory.shapes import BadBuffer
+from pytest_gpumem.memory.shapes import BadBuffer, TooMuchPinned, touch
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20

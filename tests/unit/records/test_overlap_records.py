@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.records.overlap import Overlap, Part
+from pytest_gpumem.records.measurement import Overlap, Part
 
 
 def overlap(*seconds: float, bound: float | None = None, chunks: int | None = 4) -> Overlap:

@@ -8,9 +8,8 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Site
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Difference, Row
 from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.github import workflow_commands

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Limits
 from pytest_gpumem.records.row import (
     LOST,
     NOT_REACHED,
     Comparison,
+    Difference,
     LimitResult,
     Omission,
     Row,
