@@ -57,7 +57,6 @@ class Repeats:
             arguments,
             {**os.environ, FURTHER_PROCESS: "1"},
             evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process
-            everything=True,
             title=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
             say=self._say,
         )

@@ -15,6 +15,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.row import (
     ACCEPTED,
+    DID_NOT_RUN,
     NOT_RUN,
     ROW,
     TEST,
@@ -102,10 +103,6 @@ def conclude(
                 f"no max_regression for {free} of {counted(len(rows), 'row')}, so no slow-down "
                 "there is detected; see --max-regression"
             )
-    errors = {}
-    for failure in session.failures:
-        if not failure.not_run:
-            errors[failure.nodeid] = failure.message
     simulated = session.document is not None and session.document.device.simulated
     return Conclusion(
         code,
@@ -113,7 +110,7 @@ def conclude(
         tuple(rows),
         tuple(missing),
         tuple(remarks),
-        errors=errors,
+        errors=errors_of(session),
         simulated=simulated,
     )
 
@@ -150,6 +147,15 @@ def _early_end(session: SessionResult, rows: Sequence[Row]) -> tuple[int, list[s
     return Exit.NO_VERDICT, ["nothing was measured"]
 
 
+def errors_of(session: SessionResult) -> dict[str, str]:
+    """Return the failures of a session but those of tests that another one kept from running."""
+    errors = {}
+    for nodeid, message in session.failures.items():
+        if DID_NOT_RUN not in message:
+            errors[nodeid] = message
+    return errors
+
+
 def _failures(
     session: SessionResult,
     states: Mapping[State, Sequence[Row]],
@@ -172,11 +178,10 @@ def _failures(
     if by_error:
         tests_text = counted(len(by_error), "test")
         causes.append(f"{tests_text} failed by an assertion or an error of its own")
-    others = {failure.nodeid for failure in session.failures if not failure.not_run}
-    others -= {row.nodeid for row in rows}
+    others = set(errors_of(session)) - {row.nodeid for row in rows}
     if others:
         causes.append(f"{counted(len(others), 'test')} failed without a measurement")
-    not_run = sum(failure.not_run for failure in session.failures)
+    not_run = len(session.failures) - len(errors_of(session))
     if not_run:
         causes.append(f"{counted(not_run, 'test')} did not run")
     if not causes and session.code == Exit.FAILED and not session.failures:

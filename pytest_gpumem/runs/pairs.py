@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -92,7 +92,7 @@ def under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> Pro
         rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
     for nodeid, outcome in process.outcomes.items():
         outcomes[under_other_name(nodeid, new_names)] = outcome
-    return structs.replace(process, rows=tuple(rows), outcomes=outcomes)
+    return replace(process, rows=tuple(rows), outcomes=outcomes)
 
 
 def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 import pytest_gpumem
@@ -40,8 +39,6 @@ WORK_SECONDS = 3600.0  # to measure without an answer
 END_SECONDS = 60.0  # to end after the last answer
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that ended well
 LAST_CHARACTERS = 1500  # of a failed process's output that are kept
-
-
 REFUSED = {
     "--benchmark-json": "--json writes the results of a duet",
     "--gpumem-report": "--json writes the results of a duet",
@@ -71,33 +68,35 @@ class Turn(NamedTuple):
     side: str  # `BASE` or `HEAD`
 
 
-class ProcessRecord(msgspec.Struct, frozen=True, dict=True):
+@dataclass
+class ProcessRecord:
     """The record of a process's run."""
 
     turn: Turn
     attempt: int  # 1, or more if it was repeated
-    utc: str  # when it was requested, ISO 8601
-    seconds: float  # from then to its end, with the collection of the first process of a side
-    pid: int
+    name: str = ""  # for messages, such as "base (revision main)"
+    utc: str = ""  # when it was requested, ISO 8601
+    seconds: float = 0.0
+    """From then to its end, with the collection of the first process of a side."""
+    pid: int = 0
     error: str | None = None  # how its session broke off; None if it came to its end
     device: DeviceFacts | None = None  # None where nothing was measured
-    settings: dict[str, Any] = {}
-    rows: tuple[Row, ...] = ()  # in a duet, each placement is its median
-    outcomes: dict[str, tuple[str, str]] = {}
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()  # each placement is its median
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
+    texts: dict[str, str] = field(default_factory=dict)  # of failed tests, the whole text
+    finished: set[str] = field(default_factory=set)  # node ids of tests that it reported to the end
     strict: bool = False  # the side's ini file asks for strictness
-    name: str = ""  # for messages, such as "base (revision main)"
     failed_as_a_whole: str | None = None
     """The last words of a session that failed, and no test of it did."""
-    texts: dict[str, str] = {}  # by node id of each failed test, the whole text
-    finished: frozenset[str] = frozenset()  # node ids of the tests that it reported to their end
 
     @property
     def simulated(self) -> bool:
         """True if its device was simulated."""
         return self.device is not None and self.device.simulated
 
-    @cached_property
+    @property
     def by_key(self) -> dict[str, Row]:
         """Its rows by `Row.key`."""
         return {row.key: row for row in self.rows}
@@ -109,6 +108,13 @@ class ProcessRecord(msgspec.Struct, frozen=True, dict=True):
         if self.error is not None and nodeid not in self.finished:
             return f"{self.name} {self.error}, before it reported this test"
         return None
+
+    def report(self, nodeid: str, outcome: str, why: str, text: str) -> None:
+        """Take the report of a test. The first failure is the cause of those that follow."""
+        if self.outcomes.get(nodeid, ("", ""))[0] != "failed":
+            self.outcomes[nodeid] = outcome, why
+            if outcome == "failed":
+                self.texts[nodeid] = text
 
 
 def _nothing(_: object) -> None:
@@ -126,7 +132,6 @@ class Processes:
         *,
         evidence: bool = False,
         tree: Side | None = None,
-        everything: bool = False,
         title: Callable[[Turn], str] | None = None,
         say: Callable[[str], object] = _nothing,
     ) -> None:
@@ -135,14 +140,13 @@ class Processes:
         `arguments`: of pytest.
         `evidence`: the processes record what a launch runs.
         `tree`: the working tree if it is neither side: they import nothing of it.
-        `everything`: records keep every sample.
         `title`: how messages name a process; None: by its side.
         `say`: prints a sentence.
         """
-        self._sides = sides
+        self._sides, self._tree = sides, tree
         self._arguments = arguments
-        self._environment, self._evidence, self._tree = environment, evidence, tree
-        self._everything, self._title, self._say = everything, title, say
+        self._environment, self._evidence = environment, evidence
+        self._title, self._say = title, say
         self._parents: dict[str, Background] = {}  # the pytest that collected, by side
         self._anew: set[str] = set()  # sides that use CUDA while they are collected
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
@@ -156,12 +160,7 @@ class Processes:
             self._parents.popitem()[1].close()
         self._temporary.cleanup()
 
-    def run(
-        self,
-        turn: Turn,
-        tests: Sequence[str] | None,
-        attempt: int = 1,
-    ) -> ProcessRecord:
+    def run(self, turn: Turn, tests: Sequence[str] | None, attempt: int = 1) -> ProcessRecord:
         """Let a process measure, and wait for its end.
 
         `tests`: node ids to run, of those that the first process of the side had; None: all.
@@ -169,51 +168,39 @@ class Processes:
         Raises `RunError`: pytest did not accept its arguments or the device, or a side imported
         modules of the other.
         """
-        side, answers = turn.side, _Answers()
+        side = turn.side
+        name = f"{side} ({self._sides[side].title})"
+        if self._title is not None:
+            name = self._title(turn)
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        record, words = ProcessRecord(turn, attempt, name, utc), dict[str, Any]()
         begun = time.perf_counter()
         parent, printed = self._parents.get(side), 0
         if parent is None:
             parent = self._parents[side] = self._start(side, tests)
-            answers.read(parent, ("ready", "exit"), READY_SECONDS)
+            _read(parent, record, words, ("ready", "exit"), READY_SECONDS)
         else:
             printed = parent.printed
         collected = time.perf_counter()
-        if "exit" not in answers.words:
+        if "exit" not in words:
             parent.tell(tests)
-            answers.read(parent, ("exit", "ended"), WORK_SECONDS)
-        code = answers.read(parent, ("ended",), END_SECONDS)
-        if code is None:  # it measured itself, or it is lost
-            code = parent.wait(END_SECONDS)
+            _read(parent, record, words, ("exit", "ended"), WORK_SECONDS)
+        _read(parent, record, words, ("ended",), END_SECONDS)
+        if "ended" not in words:  # it measured itself, or it is lost
+            words["ended"] = parent.wait(END_SECONDS)
             del self._parents[side]
-        record = ProcessRecord(
-            turn,
-            attempt,
-            utc,
-            time.perf_counter() - begun,
-            answers.words.get("pid", parent.pid),
-            outcomes=answers.outcomes,
-            strict=str(answers.words.get("strict")).lower() in YES,
-            name=self.name(turn),
-            texts=answers.texts,
-            finished=frozenset(answers.finished),
-        )
-        output = parent.output(printed)
-        if side not in self._parents:
             parent.close()
-        if "anew" in answers.words and side not in self._anew:
+        record.seconds = time.perf_counter() - begun
+        record.pid = words.get("pid", parent.pid)
+        record.strict = str(words.get("strict")).lower() in YES
+        if "anew" in words and side not in self._anew:
             self._anew.add(side)
             self._say(
-                f"{record.name}: tests use CUDA while they are collected, so processes cannot be "
+                f"{name}: tests use CUDA while they are collected, so processes cannot be "
                 f"forked: each starts anew, which takes {collected - begun:.1f} s"
             )
-        return self._ended(record, answers, code, output)
-
-    def name(self, turn: Turn) -> str:
-        """The process of a turn in messages."""
-        if self._title is not None:
-            return self._title(turn)
-        return f"{turn.side} ({self._sides[turn.side].title})"
+        _end(record, words, parent.output(printed))
+        return record
 
     def _start(self, name: str, tests: Sequence[str] | None) -> Background:
         """Start the pytest of a side."""
@@ -251,71 +238,54 @@ class Processes:
         command = [side.python, "-u", str(SCRIPT)]
         return Background(command, job, environment, side.folder, self._folder / f"{name}.log")
 
-    def _ended(
-        self, record: ProcessRecord, answers: _Answers, code: int, output: str
-    ) -> ProcessRecord:
-        """The record with how the session ended, and with its rows. `code`: of the process."""
-        words, name = answers.words, record.name
-        if words.get("strays"):
-            raise RunError(
-                f"{name} ran code of the other side: {words['strays'][0]}; --base-python names "
-                "an environment that holds BASE"
-            )
-        if "exit" not in words:
-            return replace(record, error=f"{_ended_with(code)}: {_errors(output)}")
-        exit_code = words["exit"]
-        if exit_code in (Exit.INTERNAL_ERROR, Exit.USAGE) and "pid" not in words:
-            raise RunError(f"{name}: pytest ended with {exit_code}: {_errors(output)}")
-        failed = any(outcome == "failed" for outcome, _ in answers.outcomes.values())
-        if exit_code not in RAN:
-            record = replace(record, error=f"{_ended_with(exit_code)}: {_errors(output)}")
-        elif exit_code == Exit.FAILED and not failed:
-            record = replace(record, failed_as_a_whole=output[-LAST_CHARACTERS:])
-        if "results" not in words:  # no test measured
-            return record
-        try:
-            document = document_from_json(words["results"])
-        except SchemaError as error:
-            raise RunError(
-                f"{name} wrote results of another version of this plugin: {error}"
-            ) from None
-        rows = list(document.rows)
-        if not self._everything:
-            rows = [with_medians(row) for row in rows]
-        return replace(record, device=document.device, settings=document.settings, rows=tuple(rows))
+
+def _read(
+    parent: Background,
+    record: ProcessRecord,
+    words: dict[str, Any],
+    until: Sequence[str],
+    seconds: float,
+) -> None:
+    """Read lines until one has a word of `until`, or no more come."""
+    while not any(word in words for word in until):
+        line = parent.hear(seconds)
+        if line is None:
+            return
+        if "nodeid" in line:
+            record.report(**line)
+        elif "finished" in line:
+            record.finished.add(line["finished"])
+        else:
+            words.update(line)
 
 
-class _Answers:
-    """The lines of one process so far."""
-
-    def __init__(self) -> None:
-        self.words: dict[str, Any] = {}
-        self.outcomes: dict[str, tuple[str, str]] = {}
-        self.texts: dict[str, str] = {}
-        self.finished: set[str] = set()
-
-    def read(self, parent: Background, words: Sequence[str], seconds: float) -> Any:
-        """Read lines until one has such a word, and return its value; None if no more come."""
-        while True:
-            for word in words:
-                if word in self.words:
-                    return self.words[word]
-            line = parent.hear(seconds)
-            if line is None:
-                return None
-            if "finished" in line:
-                self.finished.add(line["finished"])
-            elif "nodeid" in line:
-                self._take(line["nodeid"], line)
-            else:
-                self.words.update(line)
-
-    def _take(self, nodeid: str, report: Mapping[str, str]) -> None:
-        # The first failure is the cause of those that follow.
-        if self.outcomes.get(nodeid, ("", ""))[0] != "failed":
-            self.outcomes[nodeid] = report["outcome"], report["why"]
-            if report["outcome"] == "failed":
-                self.texts[nodeid] = report["text"]
+def _end(record: ProcessRecord, words: Mapping[str, Any], output: str) -> None:
+    """Take how the session ended, and its rows. `output`: what the process printed."""
+    if words.get("strays"):
+        raise RunError(
+            f"{record.name} ran code of the other side: {words['strays'][0]}; --base-python names "
+            "an environment that holds BASE"
+        )
+    code = words.get("exit")
+    if code is None:
+        record.error = f"{_ended_with(words['ended'])}: {_errors(output)}"
+        return
+    if code in (Exit.INTERNAL_ERROR, Exit.USAGE) and "pid" not in words:
+        raise RunError(f"{record.name}: pytest ended with {code}: {_errors(output)}")
+    if code not in RAN:
+        record.error = f"{_ended_with(code)}: {_errors(output)}"
+    elif code == Exit.FAILED and not record.texts:
+        record.failed_as_a_whole = output[-LAST_CHARACTERS:]
+    if "results" not in words:  # no test measured
+        return
+    try:
+        document = document_from_json(words["results"])
+    except SchemaError as error:
+        raise RunError(
+            f"{record.name} wrote results of another version of this plugin: {error}"
+        ) from None
+    record.device, record.settings = document.device, document.settings
+    record.rows = tuple(with_medians(row) for row in document.rows)
 
 
 def environment_of(

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
-from pytest_gpumem.records.row import DID_NOT_RUN
 from pytest_gpumem.records.schema import Document, SchemaError, from_plain, to_plain
 from pytest_gpumem.reporting.conclusion import Place
 from pytest_gpumem.reporting.github import place_of
@@ -31,24 +30,13 @@ _OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?
 """What pytest adds to the message of a failure."""
 
 
-class Failure(NamedTuple):
-    """A test that failed or broke off, or a file that could not be collected."""
-
-    nodeid: str
-    message: str  # the first line
-
-    @property
-    def not_run(self) -> bool:
-        """True if another test kept it from running."""
-        return DID_NOT_RUN in self.message
-
-
-@dataclass(frozen=True)
+@dataclass
 class SessionResult:
     """What the session of a gate leaves behind."""
 
     code: int  # pytest's exit code
-    failures: Sequence[Failure] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """The first line of what failed, by the node id of a test or a file."""
     document: Document | None = None  # its results; None if it wrote none
     selection: Selection | None = None  # its tests; None if it did not come to its end
     places: Mapping[str, Place] = field(default_factory=dict)  # of its tests, by node id
@@ -99,21 +87,23 @@ def run_session(
                 not_collected = error
             known = None if not_collected else to_plain(selected)
             write_whole(of_base, json.dumps(known))
-            code = process.wait()
-        if not_collected is not None and code != Exit.USAGE:  # the change's mistake comes first
-            raise not_collected
-        selection = None
+            result = SessionResult(process.wait(), base=selected)
+        if not_collected is not None and result.code != Exit.USAGE:
+            raise not_collected  # the change's mistake comes first
         if of_head.exists():
-            selection = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection)
-    if not files.results.exists() or not files.junit.exists():
-        return SessionResult(code, selection=selection, base=selected)
-    try:
-        document = load(files.results)
-        failures, places = _read_junit(files.junit, selection)
-    except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
-        folder = str(files.results.parent)
-        raise UserError(f"the session's results in {folder} cannot be read: {error}") from None
-    return SessionResult(code, failures, document, selection, places, selected)
+            result.selection = _selection(of_head)
+    if files.results.exists() and files.junit.exists():
+        try:
+            result.document = load(files.results)
+            result.failures, result.places = _read_junit(files.junit, result.selection)
+        except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
+            folder = str(files.results.parent)
+            raise UserError(f"the session's results in {folder} cannot be read: {error}") from None
+    return result
+
+
+def _selection(file: Path) -> Selection:
+    return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
 
 
 def _collect(side: Side, arguments: Sequence[str], of_base: Path) -> Selection:
@@ -133,7 +123,7 @@ def _collect(side: Side, arguments: Sequence[str], of_base: Path) -> Selection:
             process = processes.run(Turn(1, BASE), None)
         if process.error is not None:
             raise RunError(f"{process.name} {process.error}")
-        return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
+        return _selection(file)
     except RunError as error:
         raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
     except (OSError, ValueError, SchemaError):
@@ -151,31 +141,33 @@ def _name_in_junit(nodeid: str) -> tuple[str, str]:
     return ".".join(words[:-1]), f"{words[-1]}{bracket}{parameters}"
 
 
-def _read_junit(junit: Path, selection: Selection | None) -> tuple[list[Failure], dict[str, Place]]:
-    """The failures of a JUnit file, in its order, and where its tests are defined, by node id."""
+def _read_junit(
+    junit: Path, selection: Selection | None
+) -> tuple[dict[str, str], dict[str, Place]]:
+    """The failures of a JUnit file, and where its tests are defined, by node id."""
     nodeids = {}
     if selection is not None:
         for nodeid in (*selection.tests, *selection.others):
             nodeids[_name_in_junit(nodeid)] = nodeid
-    failures: list[Failure] = []
-    places: dict[str, Place] = {}
-    here = Path.cwd()
+    failures: dict[str, str] = {}
+    places = {}
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         name = case.get("classname", ""), case.get("name", "")
         nodeid = nodeids.get(name, "::".join(part for part in name if part))
         file, line = case.get("file"), case.get("line")
         if name in nodeids and file is not None and line is not None:
-            places[nodeid] = place_of(_root_of(file, here), file, int(line) + 1)
+            places[nodeid] = place_of(_root_of(file), file, int(line) + 1)
         for failed in (*case.findall("failure"), *case.findall("error")):
             lines = (failed.get("message") or failed.text or "").strip().splitlines()
             message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
-            failures.append(Failure(nodeid, message))
+            failures.setdefault(nodeid, message)
     return failures, places
 
 
-def _root_of(file: str, here: Path) -> Path:
+def _root_of(file: str) -> Path:
     """pytest's root folder, which paths are relative to: this folder or one above."""
-    for folder in (here, *here.parents):
-        if (folder / file).exists():
-            return folder
-    return here
+    folder = Path.cwd()
+    for root in (folder, *folder.parents):
+        if (root / file).exists():
+            return root
+    return folder

@@ -20,7 +20,7 @@ from pytest_gpumem.runs.conclusion import (
     looser_lines,
     state_of,
 )
-from pytest_gpumem.runs.session import Failure, SessionResult
+from pytest_gpumem.runs.session import SessionResult
 
 ROW_A = "t.py::a"
 
@@ -30,13 +30,12 @@ def concluded(
     missing: Sequence[Omission] = (),
     looser: Sequence[LooserLimit] = (),
     new: Sequence[str] = (),
-    failures: Sequence[Failure] | None = None,
+    failures: dict[str, str] | None = None,
     code: int | None = None,
     **options: Any,
 ) -> Conclusion:
     if failures is None:
-        failed = dict.fromkeys(one.nodeid for one in rows if one.failed)
-        failures = [Failure(nodeid, "an error") for nodeid in failed]
+        failures = {one.nodeid: "an error" for one in rows if one.failed}
     if code is None:
         code = 1 if failures else 0
     session = SessionResult(code, failures)
@@ -118,12 +117,12 @@ def test_what_was_not_judged(status: Any, by_words: bool, code: Exit) -> None:
 def test_all_causes_of_a_failure_are_named() -> None:
     lost = [Omission("t.py::x", "", "lost", "gone", "test") for _ in range(2)]
     rows = [row(Code.SLOWER), replace(row(name="b"), failed=True, test_error=True)]
-    failures = [
-        Failure("t.py::a", "slow"),
-        Failure("t.py::b", "assert 0"),
-        Failure("t.py::cpu", "assert 1"),
-        Failure("t.py::c", "did not run: t.py::b lost the context"),
-    ]
+    failures = {
+        "t.py::a": "slow",
+        "t.py::b": "assert 0",
+        "t.py::cpu": "assert 1",
+        "t.py::c": "did not run: t.py::b lost the context",
+    }
     looser = [LooserLimit("t.py::d", "max_latency", "1 us", "1 s")]
     end = concluded(*rows, missing=lost, looser=looser, failures=failures)
     assert first_line(end) == (
@@ -145,12 +144,12 @@ def test_all_causes_of_a_failure_are_named() -> None:
     ],
 )
 def test_a_session_that_came_to_no_rows(code: int, exit_code: Exit, cause: str) -> None:
-    end = concluded(code=code, failures=[])
+    end = concluded(code=code, failures={})
     assert (end.code, end.causes) == (exit_code, (cause,))
 
 
 def test_a_session_that_fails_as_a_whole_is_red() -> None:
-    assert concluded(row(), code=1, failures=[]).causes == (
+    assert concluded(row(), code=1, failures={}).causes == (
         "pytest failed the session as a whole; its output says why",
     )
 

@@ -37,14 +37,12 @@ Played = Callable[..., ProcessRecord]
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Runs a process that is this program, and ends it."""
 
-    def play(
-        program: str, tests: list[str] | None = None, *, everything: bool = False, **named: Any
-    ) -> ProcessRecord:
+    def play(program: str, tests: list[str] | None = None, **named: Any) -> ProcessRecord:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
         monkeypatch.setattr(processes, "SCRIPT", script)
         side = Side("working tree", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
-        with closing(Processes({HEAD: side}, [], os.environ, everything=everything)) as experiment:
+        with closing(Processes({HEAD: side}, [], os.environ)) as experiment:
             return experiment.run(TURN, tests, **named)
 
     return play
@@ -72,8 +70,6 @@ def test_a_process_gets_its_tests_and_its_rows_are_read(played: Played) -> None:
     (stored,) = done.rows
     assert stored.measurement is not None
     assert stored.measurement.placements == ((2e-4,), (3e-4,))
-    kept = played(program, ["t.py::test_a"], everything=True)
-    assert kept.rows == (measured,)
 
 
 def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> None:
@@ -84,7 +80,7 @@ def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> N
         + outcome("a", "failed", "teardown")
     )
     program += outcome("b", "skipped", "no GPU") + "say(finished='a')\nsay(exit=1, strays=[])"
-    done = played(program, everything=True)
+    done = played(program)
     assert done.outcomes == {"a": ("failed", "wrong"), "b": ("skipped", "no GPU")}
     assert (done.error, done.failed_as_a_whole) == (None, None)
     assert done.failure_of("a") == "head (working tree): a\nall of wrong"
@@ -117,7 +113,7 @@ def test_a_session_that_fails_without_a_failed_test_has_last_words(played: Playe
 def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_report(
     played: Played, end: str, error: str
 ) -> None:
-    done = played(READY + "say(finished='a')\n" + end, everything=True)
+    done = played(READY + "say(finished='a')\n" + end)
     assert done.error == error
     assert done.failed_as_a_whole is None
     assert (done.device, done.rows) == (None, ())

@@ -409,7 +409,7 @@ def test_the_text_and_the_document_say_it_all() -> None:
     assert document["processes"][0]["rows"][A]["medians"]
     assert document["simulated"] is False
     simulated = replace(
-        result, processes=tuple(structs.replace(one, device=SIMULATED) for one in result.processes)
+        result, processes=tuple(replace(one, device=SIMULATED) for one in result.processes)
     )
     assert "FAIL (simulated) test_x.py::test_b" in report.text(
         simulated, width=120, colour=False, seconds=42
