@@ -16,8 +16,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
-from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context
-from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.hints import malloc_managed
 from pytest_gpumem.devices.cuda.places import on_gpu

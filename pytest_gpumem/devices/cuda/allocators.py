@@ -15,7 +15,7 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_allocator
-from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import Allocator, OutOfMemory, Stream, Unsupported
 
 _PAGE = mmap.PAGESIZE

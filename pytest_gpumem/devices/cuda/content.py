@@ -15,10 +15,8 @@ from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy, nodes_of
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
-from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, CudaStream
-from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, fill, mismatch
+from pytest_gpumem.devices.cuda.compiler import CONTENT_SOURCE, Compiler, KernelCall, fill, mismatch
+from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, CudaStream, check
 from pytest_gpumem.devices.cuda.places import on_gpu
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream

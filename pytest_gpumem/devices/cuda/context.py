@@ -1,5 +1,5 @@
-"""The context of an open device, and its handles. Whoever uses or frees a handle asks there,
-once a phase.
+"""The context of an open device, its handles, and CUDA's errors, which may have taken the context.
+Whoever uses or frees a handle asks there, once a phase.
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
 outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
@@ -11,6 +11,7 @@ Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime A
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,14 +20,65 @@ from typing import Any
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.protocol import OWN_CONTEXT
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, DeviceError, OutOfMemory
 
 RESET = "the device was reset (cudaDeviceReset)"
 DESTROYED = "the GPU's primary context was destroyed"
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
 """Handles of the default streams: `cudaStreamLegacy`, `cudaStreamPerThread`."""
 _KEPT: list[object] = []  # handles of contexts that are gone
+# CUDA Runtime API, cudaError_t: "any further CUDA work will return the same error." Driver and
+# runtime number these alike.
+_STICKY_NAMES = (
+    "cudaErrorECCUncorrectable",
+    "cudaErrorNvlinkUncorrectable",
+    "cudaErrorContained",
+    "cudaErrorIllegalAddress",
+    "cudaErrorLaunchTimeout",
+    "cudaErrorContextIsDestroyed",
+    "cudaErrorAssert",
+    "cudaErrorHardwareStackError",
+    "cudaErrorIllegalInstruction",
+    "cudaErrorMisalignedAddress",
+    "cudaErrorInvalidAddressSpace",
+    "cudaErrorInvalidPc",
+    "cudaErrorLaunchFailure",
+    "cudaErrorTensorMemoryLeak",
+    "cudaErrorMpsClientTerminated",
+    "cudaErrorExternalDevice",
+)
+_STICKY = {int(error) for error in R.cudaError_t if error.name in _STICKY_NAMES}
+
+_NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
+
+
+def check(result: Any, doing: str) -> Any:
+    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value,
+    ...) and never raises.
+    Raises `DeviceError`: the call failed; the runtime's last error is cleared.
+    """
+    error, *values = result
+    if int(error) != 0:
+        R.cudaGetLastError()
+        name, text = R.cudaGetErrorName, R.cudaGetErrorString
+        if isinstance(error, D.CUresult):
+            name, text = D.cuGetErrorName, D.cuGetErrorString
+        problem = f"{doing}: {name(error)[1].decode()}: {text(error)[1].decode()}."
+        if int(error) in _STICKY:
+            lost = "The CUDA context is lost: every later CUDA call of this process fails."
+            raise ContextLost(f"{problem} {lost}")
+        raise (OutOfMemory if int(error) == _NO_MEMORY else DeviceError)(problem)
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """The errors by which CuPy reports those of CUDA, if it is imported."""
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return ()
+    return (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
 
 
 def context_number(index: int) -> int | None:

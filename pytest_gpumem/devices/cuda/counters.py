@@ -15,11 +15,11 @@ import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import what_ran
+from pytest_gpumem.devices.cuda.compiler import HOLD
+from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, USE_KINDS
-from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.hints import malloc_managed, prefetch
 from pytest_gpumem.devices.cuda.modules import MODULES
-from pytest_gpumem.devices.cuda.own_kernels import HOLD
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,

@@ -21,9 +21,8 @@ from pytest_gpumem.devices.checks import (
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import CudaContent, copy
-from pytest_gpumem.devices.cuda.context import Context, CudaStream
+from pytest_gpumem.devices.cuda.context import Context, CudaStream, check
 from pytest_gpumem.devices.cuda.counters import Beacon, CudaCounters
-from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.footprints import footprints, forget
 from pytest_gpumem.devices.cuda.guests import arrays

@@ -21,7 +21,7 @@ from pytest_gpumem.devices.checks import (
     unsupported,
 )
 from pytest_gpumem.devices.cuda import places
-from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     AccessProperty,

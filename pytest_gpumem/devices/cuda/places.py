@@ -18,7 +18,7 @@ import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported

@@ -22,19 +22,19 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
+from pytest_gpumem.devices.cuda.compiler import HOLD, HOLD_SOURCE, Compiler, KernelCall
 from pytest_gpumem.devices.cuda.context import (
     LEGACY_DEFAULT,
     PER_THREAD_DEFAULT,
     Context,
     CudaEvent,
     CudaStream,
+    check,
+    library_errors,
     new_event,
     new_stream,
 )
-from pytest_gpumem.devices.cuda.errors import check, library_errors
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     CannotCapture,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices.cuda.own_kernels import (
+from pytest_gpumem.devices.cuda.compiler import (
     CONTENT_SOURCE,
     CPP_TYPES,
     HOLD,

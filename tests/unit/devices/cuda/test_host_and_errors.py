@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings.runtime")
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import places
-from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
