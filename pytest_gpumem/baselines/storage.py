@@ -101,10 +101,9 @@ class Storage:
 class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
-    def __init__(self, url: str, *, offline: bool = False) -> None:
-        """`url`: as fsspec reads it. `offline`: read the copy as another process updated it."""
+    def __init__(self, url: str) -> None:
+        """`url`: as fsspec reads it."""
         self.url = url.rstrip("/")
-        self.offline = offline
         # Without credentials: a gate knows the place by its results, which have none.
         name = hashlib.sha256(str(self).encode()).hexdigest()[:16]
         cache = user_cache_path("pytest-gpumem") / "baselines" / name
@@ -119,15 +118,11 @@ class RemoteStorage(Storage):
         return self.url
 
     def devices(self) -> list[str]:
-        if self.offline:
-            return super().devices()
         with self._opened() as (files, root):
             paths = files.glob(f"{root}/*/{SUBFOLDER}")
             return sorted({path.split("/")[-2] for path in paths})
 
     def update(self, key: str) -> None:
-        if self.offline:
-            return
         folder = self.at(key)
         with self._opened() as (files, root):
             names = _names(files, f"{root}/{key}/{SUBFOLDER}")
@@ -197,10 +192,11 @@ def storage(written: str, base: Path | None = None, *, offline: bool = False) ->
 
     `written`: a folder, which may begin with "~", or a URL.
     `base`: a relative folder is below it; None: the working directory.
-    `offline`: as of `RemoteStorage`; a folder is always there.
+    `offline`: of a URL, the copy as another process updated it.
     Raises `QuantityError`: it is no place.
     """
     text = place(written)
     if _URL.match(text) and not text.startswith("file://"):
-        return RemoteStorage(text, offline=offline)
+        remote = RemoteStorage(text)
+        return Storage(remote.folder) if offline else remote
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())
