@@ -195,7 +195,7 @@ class CudaCounters(Counters):
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
             except self._errors as error:
-                raise NotCounted(f"CUPTI does not start: {_text(error)}{_hint(error)}") from error
+                raise _refusal("buffers of records", error) from error
             yield cupti
 
     def _page_events(self, cupti: Any, work: Callable[[], None]) -> tuple[list[PageEvent], bool]:
@@ -311,15 +311,5 @@ def _page_event(cupti: Any, record: Any) -> PageEvent | None:
 
 
 def _refusal(what: str, error: Exception) -> NotCounted:
-    return NotCounted(f"CUPTI refuses {what}: {_text(error)}{_hint(error)}")
-
-
-def _text(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _hint(error: Exception) -> str:
-    if "NOT_SUPPORTED" not in str(error) and "VERSION" in str(error).upper():
-        return " (its version must be that of libcupti)"
-    return ""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return NotCounted(f"CUPTI refuses {what}: {lines[0]}")

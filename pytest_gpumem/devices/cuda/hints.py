@@ -6,7 +6,6 @@ Runtime API, cudaStreamSetAttribute, cudaMemPrefetchAsync, cudaMemAdvise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,6 @@ from pytest_gpumem.devices.protocol import (
     AccessProperty,
     Advice,
     Allocation,
-    DeviceError,
     Stream,
     Unsupported,
     WindowSpec,
@@ -118,21 +116,17 @@ def _fill(policy: Any, window: WindowSpec, properties: Callable[[int], Any]) -> 
 
 
 def unpacked(value: Any) -> WindowSpec | None:
-    """The window in an attribute. Raises `DeviceError`: a property that is none of CUDA's three."""
+    """The window in an attribute; None if it is off."""
     policy = value.accessPolicyWindow
     if not int(policy.num_bytes):
         return None
-    ratio = float(policy.hitRatio)
-    if math.isfinite(ratio):
-        ratio = round(ratio, 7)  # it went through 32 bits
-    numbers = int(policy.hitProp), int(policy.missProp)
-    if any(number not in PROPERTIES for number in numbers):
-        raise DeviceError(
-            f"an access-policy window with the properties {numbers}; CUDA has "
-            f"{', '.join(map(str, PROPERTIES))}"
-        )
-    hit, miss = (PROPERTIES[number] for number in numbers)
-    return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)
+    return WindowSpec(
+        address=int(policy.base_ptr),
+        nbytes=int(policy.num_bytes),
+        hit_ratio=round(float(policy.hitRatio), 7),  # it went through 32 bits
+        hit=PROPERTIES[int(policy.hitProp)],
+        miss=PROPERTIES[int(policy.missProp)],
+    )
 
 
 class CudaManaged:
