@@ -4,8 +4,7 @@ with NumPy, kernels do here, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -29,10 +28,7 @@ _FILL_BLOCKS_PER_SM = 32
 _MISMATCH_BLOCKS_PER_SM = 8
 _NONE = 2**64 - 1
 _WORKING_COPIES = 6  # times the bytes of arguments that a reference and a comparison may take
-
-
 _ANY = R.cudaMemcpyKind.cudaMemcpyDefault  # unified addressing tells the direction
-_TO_DEVICE = R.cudaMemcpyKind.cudaMemcpyHostToDevice
 
 
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
@@ -58,29 +54,17 @@ class CudaContent:
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
             return
-        if not allocation.address:
+        if allocation.kind.on_peer:  # which a kernel of this GPU may not reach
+            content = np.empty(size, element)
+            values.fill(content, seed)
+            self.from_host(allocation, content)
+        elif not allocation.address:
             _wait(stream)
             values.fill(places.array(allocation, element, size), seed)
-            return
-        with self._reachable(allocation, stream) as memory:
-            address, start = np.uint64(memory.address), np.uint64(values.start_of(seed))
+        else:
+            address, start = np.uint64(allocation.address), np.uint64(values.start_of(seed))
             arguments = (address, np.int64(size), start)
             self._queue(fill(element), _FILL_BLOCKS_PER_SM, size, arguments, stream)
-
-    @contextmanager
-    def _reachable(self, allocation: Allocation, stream: Stream) -> Iterator[Allocation]:
-        """Memory to write the new content of an allocation to: its own, or, where a kernel of this
-        GPU may not reach it, memory that is copied there afterwards."""
-        if not allocation.kind.on_peer:
-            yield allocation
-            return
-        memory = self._memory.allocate(allocation.nbytes, MemoryKind.DEVICE)
-        try:
-            yield memory
-            copy(allocation, memory, allocation.nbytes, stream)
-            _wait(stream)
-        finally:
-            self._memory.free(memory)
 
     def _queue(
         self, entry: str, per_sm: int, size: int, arguments: tuple[Any, ...], stream: Stream
@@ -98,21 +82,17 @@ class CudaContent:
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
     ) -> None:
         nodes = nodes_of(allocation, node_bytes)
-        following = random_cycle(nodes, seed)
+        following = np.ascontiguousarray(random_cycle(nodes, seed), dtype=np.int32)
         words = node_bytes // 4
         if not allocation.address:
             _wait(stream)
             places.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
             return
-        following = np.ascontiguousarray(following, dtype=np.int32)
-        source = _address(following)
-        with self._reachable(allocation, stream) as memory:
-            # One word of each node: rows of 4 bytes, as far apart as the nodes.
-            result = R.cudaMemcpy2DAsync(
-                memory.address, node_bytes, source, 4, 4, nodes, _TO_DEVICE, stream.handle
-            )
-            check(result, "writing a cycle")
-            _wait(stream)
+        # One word of each node: rows of 4 bytes, as far apart as the nodes.
+        address, source = allocation.address, _address(following)
+        result = R.cudaMemcpy2DAsync(address, node_bytes, source, 4, 4, nodes, _ANY, stream.handle)
+        check(result, "writing a cycle")
+        _wait(stream)
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         address, nbytes, doing = allocation.address, allocation.nbytes, "poisoning memory"
