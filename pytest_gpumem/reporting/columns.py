@@ -121,33 +121,6 @@ def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> l
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-_COMMAND = re.compile(r"(?P<before>.*?: )(?P<command>(?:gpumem|pytest) .+)")
-_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
-
-
-def fitted(line: str, width: int) -> list[str]:
-    """A line as `wrapped`; a command after a colon is continued with a backslash, as shells do."""
-    match = _COMMAND.fullmatch(line)
-    if len(line) <= width or match is None:
-        return wrapped(line, width, indent="    ")
-    program, command, *words = _WORD.findall(match["command"])
-    parts: list[str] = []
-    for word in words:
-        # An option stays with its value.
-        if parts and re.fullmatch(r"--?[\w-]+", parts[-1]) and not word.startswith("-"):
-            parts[-1] += f" {word}"
-        else:
-            parts.append(word)
-    lines = [f"{match['before']}{program} {command}"]
-    for part in parts:
-        if len(lines[-1]) + len(part) + 3 <= width:
-            lines[-1] += f" {part}"
-        else:
-            lines[-1] += " \\"
-            lines.append(f"    {part}")
-    return lines
-
-
 def hanging(first: str, words: str, width: int) -> list[str]:
     """Words in lines of at most `width` characters, all as far right as after `first`."""
     return wrapped(words, width, first, " " * len(first)) or [first.rstrip()]

@@ -14,7 +14,7 @@ from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Omission, Past, Row, did_not_run
-from pytest_gpumem.reporting.columns import fitted
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.row import broken_limits, mark, verdict_text, worst_first
 from pytest_gpumem.reporting.table import remedies
@@ -75,11 +75,11 @@ def conclusion_lines(conclusion: Conclusion, width: int) -> list[str]:
         lines.append(f"and {more} without a measurement")
     for old, new in renamed(conclusion).items():
         lines.append(f"{old} is gone and {new} is new: renamed?")
-    for word, what in conclusion.advice:
-        lines.append(f"{word}: {what}")
     drawn = []
     for line in lines:
-        drawn += fitted(printable(line), width)
+        drawn += wrapped(printable(line), width, indent="    ")
+    for word, what in conclusion.advice:
+        drawn.append(printable(f"{word}: {what}"))  # a command stays on its line
     return drawn
 
 
