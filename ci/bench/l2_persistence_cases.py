@@ -15,7 +15,7 @@ from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.harness import Flush, held
+from pytest_gpumem.measuring.harness import Flush, holding
 from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Arena, Buffer
@@ -53,7 +53,7 @@ class HeldSamples:
         """
         device, pairs = self._device, self._pairs[: len(works)]
         device.streams.synchronize(stream)
-        with held(device, stream):
+        with holding(device, stream):
             for (start, end), work in zip(pairs, works, strict=True):
                 if before is not None:
                     before(stream)

@@ -52,7 +52,7 @@ WAKE_SECONDS = 0.3  # of work that raise the clocks of an idle GPU
 WAKE_LIMIT = 2.0  # most seconds of that work: every measurement warms up besides
 
 
-class held:  # noqa: N801 - a context manager; not a generator, which takes longer
+class holding:  # noqa: N801 - a context manager; not a generator, which takes longer
     """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
 
     The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises,
@@ -213,7 +213,7 @@ class Harness:
         seconds = []
         for _ in range(rounds):
             for stream in streams:
-                with uncollected(), held(device, stream) if hold else nullcontext():
+                with uncollected(), holding(device, stream) if hold else nullcontext():
                     device.streams.record(start, stream)
                     if launch is not None:
                         device.kernels.launch(launch, stream)
@@ -242,7 +242,7 @@ class Harness:
     def _after_a_pause(self) -> float:
         """Return the seconds that an idle launch waits for room after a pause.
 
-        The stream is not held: a hold would begin when there is room.
+        No hold: it would begin when there is room.
         """
         device, stream, idle = self.device, self.streams()[0], self.idle()
         start, end = device.streams.event(), device.streams.event()

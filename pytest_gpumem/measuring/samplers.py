@@ -1,8 +1,8 @@
-"""Samples of a launch's time, by one of three samplers, and by another where the chosen one cannot.
+"""Samples of the time of a launch, by a sampler, and by another where the chosen sampler cannot.
 
-A stream is held by a kernel while a sample is queued (`blocked`; `batched` for launches that follow
+A kernel holds the stream while a sample is queued (`blocked`; `batched` for launches that follow
 each other), a graph has the launches (`graph`), or the host's clock is read (`host`). Under a
-profiler, launches are not held (`plain`).
+profiler, nothing is queued behind a hold (`plain`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import (
     Stream,
 )
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.harness import Harness, held
+from pytest_gpumem.measuring.harness import Harness, holding
 from pytest_gpumem.measuring.plan import (
     BATCHES,
     UNTIMED,
@@ -90,7 +90,7 @@ class Readings:
 class Sampler:
     """Takes samples of a target in a mode.
 
-    The host's clock takes over where no held stream can show launches, and batches take over where
+    The host's clock takes over where no hold can show launches, and batches take over where
     no graph can capture them: `readings` are dropped then, as samples of two clocks have no mean.
     """
 
@@ -254,7 +254,7 @@ class Sampler:
         return nullcontext()
 
     def _blocked(self, place: int) -> float:
-        """Queue flush, event, launch and event on a held stream, then release it.
+        """Queue flush, event, launch and event behind a hold, then release it.
 
         No launch gap lies inside the interval. Several samples behind a hold would read up to
         0.5 us longer (H200). Streams take turns, because launch overhead differs between them.
@@ -267,7 +267,7 @@ class Sampler:
             self.target.put_back(stream)
             device.streams.synchronize()  # a restore may run on any stream
         self._reset_persisting()
-        with held(device, stream) as hold:
+        with holding(device, stream) as hold:
             self._bring_caches(place, stream)
             device.streams.record(self._start, stream)
             self._launch(place, stream)
@@ -277,7 +277,7 @@ class Sampler:
         return device.streams.elapsed(self._start, self._end)
 
     def _batched(self, place: int) -> float:
-        """Time launches without a flush, in a graph or on a held stream; return their mean.
+        """Time launches without a flush, in a graph or behind a hold; return their mean.
 
         A triad of 2 MiB arrays reads 2.67 us in a graph and 3.06 us behind a hold (H100).
         """
@@ -287,7 +287,7 @@ class Sampler:
             device.graphs.replay(self._graphs[place], stream)
         else:
             device.streams.synchronize(stream)
-            with held(device, stream) as hold:
+            with holding(device, stream) as hold:
                 self._queue_batch(place)
             device.streams.synchronize(stream)
             self._note_clock(hold)
@@ -318,7 +318,7 @@ class Sampler:
         """Launch under a profiler, alone in a range `measure`, after a range `flush`.
 
         A filter on a test's `measure` range finds the kernels of the test and no others. The range
-        of the launch has its category and the compulsory bytes as payload. No stream is held: a
+        of the launch has its category and the compulsory bytes as payload. There is no hold: a
         profiler that replays kernels would wait for ever.
         """
         device, stream, ranges = self._device, self._streams[0], self._harness.ranges

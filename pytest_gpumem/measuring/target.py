@@ -1,4 +1,4 @@
-"""The target of a measurement: one record of a kernel, a callable, a `Case` or work.
+"""The target of a measurement: the same record of a kernel, a callable, a `Case` or work.
 
 What the four differ in is in the fields. `KernelTarget` fills them in for a kernel of the
 catalogue, `case` for code of the user, and `works` for copies and what overlaps.
@@ -62,13 +62,13 @@ class Target:
     name: str
     device: Device
     stream: Stream  # where it runs
-    launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
+    launch: Callable[[int, Stream], None]  # queues a launch on the buffers of a placement
     foreign: bool = False  # code of the user, which is not captured unasked: it may do anything
     any_stream: bool = False  # launches may go to any stream; else they belong on `stream`
     places: int = 1  # placements of its buffers that live side by side
-    moved_bytes: MovedBytes | None = None  # compulsory bytes of one launch, if known
-    footprint: int | None = None  # distinct bytes touched by one launch, if known
-    accesses_per_launch: int | None = None  # dependent accesses of one launch
+    moved_bytes: MovedBytes | None = None  # compulsory bytes of a launch, if known
+    footprint: int | None = None  # distinct bytes touched by a launch, if known
+    accesses_per_launch: int | None = None  # dependent accesses of a launch
     sectors_per_request: float | None = None  # mean sectors of a launch's warp-wide requests
     requested: int | None = None  # bytes that the threads of a launch request, repeats counted
     host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
@@ -294,7 +294,7 @@ class KernelTarget:
 
     def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._leave()
-        # A window lies on one buffer, and managed pages are put home one buffer at a time.
+        # A window lies on a buffer, and managed pages are put home a buffer at a time.
         if self.target.any_stream and all(b.kind.scattered for b in self._movable):
             nbytes = sum(buffer.nbytes for buffer in self._movable)
             if self._arena.keeps and self._fitting(nbytes, wanted, wanted) < wanted:
@@ -385,9 +385,9 @@ def compare(
 
 
 def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
-    """Return the placements to make at once; 0 where not even one more fits.
+    """Return the placements to make at once; 0 where not even another fits.
 
-    `set_bytes`: bytes of the buffers of one placement. `free`: bytes of device memory.
+    `set_bytes`: bytes of the buffers of a placement. `free`: bytes of device memory.
     `most`: largest number where they are small.
     """
     count = max(wanted, min(most, SMALL_BYTES // set_bytes))

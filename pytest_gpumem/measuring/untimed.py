@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Span, Stream, Undelivered
-from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, held
+from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, holding
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
@@ -56,7 +56,7 @@ class NoWork(Elsewhere):
 
 
 Queues = Callable[[Stream], object]
-"""A function that queues work, with the given stream as the current one of every library."""
+"""A function that queues work, with the given stream as the current stream of every library."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _LaunchWatch:
         return device.now() - begun, device.now() - done
 
     def interval(self, current: Stream, watched: Stream, whole: float) -> float:
-        """Return the seconds for which `watched` is busy, held while the work is queued.
+        """Return the seconds for which `watched` is busy, behind a hold while the work is queued.
 
         The hold ends when work on other streams has ended, which would delay the second event.
         """
@@ -202,7 +202,7 @@ class _LaunchWatch:
         start, end = device.streams.event(), device.streams.event()
         self._prepare(current)
         device.streams.synchronize()
-        with held(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
+        with holding(device, watched, min(HOLD_TIMEOUT, QUEUED_IN + QUEUED_FACTOR * whole)):
             device.streams.record(start, watched)
             self._launch(current)
             device.streams.record(end, watched)
@@ -235,7 +235,7 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
     stream = target.stream
 
     def queue() -> None:
-        with held(device, stream):
+        with holding(device, stream):
             device.kernels.launch(idle, stream)
             target.launch(0, stream)
             device.kernels.launch(idle, stream)

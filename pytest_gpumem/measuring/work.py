@@ -38,7 +38,7 @@ class Work:
     queue: Callable[[Stream], None]  # queues a run; for work of the host, does it
     moved_bytes: MovedBytes | None = None  # compulsory bytes of a run, if known
     on_host: bool = False  # the host takes part, so that only its clock shows the time
-    poison: Callable[[Stream], None] = nothing  # overwrites the result, and notes the expected one
+    poison: Callable[[Stream], None] = nothing  # overwrites the result, and notes what is expected
     verify: Callable[[], None] | None = None  # compares the result of a run; raises `WrongResult`
     before: Work | None = None  # comes before each measured run, untimed
     close: Callable[[], None] = nothing  # frees what the work itself allocated
@@ -247,7 +247,7 @@ def host_work(
 
 
 def work_in_turn(device: Device, works: Sequence[Work]) -> Work:
-    """Return works in turn, each on the result of the one before; the last result is checked."""
+    """Return works in turn, each on the result of the previous; the last result is checked."""
     _check_pieces("in_turn", works)
     last = works[-1]
 
@@ -306,7 +306,7 @@ def _several(
     verify: Callable[[], None] | None,
     streams: int = 0,
 ) -> Work:
-    """Return several works as one; its bytes are those that cross links, in both directions."""
+    """Join several works; its bytes are those that cross links, in both directions."""
     crossing = 0
     for work in works:
         if work.moved_bytes is not None and work.moved_bytes.link:
