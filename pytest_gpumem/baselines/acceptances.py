@@ -11,7 +11,7 @@
 - `renamed`: the row was the row "tests/test_a.py::test_old" before;
 - `measured`: the row is measured in another way, such as another mode.
 
-A file counts as long as it is there. For one row and figure, a later file replaces an earlier one.
+A file counts as long as it is there. For a row and figure, a later file replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of one file."""
+    """The content of a file."""
 
     test: str  # node id of the test, or what selects it
     reason: str
@@ -197,7 +197,7 @@ class Acceptances:
 def acceptances(folder: Path) -> Acceptances:
     """Read the acceptances of a project. `folder`: pytest's root folder.
 
-    Raises `UserError`: a file cannot be used; one line with its name and the field.
+    Raises `UserError`: a file cannot be used; a line with its name and the field.
     """
     try:
         paths = sorted((folder / FOLDER).glob("*.json"))

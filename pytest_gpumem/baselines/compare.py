@@ -44,7 +44,7 @@ class LeftOut(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What one file holds: the processes of one run."""
+    """What a file holds: the processes of one run."""
 
     path: Path
     run: SavedRun  # files with the same id are copies
@@ -54,7 +54,7 @@ class _Content(NamedTuple):
 
 @dataclass(frozen=True)
 class SideResults:
-    """All processes of one side."""
+    """All processes of a side."""
 
     name: str  # as it was given
     paths: Mapping[str, Path]  # of its files, by the id of their runs
@@ -165,7 +165,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> _Content:
 
 
 class Pair(NamedTuple):
-    """A row of the second side, and its newest run of the first one."""
+    """A row of the second side, and its newest run of the first."""
 
     row: Row  # judged against the first side
     before: Row | None  # None if the first side has no such row, or measured it in another way only

@@ -1,6 +1,6 @@
 """The saved runs of each row, and those of them that make its reference. Pure.
 
-A *reference* belongs to one identity of a row: GPU model, driver and CUDA, how the row is measured,
+A *reference* belongs to an identity of a row: GPU model, driver and CUDA, how the row is measured,
 and what was accepted of it. It is made of the runs of the first `DAYS` UTC dates with this
 identity. Three successive saved days, each faster than the reference before them by more than the
 limit, begin it anew.
@@ -38,9 +38,9 @@ Days = Sequence[Sequence[PastRow]]  # the runs of each date, oldest first
 
 @dataclass(frozen=True)
 class Baseline:
-    """All saved rows of one kind of device, for a session on such a device.
+    """All saved rows of a kind of device, for a session on such a device.
 
-    A figure of a row, "time" or "memory", has a reference of its own.
+    A figure of a row, "time" or "memory", has a separate reference.
     """
 
     rows: Mapping[str, tuple[PastRow, ...]] = field(default_factory=dict)
@@ -254,7 +254,7 @@ def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: 
     if figure == "memory":
         growth = parse_growth(limits.max_peak_regression or USUAL_LIMIT)
         return min(_peaks(reference)) > growth.most(max(_peaks(newest)))
-    # All latencies at one launch overhead.
+    # All latencies at the same launch overhead.
     measured = []
     for run in chain(*reference, *newest):
         assert run.measurement is not None

@@ -1,4 +1,4 @@
-"""A saved run: the records of one file, and its JSON.
+"""A saved run: the records of a file, and its JSON.
 
     {"schema": 4, "sha256": "...", "content": {
         "id", "utc", "device", "revision", "mode", "written_by", "rows"}}
@@ -116,7 +116,7 @@ def reduced(measurement: Measurement) -> Measurement:
 
 
 def written(run: SavedRun) -> str:
-    """Return the text of a file, with one row a line for diffs."""
+    """Return the text of a file, with a row a line for diffs."""
     run = replace(run, written_by=f"pytest-gpumem {version('pytest-gpumem')}")
     content = _plain(run)
     lines = []

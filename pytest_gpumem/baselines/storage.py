@@ -30,7 +30,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class BaselineError(UserError):
-    """A baseline that cannot be used; the message is one line with the file's name."""
+    """A baseline that cannot be used; the message is a line with the file's name."""
 
 
 class Storage:
@@ -49,7 +49,7 @@ class Storage:
         return str(self.folder)
 
     def at(self, key: str) -> Path:
-        """Return the folder of the files of one kind of device."""
+        """Return the folder of the files of a kind of device."""
         return self.folder / key / SUBFOLDER
 
     def shown(self, path: Path) -> str:
@@ -68,7 +68,7 @@ class Storage:
         return sorted(keys)
 
     def update(self, key: str) -> None:
-        """Make `at(key)` hold all files of one kind of device.
+        """Make `at(key)` hold all files of a kind of device.
 
         Raises `BaselineError`: the URL cannot be reached.
         """

@@ -1,4 +1,4 @@
-"""Load and save the runs of one kind of device, in a folder or behind a URL (`storage`).
+"""Load and save the runs of a kind of device, in a folder or behind a URL (`storage`).
 
 A file, `<utc>-<revision>-<id>.json`, is whole as soon as it is there, and never changes.
 """
@@ -42,7 +42,7 @@ class SaveResult:
 
 
 class Store:
-    """The baselines of one kind of device."""
+    """The baselines of a kind of device."""
 
     def __init__(self, where: Path | Storage, facts: DeviceFacts) -> None:
         """`where`: their place; it need not exist. `facts`: the device of this session."""
@@ -187,7 +187,7 @@ def refusal(row: Row, simulated: bool) -> str | None:
 
 
 def files(at: Storage, key: str) -> Iterator[tuple[Path, SavedRun]]:
-    """Yield every file of one kind of device, by name. Of a URL, the copy is updated first.
+    """Yield every file of a kind of device, by name. Of a URL, the copy is updated first.
 
     Raises `BaselineError`: as `Store.load`.
     """

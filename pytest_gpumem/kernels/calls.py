@@ -13,7 +13,7 @@ from pytest_gpumem.records.device import DeviceFacts
 
 Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]  # type of `Kernel.shape`
 
-Check: TypeAlias = Callable[[Call], str | None]  # one of `Kernel.checks`
+Check: TypeAlias = Callable[[Call], str | None]  # as in `Kernel.checks`
 
 WARP = 32  # threads of a warp
 
@@ -118,7 +118,7 @@ def in_element_type(name: str) -> Check:
     return check
 
 
-Arrays: TypeAlias = Mapping[str, Any]  # arrays of one module, by parameter name
+Arrays: TypeAlias = Mapping[str, Any]  # arrays of a module, by parameter name
 
 Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name
 
@@ -141,7 +141,7 @@ def scaled(array: Any, value: int | float) -> Any:
 
 
 def filled_like(array: Any, value: int | float) -> Any:
-    """A new array of the same size and type, filled with one value."""
+    """A new array of the same size and type, filled with a value."""
     return module_of(array).full(array.shape, element(value, array), dtype=array.dtype)
 
 

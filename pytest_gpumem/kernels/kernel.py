@@ -46,11 +46,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ArrayFacts:
-    """Facts of one array argument."""
+    """Facts of an array argument."""
 
     size: int  # elements
     dtype: str  # numPy type string without byte order, such as "f4"
-    itemsize: int  # bytes of one element
+    itemsize: int  # bytes of an element
     on_host: bool = False
     """The memory lies on the host's side of the link (pinned, registered or pageable)."""
 
@@ -86,7 +86,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Call:
-    """The facts of one call: arrays and scalars by parameter name, and a grid if the caller chose
+    """The facts of a call: arrays and scalars by parameter name, and a grid if the caller chose
     one."""
 
     arrays: Mapping[str, ArrayFacts]
@@ -99,7 +99,7 @@ Reference: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, int | float]], 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of the catalogue, or a user's own.
+    """A kernel of the catalogue, or a user's own.
 
     `shape(facts, call)` gives the launch shape, `accesses(call)` what a launch touches.
     `reference(arrays, scalars)` computes the result with NumPy or CuPy: it gets arrays by name,
@@ -129,15 +129,15 @@ class Kernel:
     relative_tolerance: float = 0.0
     """Largest relative difference to the reference; 0 for exact kernels."""
     accesses_per_launch: Callable[[Call], int] | None = None
-    """Dependent accesses of one launch, for a latency per access."""
+    """Dependent accesses of a launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
-    """Cycles of one SM for all requests of a launch, where they can decide its time: for each line
+    """Cycles of an SM for all requests of a launch, where they can decide its time: for each line
     of 128 bytes that a request touches, and each access to shared memory and bank conflict. Of a
     kernel that computes more than it moves: the cycles of its arithmetic."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs in place of random data: "cycle" for a pointer chase."""
     node_bytes: int = 64
-    """Bytes from one node to the next, for a parameter whose content is "cycle"."""
+    """Bytes from node to node, for a parameter whose content is "cycle"."""
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """Return the C++ name expression to compile: "triad<float, 1>"."""

@@ -1,4 +1,4 @@
-"""The pointer chase (`kernels/latency.cu`): the same walk at every launch, or one that goes on."""
+"""The pointer chase (`kernels/latency.cu`): the same walk at every launch, or on and on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pytest_gpumem.kernels.kernel import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 
-VECTOR_BYTES = 16  # bytes of one load or store of a thread
+VECTOR_BYTES = 16  # bytes of a load or store of a thread
 
 MEMORY_LATENCY = 700e-9
 """Seconds from a load to its data under load: what bytes in flight have to bridge (Little's
@@ -37,7 +37,7 @@ _SECTION = "STREAM (McCalpin) with BabelStream's arithmetic"
 
 
 def tile_bytes(kernel: str) -> int:
-    """Bytes of each source that one block of `read` or `dot` adds up: 64 KiB or 32 KiB."""
+    """Bytes of each source that a block of `read` or `dot` adds up: 64 KiB or 32 KiB."""
     return REDUCE_THREADS * REDUCE_VECTORS[kernel] * VECTOR_BYTES
 
 

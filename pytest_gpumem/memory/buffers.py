@@ -76,7 +76,7 @@ class Buffer:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     @property
@@ -203,7 +203,7 @@ class Buffer:
 
 
 class Arena:
-    """Everything that one test allocates; `close` frees it, whatever happened.
+    """Everything that a test allocates; `close` frees it, whatever happened.
     `oversubscribes`: managed memory may be more than the device has free.
     """
 
@@ -417,7 +417,7 @@ class Arena:
 
     @uncounted
     def release(self, allocation: Allocation) -> None:
-        """Free one allocation early."""
+        """Free an allocation early."""
         _, number = self._allocations.pop(id(allocation), (None, 0))
         self.device.footprints.gave_back(number)
         self.device.memory.free(allocation)

@@ -33,7 +33,7 @@ class Thrashing(UserWarning):
 
 
 class LeftoverWarning(UserWarning):
-    """A test did not leave the set-aside and the windows of streams as it found them; they were put
+    """A test did not leave the set-aside and the windows of streams as they were; they were put
     back."""
 
 
@@ -238,7 +238,7 @@ class PersistingStream:
 
 @dataclass(eq=False)
 class _Ledger:
-    """The persisting streams that are open on one device, which has one set-aside for all of
+    """The persisting streams that are open on a device, which has one set-aside for all of
     them."""
 
     device: Device

@@ -105,7 +105,7 @@ class ManagedBuffer(Buffer):
         """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
 
         Args:
-            read_mostly: readers get copies of their own; a write drops the others. False removes
+            read_mostly: readers get copies; a write drops the others. False removes
                 it, which leaves one copy.
             preferred_location: "device" or "host", where pages stay and from where they are mapped;
                 None removes it.

@@ -1,4 +1,4 @@
-"""Arguments of kernels as text, so that unchanged code gives equal text: a pointer is told by its
+"""Arguments of kernels as text, so that unchanged code gives equal text: a pointer is named by its
 kind of memory, and words that differ between unchanged launches are left out. Pure.
 
 A text has the argument's words of four bytes, the lowest first: "100000 0" is 1048576 as 64 bits,

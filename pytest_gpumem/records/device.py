@@ -11,14 +11,14 @@ from pytest_gpumem.units import format_rate
 
 
 class UnknownPeak(ValueError):
-    """A share of a bandwidth was asked for that the driver does not report."""
+    """A share of a bandwidth was requested that the driver does not report."""
 
 
 SIMULATED = "simulated"  # begins the key of a simulated device
 
 
 class DeviceFacts(Record, frozen=True):
-    """The facts of one device, read once when it is opened.
+    """The facts of a device, read once when it is opened.
 
     Sizes are in bytes, rates in bytes per second, clocks in hertz. None is unknown: the driver does
     not report it.
@@ -33,7 +33,7 @@ class DeviceFacts(Record, frozen=True):
     sm_count: int
     """Streaming multiprocessors."""
     max_threads_per_sm: int
-    """Most resident threads of one SM."""
+    """Most resident threads of an SM."""
     memory_bytes: int
     """Device memory in total."""
     l2_bytes: int
@@ -58,7 +58,7 @@ class DeviceFacts(Record, frozen=True):
     integrated: bool
     """The GPU shares physical memory with the host."""
     shared_bytes_per_sm: int | None = None
-    """`sharedMemPerMultiprocessor`: shared memory of one SM, for all its resident blocks."""
+    """`sharedMemPerMultiprocessor`: shared memory of an SM, for all its resident blocks."""
     max_shared_bytes_per_block: int | None = None
     """`sharedMemPerBlockOptin`: the most shared memory that a block can have, if its kernel opts
     in."""
@@ -118,7 +118,7 @@ class DeviceFacts(Record, frozen=True):
         return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"
 
     def __repr__(self) -> str:
-        """In one line: a failed assertion shows it."""
+        """A single line: a failed assertion shows it."""
         peak = format_rate(self.dram_peak) if self.dram_peak else "unknown"
         return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
@@ -157,7 +157,7 @@ class CardProcess(Record, frozen=True):
 
 
 class Card(Record, frozen=True):
-    """Present state of one card. None is unknown: the driver or the card does not report it."""
+    """Present state of a card. None is unknown: the driver or the card does not report it."""
 
     name: str | None = None  # The product's name
     mig: bool | None = None  # The card is split into MIG instances

@@ -21,7 +21,7 @@ SHOWN = 5  # lines that a text names
 
 
 class WaitLine(Record, frozen=True):
-    """A line at which one call of the driver makes the host wait."""
+    """A line at which a call of the driver makes the host wait."""
 
     file: str  # As `Site.file`; empty where no Python code ran in the thread that called
     line: Count  # Number of the line
@@ -60,7 +60,7 @@ class Waits(Record, frozen=True):
 
 
 class MemoryUse(Record, frozen=True):
-    """Memory of one kind that one library took. Memory inside a pool counts once: where it is used,
+    """Memory of one kind that a library took. Memory inside a pool counts once: where it is used,
     and else as reserved."""
 
     library: str

@@ -131,7 +131,7 @@ class Overlap(Record, frozen=True):
 
 
 class MovedBytes(Record, frozen=True):
-    """Compulsory bytes of one launch: each distinct byte that must be read or written, once."""
+    """Compulsory bytes of a launch: each distinct byte that must be read or written, once."""
 
     reads: Bytes  # Distinct bytes read
     writes: Bytes  # Distinct bytes written
@@ -149,7 +149,7 @@ class MovedBytes(Record, frozen=True):
 
 
 class Conditions(Record, frozen=True):
-    """State of the device at one moment, from NVML or the simulated clock."""
+    """State of the device at a moment, from NVML or the simulated clock."""
 
     sm_clock_hz: NotNegative | None = None  # SM clock in hertz
     memory_clock_hz: NotNegative | None = None  # Memory clock in hertz
@@ -199,7 +199,7 @@ class Measurement(Record, frozen=True, dict=True):
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""
 
     label: str
-    """Name of the measurement inside its test; empty for the only one."""
+    """Name of the measurement inside its test; empty where it is the only measurement."""
     target: str
     """Name of the kernel or the callable."""
     mode: str
@@ -209,14 +209,14 @@ class Measurement(Record, frozen=True, dict=True):
     sampler_reason: str
     """Why this sampler."""
     placements: Placements
-    """Seconds of each sample, one inner tuple per buffer placement."""
+    """Seconds of each sample, an inner tuple per buffer placement."""
     half_width: Seconds | None
     """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with
     fewer than two placements."""
     moved_bytes: MovedBytes | None
-    """Compulsory bytes of one launch, where they are known."""
+    """Compulsory bytes of a launch, where they are known."""
     footprint: Bytes | None
-    """Distinct bytes of the arguments that one launch touches; decides whether a share of the peak
+    """Distinct bytes of the arguments that a launch touches; decides whether a share of the peak
     is meaningful."""
     floor: Seconds
     """Seconds that two events with nothing between them read: no latency below it is real."""
@@ -225,15 +225,15 @@ class Measurement(Record, frozen=True, dict=True):
     discarded: Count = 0
     """Samples under throttling, which are not among `placements`."""
     window: Window | None = None
-    """Access-policy window, if the stream had one."""
+    """Access-policy window, if the stream had a window."""
     profiled: bool = False
     """A profiler was attached: the times are not comparable."""
     checked: bool = False
-    """The result of one launch was compared with a reference before and after timing."""
+    """The result of a launch was compared with a reference before and after timing."""
     notes: tuple[str, ...] = ()
     """Remarks for the reader: why fewer placements, why not converged."""
     accesses_per_launch: Count | None = None
-    """Dependent accesses of one launch, for a latency per access (pointer chase)."""
+    """Dependent accesses of a launch, for a latency per access (pointer chase)."""
     overhead: Seconds | None = None
     """Seconds between two events with an empty launch between them: part of `latency`, and a
     property of the process. None where the sampler's readings contain it in another way."""
@@ -244,13 +244,13 @@ class Measurement(Record, frozen=True, dict=True):
     migrations: Migrations | None = None
     """Page faults and migrations of managed memory in an untimed pass."""
     what_ran: WhatRan | None = None
-    """Kernels, copies, allocations and waits of one launch in an untimed pass."""
+    """Kernels, copies, allocations and waits of a launch in an untimed pass."""
     sectors_per_request: Sectors | None = None
     """Mean 32-byte sectors of a warp's request for 32 words of 4 bytes, from the access pattern: 4
     where all are coalesced, up to 32 (CUDA C++ Best Practices Guide, 9.2.1). None where it is
     unknown, and for copy engines and pointer chases."""
     requested: Bytes | None = None
-    """Bytes that the threads of one launch request, repeats counted."""
+    """Bytes that the threads of a launch request, repeats counted."""
     card: str | None = None
     """UUID of the GPU that measured; None where it has none."""
     managed: bool = False
@@ -261,7 +261,7 @@ class Measurement(Record, frozen=True, dict=True):
     """False if no work was seen on the device: the time may be the host's alone. Written only
     then."""
     outside: Seconds | UnsetType = UNSET
-    """Seconds of work of one launch outside of the timed interval, which `latency` lacks. Written
+    """Seconds of work of a launch outside of the timed interval, which `latency` lacks. Written
     only where there is some."""
     busy: Share | UnsetType = UNSET
     """Share of the looks between samples at which other work kept the device busy. Written only
@@ -269,7 +269,7 @@ class Measurement(Record, frozen=True, dict=True):
     launches_wait: bool | UnsetType = UNSET
     """True if `CUDA_LAUNCH_BLOCKING` made every launch wait. Written only then."""
     host_time: Seconds | UnsetType = UNSET
-    """Seconds that the host takes to queue one launch: the median of the samples."""
+    """Seconds that the host takes to queue a launch: the median of the samples."""
 
     @property
     def repeat(self) -> Repeat:
@@ -302,13 +302,13 @@ class Measurement(Record, frozen=True, dict=True):
 
     @property
     def latency(self) -> float:
-        """Seconds of one launch: the mean over placements of each placement's median, without
+        """Seconds of a launch: the mean over placements of each placement's median, without
         exceptional placements under a window."""
         return statistics.fmean(self.counting)
 
     @property
     def latency_per_access(self) -> float | None:
-        """Seconds of one dependent access."""
+        """Seconds of a dependent access."""
         if not self.accesses_per_launch:
             return None
         return self.latency / self.accesses_per_launch

@@ -1,4 +1,4 @@
-"""Page faults and migrations of managed memory: the counts of one launch, and how they are added
+"""Page faults and migrations of managed memory: the counts of a launch, and how they are added
 up."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PageCounts(Record, frozen=True):
     cpu_faults: Count = 0  # Page faults of the host
     to_device: Bytes = 0  # Bytes that moved from the host to the device
     to_host: Bytes = 0  # Bytes that moved from the device to the host
-    between_devices: Bytes = 0  # Bytes that moved from one device to another
+    between_devices: Bytes = 0  # Bytes that moved between devices
     mapped: Bytes | None = None
     """Bytes that the device mapped in place, without moving them; None where mappings are not
     counted."""
@@ -59,7 +59,7 @@ class PageCounts(Record, frozen=True):
 
 
 class Migrations(Record, frozen=True):
-    """One untimed counting pass of a measurement: pages are put back, then one launch runs."""
+    """An untimed counting pass of a measurement: pages are put back, then a launch runs."""
 
     before: PageCounts | None = None
     """Counts while inputs and pages are put back, which is not timed."""

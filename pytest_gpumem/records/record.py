@@ -17,12 +17,12 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Bytes = Annotated[int, Meta(ge=0, le=_LARGEST)]
 ByteChange = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_TIME)]
-LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of one launch
+LaunchTime = Annotated[float, Meta(ge=LEAST_TIME, le=LONGEST_TIME)]  # Seconds of a launch
 LaunchTimes = Annotated[tuple[LaunchTime, ...], Meta(min_length=1)]
 Placements = Annotated[tuple[LaunchTimes, ...], Meta(min_length=1)]  # Of each buffer placement
 NotNegative = Annotated[float, Meta(ge=0.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for one request of a warp
+Sectors = Annotated[float, Meta(ge=0.0)]  # Sectors of 32 bytes for a request of a warp
 
 
 class Record(Struct, frozen=True):

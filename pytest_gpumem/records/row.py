@@ -27,7 +27,7 @@ FURTHER = "further differences"  # their number is in `now`
 
 
 class Difference(Record, frozen=True, omit_defaults=True):
-    """One thing in which a row differs from what it is compared with."""
+    """A difference of a row from what it is compared with."""
 
     kind: str
     """What differs: "declared bytes", "sectors per request", "access-policy window", "GPU page
@@ -66,7 +66,7 @@ class PairedChange(Record, frozen=True):
 
 
 class LimitResult(Record, frozen=True):
-    """The result of one limit that is not PASS."""
+    """The result of a limit that is not PASS."""
 
     limit: str
     """Name of the limit; empty for a doubt about the whole measurement, and for a declaration that
@@ -77,11 +77,11 @@ class LimitResult(Record, frozen=True):
 
 
 class Verdict(Record, frozen=True):
-    """The outcome of one row, with its reason."""
+    """The outcome of a row, with its reason."""
 
     outcome: Outcome  # The result
     reason: str  # One sentence with the figure, the limit and the margin
-    comparison: Comparison | None = None  # Change against the reference, where there is one
+    comparison: Comparison | None = None  # Change against the reference, where there is a reference
     simulated: bool = False  # Every verdict about a simulated device says so
     code: Code | None = None
     """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
@@ -104,7 +104,7 @@ class Row(Record, frozen=True):
     failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
     range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
     test_error: bool | UnsetType = UNSET
-    """True if the test failed by an assertion or an error of its own, whatever its verdicts.
+    """True if the test failed in itself, by an assertion or an error, whatever its verdicts.
     Written only then."""
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures of the test for this measurement, by name and unit, such as "elements/s"."""
@@ -136,7 +136,7 @@ class Past(Record, frozen=True):
     """A row in an earlier run."""
 
     utc: datetime  # When it was saved
-    latency: float  # Seconds of one launch
+    latency: float  # Seconds of a launch
     half_width: float | None = None  # Half of its 95 % interval, in seconds
     revision: str | None = None  # Revision of the measured code
 
@@ -212,8 +212,8 @@ def selects(name: str, nodeid: str) -> bool:
 
 def covers(name: str, key: str) -> bool:
     """True if a name is a row's key, or a node id that selects the row's test."""
-    own = key_of(name, "")
-    return key in (name, own) or key.startswith(f"{own}[") or selects(name, key)
+    of_test = key_of(name, "")
+    return key in (name, of_test) or key.startswith(f"{of_test}[") or selects(name, key)
 
 
 def key_of(nodeid: str, label: str) -> str:
@@ -235,6 +235,6 @@ def _escaped(text: str) -> str:
     # as "\xe4".
     return re.sub(
         r"(\\*)([\[\]]|\Z)",
-        lambda found: found[1] * 2 + (f"\\{found[2]}" if found[2] else ""),
+        lambda match: match[1] * 2 + (f"\\{match[2]}" if match[2] else ""),
         text,
     )

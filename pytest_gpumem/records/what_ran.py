@@ -1,4 +1,4 @@
-"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal
+"""What a launch of a measurement ran: exact, without times, so that unchanged code gives equal
 records."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Step(Record, frozen=True, omit_defaults=True):
 
 
 class WhatRan(Record, frozen=True):
-    """A record of what one launch ran, from an untimed pass."""
+    """A record of what a launch ran, from an untimed pass."""
 
     digest: str | None = None
     """Digest of everything below: if equal, the same ran. None if something was not watched."""
@@ -136,7 +136,7 @@ def what_ran(
     *,
     not_watched: str | None = None,
 ) -> WhatRan:
-    """Return the record of one launch.
+    """Return the record of a launch.
     `launch`: its steps in order; streams have any numbers that tell them apart.
     `state`, `not_watched`: as in `WhatRan`.
     """
