@@ -434,9 +434,6 @@ class Device(Protocol):
     def pause(self, seconds: float) -> None:
         """Let the host and the device rest."""
 
-    def entropy(self, seed: int) -> int:
-        """A seed for choices that differ from process to process; simulated: `seed`."""
-
     def conditions(self) -> Conditions:
         """Clocks, throttle reasons, temperature, power, other processes, now."""
 

@@ -98,7 +98,8 @@ class Sampler:
         self, harness: Harness, target: Target, mode: str, requested: str, seed: int, name: str
     ) -> None:
         self._harness, self._device, self._mode, self._test = harness, harness.device, mode, name
-        self._random = np.random.default_rng(harness.device.entropy(seed))
+        simulated = harness.device.facts.simulated  # the same in every process
+        self._random = np.random.default_rng(seed if simulated else None)
         self.target = target  # at its last placements
         self.name, self.reason, self.may_fall_back = choose(
             requested,

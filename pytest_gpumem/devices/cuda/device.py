@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -122,9 +121,6 @@ class CudaDevice(Device):
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def entropy(self, seed: int) -> int:
-        return secrets.randbits(64)
 
     def conditions(self) -> Conditions:
         return self._conditions.read()

@@ -319,9 +319,6 @@ class SimulatedDevice(protocol.Device):
     def pause(self, seconds: float) -> None:
         self.timeline.host += seconds
 
-    def entropy(self, seed: int) -> int:
-        return seed
-
     def conditions(self) -> Conditions:
         sheet = self.roofline.sheet
         clocks = {"sm_clock_hz": sheet.sm_clock, "memory_clock_hz": sheet.memory_clock}
