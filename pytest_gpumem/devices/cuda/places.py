@@ -19,8 +19,7 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.context import check
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
+from pytest_gpumem.devices.kinds import MemoryKind, is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 _HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA does not know

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_gpumem.devices import checks, protocol, values
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.process_memory import is_mapped
+from pytest_gpumem.devices.kinds import MemoryKind, is_mapped
 from pytest_gpumem.devices.protocol import Allocation, HostMemory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated import streams
 from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
