@@ -273,6 +273,11 @@ class DeviceMemory(Protocol):
 class Content(Protocol):
     """The content of memory: filled, copied, read and compared."""
 
+    @property
+    def on_host(self) -> bool:
+        """CuPy cannot compute any more."""
+        return False
+
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
         """Fill with values that `seed` decides: floats uniform in [0, 1), integers of their full
         range, booleans 0 or 1, complex numbers of two floats."""

@@ -163,7 +163,7 @@ class KernelResult:
             compare(self._bound.device, kernel.name, output, content, tolerance, of=of)
 
     def _arrays(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return arrays over arguments: copies as soon as an argument lies beyond the link."""
+        """Return arrays over arguments, or copies."""
         device = self._bound.device
         content: dict[str, tuple[Allocation, str, int]] = {}
         for name in names:
@@ -172,7 +172,8 @@ class KernelResult:
             if self._bound.kernel.source is None:
                 # A copy is right to the bit, whatever the bits mean: a NaN equals itself.
                 content[name] = buffer.allocation, "u1", buffer.nbytes
-        if any(buffer.kind.beyond_link for buffer in self._buffers.values()):
+        beyond_link = any(buffer.kind.beyond_link for buffer in self._buffers.values())
+        if beyond_link or device.content.on_host:
             copies = device.content.copies(list(content.values()))
             return dict(zip(content, copies, strict=True))
         arrays = {}

@@ -110,6 +110,10 @@ class CudaContent:
 
     copy = staticmethod(copy)
 
+    @property
+    def on_host(self) -> bool:
+        return Context.destroyed
+
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         # A copy does not move managed pages as the host's own reads would.
         result, doing = np.empty(size, dtype=dtype), "reading memory"
@@ -125,7 +129,7 @@ class CudaContent:
         doing = "copying to compare"
         needed = sum(size * np.dtype(dtype).itemsize for _, dtype, size in wanted)
         free, _total = check(R.cudaMemGetInfo(), doing)
-        if Context.destroyed or _WORKING_COPIES * needed > free:
+        if self.on_host or _WORKING_COPIES * needed > free:
             return [self.to_host(*array) for array in wanted]
         import cupy  # the reference computes with arrays of the library
 
