@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.protocol import Activity, Span, Unsupported
+from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.devices.values import CHUNK, fill, mismatch, rule_of
 
 MASK = 2**64 - 1
@@ -76,17 +76,3 @@ def test_complex_numbers_compare_by_their_parts() -> None:
 def test_what_is_no_number_cannot_be_compared() -> None:
     with pytest.raises(Unsupported):
         rule_of(np.dtype("V3"))
-
-
-def test_time_in_which_several_kernels_run() -> None:
-    for intervals, time in [
-        ([], 0.0),
-        ([(0, 10)], 0.0),
-        ([(0, 10), (10, 20)], 0.0),
-        ([(5, 15), (0, 10)], 5.0),
-        ([(0, 10), (2, 8), (4, 6)], 6.0),  # three at once count once
-        ([(0, 10), (2, 4), (3, 8)], 6.0),
-        ([(0, 4), (2, 6), (10, 14), (12, 13)], 3.0),
-    ]:
-        activity = Activity([Span("k", 1, start, end) for start, end in intervals])
-        assert activity.at_once == pytest.approx(time * 1e9), intervals
