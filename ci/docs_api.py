@@ -12,11 +12,11 @@ import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 
-SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+SECTIONS = {
     "Measuring": {
-        "plugin.gpu_benchmark.GpuBenchmark": ("__call__", "case", "stream"),
-        "measuring.case.Case": (),
-        "plugin.result.Result": (),
+        "plugin.gpu_benchmark.GpuBenchmark": "__call__ case stream",
+        "measuring.case.Case": "",
+        "plugin.result.Result": "",
     },
     "Buffers and memory": {
         "memory.spaces.Memory": (),
@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Persisting L2": {
         "memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")
     },
+    "Persisting L2": {"memory.l2.PersistingStream": "handle where nbytes window reset renew"},
     "Work that overlaps": {
         "measuring.works.Works": (
             "copy",
@@ -68,11 +69,13 @@ def api() -> str:
         parts.append(f"## {heading}")
         for path, members in classes.items():
             module, _, name = path.rpartition(".")
-            parts += described(getattr(import_module(f"pytest_gpumem.{module}"), name), members)
+            parts += described(
+                getattr(import_module(f"pytest_gpumem.{module}"), name), members.split()
+            )
     return "\n\n".join(part for part in parts if part)
 
 
-def described(kind: type, members: tuple[str, ...]) -> Iterator[str]:
+def described(kind: type, members: list[str]) -> Iterator[str]:
     """One class: its docstring, a table of its attributes, and its methods.
 
     Raises:

@@ -210,17 +210,8 @@ SCHEMA = ROOT / "docs" / "reference" / "results.schema.json"
 
 
 READ_BY_USERS = (
-    "Row",
-    "Verdict",
-    "Comparison",
-    "PairedChange",
-    "Omission",
-    "Difference",
-    "Measurement",
-    "MovedBytes",
-    "Window",
-    "Footprint",
-    "MemoryUse",
+    *("Row", "Verdict", "Comparison", "PairedChange", "Omission", "Difference"),
+    *("Measurement", "MovedBytes", "Window", "Footprint", "MemoryUse"),
 )
 """Records whose fields have a phrase each, the widest first."""
 NAMES_ALONE = ("Code", "DeviceFacts", "Limits", "Outcome")
@@ -345,14 +336,12 @@ MODULES_OF_CONSTANTS = ("judging/reference.py", "judging/duet.py")
 """Modules of the package with the constants of a comparison."""
 
 
-def judging_constants() -> list[tuple[str, str, str]]:
+def judging_constants() -> Iterator[tuple[str, str, str]]:
     """The constants of a comparison: name, value and comment, as the code has them."""
-    constants = []
     for path in MODULES_OF_CONSTANTS:
         text = (ROOT / "pytest_gpumem" / path).read_text(encoding="utf-8")
         for name, value, comment in _constants_of(text):
-            constants.append((f"{Path(path).stem}.{name}", value, comment))
-    return constants
+            yield f"{Path(path).stem}.{name}", value, comment
 
 
 def _constants_of(text: str) -> Iterator[tuple[str, str, str]]:

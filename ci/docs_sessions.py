@@ -40,7 +40,8 @@ def test_histogram(gpu_benchmark, device_buffer, gpu_kernels):
     result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
     assert result.bandwidth > 0.85 * result.device.peak_bandwidth
 """
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
+OPTIONS = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+PYTEST = [sys.executable, "-m", "pytest", *OPTIONS]
 GPUMEM = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()"]
 REPLACED = (
     (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
@@ -59,26 +60,16 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = ("CI", "PYTEST_ADDOPTS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "CODSPEED_ENV")
-        own = {
+        self.environment = {
             name: value
             for name, value in os.environ.items()
             if name not in names and not name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST"))
         }
-        who = {
-            f"GIT_{role}_{what}": value
-            for role in ("AUTHOR", "COMMITTER")
-            for what, value in (("NAME", "me"), ("EMAIL", "me@example"))
-        }
-        when = {f"GIT_{role}_DATE": DATE for role in ("AUTHOR", "COMMITTER")}
-        self.environment = {
-            **own,
-            **who,
-            **when,
-            "COLUMNS": str(WIDTH),
-            "NO_COLOR": "1",
-            "GPUMEM_DEVICE": "sim",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        for role in ("AUTHOR", "COMMITTER"):
+            for what, value in (("NAME", "me"), ("EMAIL", "me@example"), ("DATE", DATE)):
+                self.environment[f"GIT_{role}_{what}"] = value
+        self.environment |= {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "GPUMEM_DEVICE": "sim"}
+        self.environment["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def run(self, *command: str) -> str:
         """The output of a command, whatever its exit code."""
@@ -107,41 +98,20 @@ class Session:
                 ["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True
             )
             self.commit(TESTS)
-            self.run(
-                *PYTEST,
-                "--gpumem",
-                "--gpumem-save",
-                "--gpumem-processes",
-                "3",
-                "-p",
-                "no:cacheprovider",
-            )
+            self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes=3")
             self.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
 
 
 def failing(session: Session) -> str:
     """A slow-down in one test."""
     session.slowed()
-    return session.run(
-        *PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider"
-    )
+    return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%")
 
 
 def gate(session: Session) -> str:
     """A pull request with a slow-down, from the duet on: the second step is a session as `failing` shows it."""
     session.slowed()
-    text = session.run(
-        *GPUMEM,
-        "gate",
-        "HEAD~1",
-        "--max-regression",
-        "2%",
-        "--",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:hypothesispytest",
-    )
+    text = session.run(*GPUMEM, "gate", "HEAD~1", "--max-regression", "2%", "--", *OPTIONS)
     return text[text.index("gpumem gate: a duet") :]
 
 

@@ -43,17 +43,8 @@ def resolve(extras: str) -> list[dict[str, dict[str, str]]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--dry-run",
-            "--ignore-installed",
-            "-q",
-            "--report",
-            str(report),
-        ]
+        pip = ["-m", "pip", "install", "--dry-run", "--ignore-installed", "-q", "--report"]
+        command = [sys.executable, *pip, str(report)]
         subprocess.run([*command, f"{ROOT}[{extras}]" if extras else str(ROOT)], check=True)
         found: list[dict[str, dict[str, str]]] = json.loads(report.read_text())["install"]
         return found

@@ -25,29 +25,8 @@ from pytest_gpumem.records.schema import document_from_json
 
 ROW = ("nodeid", "label", "limits", "verdict", "failed", "extra")
 MEASUREMENT = (
-    *(
-        "label",
-        "target",
-        "mode",
-        "sampler",
-        "sampler_reason",
-        "half_width",
-        "moved_bytes",
-        "footprint",
-        "floor",
-        "window",
-        "managed",
-    ),
-    *(
-        "checked",
-        "notes",
-        "accesses_per_launch",
-        "overlap",
-        "sectors_per_request",
-        "requested",
-        "work_seen",
-        "busy",
-    ),
+    "label target mode sampler sampler_reason half_width moved_bytes footprint floor window managed"
+    " checked notes accesses_per_launch overlap sectors_per_request requested work_seen busy"
 )
 """Fields that are kept as they are."""
 
@@ -84,7 +63,7 @@ def _summary(row: Row) -> dict[str, Any]:
 
 
 def _figures(measurement: Measurement) -> Measurement:
-    fields = {name: getattr(measurement, name) for name in MEASUREMENT}
+    fields = {name: getattr(measurement, name) for name in MEASUREMENT.split()}
     fields["placements"] = tuple((float(f"{median:.9g}"),) for median in measurement.medians)
     fields["conditions"] = (Conditions(), Conditions())
     if measurement.migrations is not None:

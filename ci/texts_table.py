@@ -26,145 +26,58 @@ class Timed(NamedTuple):
     half_width: float | None
 
 
-WINDOWS = (
-    (
-        "reset_data, 32 blocks, 3 MiB set aside, the text's tables",
-        "test_reset_data_at_the_texts_sizes",
-    ),
-    (
-        "reset_data, 32 blocks, half of L2 set aside, tables of sixths of L2",
-        "test_reset_data_at_shares_of_l2",
-    ),
-    (
-        "sliding_window, 30 MiB set aside, the text's regions",
-        "test_sliding_window_at_the_texts_sizes",
-    ),
-    (
-        "sliding_window, the largest set-aside, regions of shares of L2",
-        "test_sliding_window_at_shares_of_l2",
-    ),
-)
-"""Experiments whose rows are called "size, variant". The first variant is the base of the others."""
+WINDOWS = {
+    "reset_data, 32 blocks, 3 MiB set aside, the text's tables": "reset_data_at_the_texts_sizes",
+    "reset_data, 32 blocks, half of L2 set aside, tables of sixths of L2": "reset_data_at_shares_of_l2",
+    "sliding_window, 30 MiB set aside, the text's regions": "sliding_window_at_the_texts_sizes",
+    "sliding_window, the largest set-aside, regions of shares of L2": "sliding_window_at_shares_of_l2",
+}
+"""Tests whose rows are called "size, variant". The first variant is the base of the others."""
 
-RESET = "test_a_reset_gives_the_next_kernel_all_of_l2[by {}]"
 WARPS, PAGES = (
     "test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[{}]",
     (4096, 65536, 2097152),
 )
-GRAPH, CARRIED = "test_a_window_on_a_graph_or_on_a_launch_gains_too[{}]", ("off", "persisting")
-SHARED, TEXTS_SIZE = "test_a_table_in_shared_memory", "test_the_texts_own_size"
-NEVER = "C, nothing has persisted"
-INTERMEDIATES = "test_intermediates_that_stay_on_the_device_save_a_round_trip"
 
-PAIRS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
-    (
-        "persisting L2",
-        (
-            ("A's lines persist", RESET.format("the context"), NEVER, "C, without a reset"),
-            (
-                "after a reset by the context",
-                RESET.format("the context"),
-                NEVER,
-                "C, after a reset",
-            ),
-            ("after a reset by the window", RESET.format("the window"), NEVER, "C, after a reset"),
-            (
-                "after other work, without a reset",
-                RESET.format("ageing"),
-                NEVER,
-                "C, after other work",
-            ),
-            (
-                "largest set-aside, unused",
-                "test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel",
-                "no set-aside",
-                "the largest set-aside, without a window",
-            ),
-            ("two windows, ratio 1 and 0.5", "test_two_windows_at_once", "ratio 1", "ratio 0.5"),
-            ("window on a graph's kernels", GRAPH.format("graph"), *CARRIED),
-            ("window on a launch", GRAPH.format("launch"), *CARRIED),
-            *(
-                (
-                    f"shared memory, {size}, {blocks}",
-                    SHARED,
-                    f"{size}, {blocks}, persisting",
-                    f"{size}, {blocks}, shared memory",
-                )
-                for size in ("48 KiB", "227 KiB")
-                for blocks in ("32 blocks", "full grid")
-            ),
-            *(
-                (
-                    f'"fit", {of_32}/32 of L2, {kernel}',
-                    f"test_a_fitted_window_is_never_slower_than_none[{of_32}-{kernel}]",
-                    "off",
-                    "fitted",
-                )
-                for kernel in ("reset_data", "sliding_window")
-                for of_32 in (16, 24, 48)
-            ),
-        ),
-    ),
-    (
-        "managed memory",
-        (
-            ("2^20 floats, GPU first", TEXTS_SIZE, "4 MiB, faulting", "4 MiB, GPU first"),
-            ("2^20 floats, prefetched", TEXTS_SIZE, "4 MiB, faulting", "4 MiB, prefetched"),
-            ("64 MiB arrays, prefetched", "test_prefetch_beats_faulting", "faulting", "prefetched"),
-            *(
-                (
-                    f"a warp for each {format_bytes(page)}",
-                    WARPS.format(page),
-                    "grid stride",
-                    "a warp a page",
-                )
-                for page in (4096, 65536, 2097152)
-            ),
-        ),
-    ),
-    (
-        "link and access patterns",
-        (
-            (
-                "intermediates on the host",
-                INTERMEDIATES,
-                "stays on the device",
-                "to the host and back",
-            ),
-            (
-                "zero copy, read once",
-                "test_reading_once_in_place_is_no_slower_than_copying_first",
-                "copied, 1 x",
-                "mapped, 1 x, stride 1",
-            ),
-            (
-                "zero copy, read four times",
-                "test_reading_again_crosses_the_link_again",
-                "copied, 4 x",
-                "mapped, 4 x, stride 1",
-            ),
-            (
-                "copies both ways, and a kernel",
-                "test_copies_both_ways_and_the_kernel_run_at_once",
-                "both copies",
-                "staged",
-            ),
-            (
-                "1024 copies of 4 KiB",
-                "test_one_packed_copy_beats_many_small_ones",
-                "one of 4 MiB",
-                "1024 copies of 4 KiB",
-            ),
-            ("pageable to device", "test_pinned_to_device_beats_pageable", "pinned", "pageable"),
-            ("device to pageable", "test_device_to_pinned_beats_pageable", "pinned", "pageable"),
-            *(
-                (f"offset {offset}", "test_offset_copy", "offset 0", f"offset {offset}")
-                for offset in (1, 8)
-            ),
-        ),
-    ),
-)
-"""Of each group: what it is called in the table, the test, the label that it is compared with, and its own."""
+PAIRS = """
+persisting L2
+  A's lines persist | a_reset_gives_the_next_kernel_all_of_l2[by the context] | C, nothing has persisted | C, without a reset
+  after a reset by the context | a_reset_gives_the_next_kernel_all_of_l2[by the context] | C, nothing has persisted | C, after a reset
+  after a reset by the window | a_reset_gives_the_next_kernel_all_of_l2[by the window] | C, nothing has persisted | C, after a reset
+  after other work, without a reset | a_reset_gives_the_next_kernel_all_of_l2[by ageing] | C, nothing has persisted | C, after other work
+  largest set-aside, unused | a_set_aside_that_nothing_uses_slows_a_saturated_kernel | no set-aside | the largest set-aside, without a window
+  two windows, ratio 1 and 0.5 | two_windows_at_once | ratio 1 | ratio 0.5
+  window on a graph's kernels | a_window_on_a_graph_or_on_a_launch_gains_too[graph] | off | persisting
+  window on a launch | a_window_on_a_graph_or_on_a_launch_gains_too[launch] | off | persisting
+  shared memory, 48 KiB, 32 blocks | a_table_in_shared_memory | 48 KiB, 32 blocks, persisting | 48 KiB, 32 blocks, shared memory
+  shared memory, 48 KiB, full grid | a_table_in_shared_memory | 48 KiB, full grid, persisting | 48 KiB, full grid, shared memory
+  shared memory, 227 KiB, 32 blocks | a_table_in_shared_memory | 227 KiB, 32 blocks, persisting | 227 KiB, 32 blocks, shared memory
+  shared memory, 227 KiB, full grid | a_table_in_shared_memory | 227 KiB, full grid, persisting | 227 KiB, full grid, shared memory
+  "fit", 16/32 of L2, reset_data | a_fitted_window_is_never_slower_than_none[16-reset_data] | off | fitted
+  "fit", 24/32 of L2, reset_data | a_fitted_window_is_never_slower_than_none[24-reset_data] | off | fitted
+  "fit", 48/32 of L2, reset_data | a_fitted_window_is_never_slower_than_none[48-reset_data] | off | fitted
+  "fit", 16/32 of L2, sliding_window | a_fitted_window_is_never_slower_than_none[16-sliding_window] | off | fitted
+  "fit", 24/32 of L2, sliding_window | a_fitted_window_is_never_slower_than_none[24-sliding_window] | off | fitted
+  "fit", 48/32 of L2, sliding_window | a_fitted_window_is_never_slower_than_none[48-sliding_window] | off | fitted
+managed memory
+  2^20 floats, GPU first | the_texts_own_size | 4 MiB, faulting | 4 MiB, GPU first
+  2^20 floats, prefetched | the_texts_own_size | 4 MiB, faulting | 4 MiB, prefetched
+  64 MiB arrays, prefetched | prefetch_beats_faulting | faulting | prefetched
+  a warp for each 4 KiB | a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[4096] | grid stride | a warp a page
+  a warp for each 64 KiB | a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[65536] | grid stride | a warp a page
+  a warp for each 2 MiB | a_warp_for_each_page_faults_less_than_all_warps_on_all_pages[2097152] | grid stride | a warp a page
+link and access patterns
+  intermediates on the host | intermediates_that_stay_on_the_device_save_a_round_trip | stays on the device | to the host and back
+  zero copy, read once | reading_once_in_place_is_no_slower_than_copying_first | copied, 1 x | mapped, 1 x, stride 1
+  zero copy, read four times | reading_again_crosses_the_link_again | copied, 4 x | mapped, 4 x, stride 1
+  copies both ways, and a kernel | copies_both_ways_and_the_kernel_run_at_once | both copies | staged
+  1024 copies of 4 KiB | one_packed_copy_beats_many_small_ones | one of 4 MiB | 1024 copies of 4 KiB
+  pageable to device | pinned_to_device_beats_pageable | pinned | pageable
+  device to pageable | device_to_pinned_beats_pageable | pinned | pageable
+  offset 1 | offset_copy | offset 0 | offset 1
+  offset 8 | offset_copy | offset 0 | offset 8
+"""
+"""Groups, and of each row what it is called, the test, the label that it is compared with, and its own."""
 
 PLACES = ("L1, 16 KiB", "L2, 1 MiB", "DRAM, ", "mapped host memory, ", "managed on the host, ")
 """Of the ladder of latencies, the last row whose label begins so."""
@@ -182,19 +95,16 @@ def lines(rows: Sequence[Row], device: DeviceFacts) -> list[str]:
         return found[test, label]
 
     drawn = []
-    for title, test in WINDOWS:
-        drawn += [
-            *_windows(
-                title, [(label, one) for (name, label), one in found.items() if name == test]
-            ),
-            "",
-        ]
-    for title, pairs in PAIRS:
-        drawn.append(f"{title:<40}{'base':>12}   change")
-        for what, test, base, label in pairs:
-            drawn.append(_pair(what, find, test, base, label))
-        drawn.append("")
-    return [*drawn, *_bandwidths(find, device), *_latencies(found)]
+    for title, test in WINDOWS.items():
+        own = [(label, one) for (name, label), one in found.items() if name == f"test_{test}"]
+        drawn += [*_windows(title, own), ""]
+    for line in PAIRS.strip().splitlines():
+        if line.startswith(" "):
+            what, test, base, label = line.strip().split(" | ")
+            drawn.append(_pair(what, find, f"test_{test}", base, label))
+        else:
+            drawn += [""] * drawn[-1].startswith(" ") + [f"{line:<40}{'base':>12}   change"]
+    return [*drawn, "", *_bandwidths(find, device), *_latencies(found)]
 
 
 def of_two_windows(cases: Sequence[Mapping[str, Any]], l2_bytes: int) -> Iterator[str]:

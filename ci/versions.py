@@ -23,18 +23,7 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
 OLD = ("3.10", "3.11")
 SUITE = (
-    "-m",
-    "pytest",
-    "-q",
-    "-p",
-    "no:cacheprovider",
-    "--gpumem",
-    "--gpumem-device",
-    "sim",
-    "--gpumem-budget",
-    "50 ms",
-    "-W",
-    "default",
+    "-m pytest -q -p no:cacheprovider --gpumem --gpumem-device=sim --gpumem-budget=50ms -W default"
 )
 
 
@@ -77,18 +66,8 @@ def passes(python: str, which: str) -> bool:
         own = str(Path(folder, "bin", "python"))
         constraints = Path(folder, "constraints.txt")
         constraints.write_text("".join(f"{one}\n" for one in lowest()) if which == "lowest" else "")
-        install = [
-            own,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            "-c",
-            str(constraints),
-            "-e",
-            str(ROOT),
-        ]
+        install = [own, *["-m", "pip", "install", "-q", "--disable-pip-version-check", "-c"]]
+        install += [str(constraints), "-e", str(ROOT)]
         if subprocess.run(install, check=False).returncode != 0:
             return False
         environment = {
@@ -96,7 +75,10 @@ def passes(python: str, which: str) -> bool:
             for name, value in os.environ.items()
             if not name.startswith(("GPUMEM", "PYTEST_"))
         }
-        return subprocess.run([own, *SUITE], cwd=ROOT, env=environment, check=False).returncode == 0
+        return (
+            subprocess.run([own, *SUITE.split()], cwd=ROOT, env=environment, check=False).returncode
+            == 0
+        )
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,14 @@ Record = dict[str, Any]
 def count(options: Sequence[str], tests: Sequence[str]) -> tuple[Document, list[Launch]]:
     """Run the cases under Nsight Compute: their results, and the measured launches."""
 
-    def echo(line: str) -> None:
-        print(line, file=sys.stderr)
-
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results = Path(folder, "results.json")
         command = child.pytest_command(options, tests=tests, results=results)
         launches, _ = count_launches(
-            command, child.for_a_part(dict(os.environ)), echo, metrics=tuple(METRICS.values())
+            command,
+            child.for_a_part(os.environ),
+            partial(print, file=sys.stderr),
+            metrics=tuple(METRICS.values()),
         )
         document = load(results)
     if document is None:
@@ -111,13 +112,10 @@ def table(record: Record) -> str:
     lines = [head, "", f"{'kernel':<20}{'declared MB':>17}{'counted MB':>17}{'differ':>9}  says"]
     lines.append(f"{'':<20}{'read':>9}{'written':>8}{'read':>9}{'written':>8}")
     for row in record["rows"]:
-        declared, counted = row["moved_bytes"], row["dram_bytes"]
-        if declared is None or counted is None:
-            lines.append(f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  not counted")
-            continue
-        lines.append(
-            f"{name_of(row):<20}{_pair(declared)}{_pair(counted)}{100 * row['difference']:>+8.1f}%  {row['finding']}"
-        )
+        differ = f"{100 * row['difference']:+.1f}%" if "difference" in row else ""
+        pairs = _pair(row["moved_bytes"]) + _pair(row["dram_bytes"])
+        says = row.get("finding", "not counted")
+        lines.append(f"{name_of(row):<20}{pairs}{differ:>9}  {says}")
     lines += ["", f"{len(record['rows'])} kernels; L2 of {device['l2_bytes'] / MB:.1f} MB"]
     if record["absent"]:
         lines.append(f"NOT COUNTED: {', '.join(record['absent'])}")

@@ -59,9 +59,9 @@ DEFAULT = "--gpumem-footprint=on"
 
 
 class Suite:
-    """Sessions of the suite. `count`: tests that are run."""
+    """Sessions of the suite."""
 
-    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int) -> None:
+    def __init__(self, tests: Path, selection: Sequence[str], cache: Path) -> None:
         self._tests, self._command = tests, [*PYTEST.split(), "--rootdir", str(tests), *selection]
         found = {
             name: value
@@ -71,7 +71,7 @@ class Suite:
         self._environment = found | {
             "CUPY_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
-            "SOME_TESTS": str(count),
+            "SOME_TESTS": str(NUMBER),
         }
 
     def compile_kernels(self, seconds: float) -> None:
@@ -135,9 +135,8 @@ def table(record: dict[str, Any]) -> str:
         lines.append(
             f"{side['seconds']:.2f} s {name}: {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
         )
-    lines.append(f"{record['with_memory']} tests take memory, {record['allocations']} allocations")
-    lines.append(f"{record['counted']} tests have {record['waits']} waits")
-    return "\n".join(lines)
+    memory = f"{record['with_memory']} tests take memory, {record['allocations']} allocations"
+    return "\n".join([*lines, f"{memory}; {record['counted']} have {record['waits']} waits"])
 
 
 def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -196,9 +195,7 @@ def broken(record: dict[str, Any]) -> list[str]:
     for side, cost in record["sides"].items():
         limit = LIMIT if "footprint=auto" in side else hook + ABOVE_HOOK
         if side not in (WITHOUT, HOOK) and cost["overhead"] > limit:
-            found.append(
-                f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %"
-            )
+            found.append(f"{side} costs {cost['overhead']:.1%}, which is above {limit:.1%}")
     if record["changed"]:
         found.append(f"tests end otherwise: {record['changed']}")
     if not record["with_memory"] and not record["counted"]:
@@ -224,12 +221,6 @@ def main() -> int:
         help="begin no round that would end after this long (default 120)",
     )
     parser.add_argument(
-        "--number",
-        type=int,
-        default=NUMBER,
-        help=f"tests, of each file the first ones (default {NUMBER}; 0: all)",
-    )
-    parser.add_argument(
         "--measured",
         action="append",
         metavar="OPTIONS",
@@ -242,7 +233,7 @@ def main() -> int:
     rounds: list[dict[str, dict[str, Any]]] = []
 
     with tempfile.TemporaryDirectory() as cache:
-        suite = Suite(options.tests.resolve(), SELECTION, Path(cache), options.number)
+        suite = Suite(options.tests.resolve(), SELECTION, Path(cache))
         suite.compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
         suite.session(WITHOUT)
         shown = suite.session(sides[-1], rows=True)

@@ -5,7 +5,6 @@
 FOLDER has the sources in folders with these names:
 
     kornia     github.com/kornia/kornia, revision b4f5a78a: PyTorch by pytest-benchmark; it needs the package kornia_rs
-    liger      github.com/linkedin/Liger-Kernel, revision ead96b61: kernels of Triton beside PyTorch
 
 Runs each suite three times: once to fill the caches of kernels, then without the plugin, then with it. Records how the tests end, the wall
 times, the benchmarks that were measured on the GPU and why others were not, and the lines that wait; the record is written after each suite.
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,19 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import installed, record_parser, write_record
 
+# pytest-benchmark takes a second for each test by default. Of the sizes and channels some: a measurement takes up to a second.
 SUITES = {
-    **{
-        f"liger {name}": (f"test/transformers/test_{name}.py",)
-        for name in ("dyt", "layer_norm", "softmax")
-    },
-    # pytest-benchmark takes a second for each test by default. Of the sizes and channels some: a measurement takes up to a second.
     "kornia": (
         *("benchmarks/color/gray_test.py", "benchmarks/color/yuv_test.py"),
         *("benchmarks/augmentation/2d_geometric_test.py", "--device=cuda", "--optimizer="),
         *("--benchmark-max-time=0.1", "-k", "not 237 and not 256 and not 5- and not 1-3-"),
     ),
 }
-"""By the folder and a part of it: the options of its session."""
+"""By the folder: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
 OURS = ("--gpumem", "--gpumem-waits")
 SAID = re.compile(r"\d+ benchmarks? .*")
@@ -73,20 +68,18 @@ def session(source: Path, arguments: Sequence[str]) -> tuple[Mapping[str, str], 
             sys.exit(
                 f"foreign_gpu_suites: {' '.join(command)} in {source.name} wrote no report:\n{done.stdout}{done.stderr}"
             )
-        outcomes: dict[str, str] = {}
+        outcomes = {}
         for case in ElementTree.parse(report).iter("testcase"):
             kinds = [
                 kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None
             ]
-            outcomes[f"{case.get('classname')}::{case.get('name')}"] = (
-                kinds[0] if kinds else "passed"
-            )
+            outcomes[f"{case.get('classname')}::{case.get('name')}"] = (*kinds, "passed")[0]
         return outcomes, done.stdout
 
 
 def suite(name: str, folder: Path, device: str) -> dict[str, Any]:
     """What a suite shows."""
-    source, options = folder / name.partition(" ")[0], SUITES[name]
+    source, options = folder / name, SUITES[name]
     ours, seconds = (*OURS, f"--gpumem-device={device}"), dict[str, float]()
 
     def run(what: str, *more: str) -> tuple[Mapping[str, str], str]:
@@ -147,21 +140,16 @@ def main() -> int:
     assert __doc__
     parser = record_parser(__doc__)
     parser.add_argument("--suites", type=Path, required=True, metavar="FOLDER", help="the sources")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=[*SUITES],
-        default=[*SUITES],
-        metavar="SUITE",
-        help=f"of {', '.join(SUITES)}",
-    )
     options = parser.parse_args()
     device, found, failed = None, dict[str, dict[str, Any]](), False
-    for name in options.only:
+    for name in SUITES:
         one = found[name] = suite(name, options.suites.resolve(), options.device)
         device = one.pop("device") or device
         failed |= bool(one["changed"]) or not (one["adopted"] or one["counted"])
-        print(*text(name, one), sep="\n", flush=True)
+        print(
+            f"{name}: {one['tests']} tests {one['ends']}, {len(one['adopted'])} measured, {one['waits']} waits in {one['counted']}"
+        )
+        print(*one["said"], f"end otherwise: {one['changed']}", sep="\n", flush=True)
         if options.json:
             record = {"kind": "foreign_gpu_suites", "device": device, "suites": found}
             versions = installed(
@@ -169,22 +157,6 @@ def main() -> int:
             )
             write_record(options.json, {**record, "versions": versions}, indent=1)
     return int(failed)
-
-
-def text(name: str, one: Mapping[str, Any]) -> Iterator[str]:
-    """What a suite shows, line by line."""
-    yield f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}"
-    yield f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with"
-    for row in one["adopted"]:
-        host = (
-            ""
-            if row["host_seconds"] is None
-            else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
-        )
-        yield f"  {row['test']}: {1e6 * row['seconds']:.1f} us ({row['sampler']}){host}"
-    yield from (f"  {line}" for line in one["said"])
-    yield f"  {one['counted']} tests counted, {one['waits']} waits {one['not_read'] or ''}"
-    yield from (f"  {count} x {line}" for line, count in one["waiting"].items())
 
 
 if __name__ == "__main__":

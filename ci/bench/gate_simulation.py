@@ -264,20 +264,6 @@ def losses(draws: int) -> Lines:
         yield line
 
 
-def single_rows(draws: int) -> Lines:
-    """A row with a full reference, by its loss in limits: green/red/open, median of pairs"""
-    noisy = replace(K32, name="32 MiB, 5 x noisier", spread=5 * K32.spread)
-    slow = replace(K4, name="4 MiB, mode 20 %", mode=0.2)
-    for kernel in (K256, K32, K2_1, K2, K4_1, K4, replace(slow, limit=0.01), slow, noisy):
-        line: dict[str, Any] = {"row": kernel.name, "limit": kernel.limit}
-        for times in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0):
-            tally, _ = lone_rows(kernel, LAYOUTS["12 x 1"], 0.0, times, 2 * draws)
-            green, red = tally.share(Outcome.PASS), tally.share(Outcome.FAIL)
-            pairs = np.median(tally.pairs or [0])
-            line[f"{times:g}"] = f"{green:.0f}/{red:.0f}/{100 - green - red:.0f}, {pairs:.0f}"
-        yield line
-
-
 def plain_sessions(draws: int) -> Lines:
     """Plain sessions of unchanged code, also on a card that is 2 % slower: those with a FAIL"""
     for name, size, saved in itertools.product(PLAIN_SUITES, (15, 100), LAYOUTS):
@@ -398,15 +384,7 @@ def false_restarts(draws: int) -> Lines:
         yield {"row": kernel.name, "limit": kernel.limit, "restarts": count / histories}
 
 
-TABLES = (
-    unchanged_gates,
-    losses,
-    single_rows,
-    plain_sessions,
-    creep,
-    gains,
-    false_restarts,
-)
+TABLES = (unchanged_gates, losses, plain_sessions, creep, gains, false_restarts)
 
 
 def simulate(draws: int) -> dict[str, Any]:

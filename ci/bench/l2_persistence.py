@@ -12,7 +12,6 @@ The record is written after every case. Prints what was asked of it with ok or M
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
@@ -293,14 +292,6 @@ def _medians_line(one: Record) -> str:
     return f"{name_of(one)}  {'; '.join(cells)}"
 
 
-def parts(text: str) -> tuple[str, ...]:
-    """Names of parts such as "placements,streams": a `type` of argparse."""
-    names = tuple(text.split(","))
-    if not set(names) <= set(PARTS):
-        raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(PARTS)}")
-    return names
-
-
 def main() -> int:
     parser = record_parser(__doc__)
     parser.add_argument(
@@ -310,10 +301,7 @@ def main() -> int:
         help="begin no case that would end after this long",
     )
     parser.add_argument(
-        "--parts",
-        type=parts,
-        default=PARTS,
-        help=f"what is measured, of {','.join(PARTS)} (default: all)",
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured (default: all)"
     )
     asked = parser.parse_args()
     if asked.json is not None and not asked.json.absolute().parent.is_dir():

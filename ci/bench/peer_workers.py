@@ -1,7 +1,7 @@
 """One fresh process that measures the triad in one peer's way: started by peers.py, with the job as JSON on its command line.
 
-The answer holds one case for each way and size: the reported value and the wall time in seconds, the number of samples, where the arrays
-lay, and the conditions before and after.
+The answer holds one case for each way and size: the reported value and the wall time in seconds, the number of samples, and the conditions
+before and after.
 """
 
 from __future__ import annotations
@@ -48,19 +48,6 @@ TORCH_SECONDS = 0.1
 STREAM = ("copy", "mul", "stream_add", "triad", "dot")
 """This project's kernels with the arithmetic of BabelStream's five, in its order."""
 BABELSTREAM_SECONDS = 60.0
-NVBENCH_KEPT = (
-    "nv/cold/time/gpu/mean",
-    "nv/cold/time/gpu/median",
-    "nv/cold/time/gpu/min",
-    "nv/cold/time/gpu/stdev/relative",
-    "nv/cold/sample_size",
-    "nv/cold/walltime",
-    "nv/cold/sm_clock_rate/mean",
-    "nv/batch/time/gpu/mean",
-    "nv/batch/sample_size",
-    "nv/batch/walltime",
-)
-"""Summaries of nvbench that the record keeps, where a pass gives them."""
 NVBENCH_BATCH_SECONDS = 0.1
 """GPU time of nvbench's batched pass in place of its 0.5 s. The cold pass, which is compared, keeps all of nvbench's defaults."""
 
@@ -69,13 +56,12 @@ class NvbenchSkipped(RuntimeError):
     """nvbench skipped a state, or gave no value for it: what it said."""
 
 
-def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+def gpumem(bench: TriadBench, mib: list[int]) -> list[Case]:
     """This project, as a test measures: the default plan in each mode, and hot on one placement."""
-    begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         for plan in WAYS.values():
             bench.measure((*arrays, SCALAR), dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
-    first_use, cases = time.perf_counter() - begun, list[Case]()
+    cases: list[Case] = []
     for size in mib:
         for way, plan in WAYS.items():
             with _recorded(bench, cases, f"gpumem {way}", size) as (case, arrays):
@@ -85,15 +71,12 @@ def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                     overhead=measurement.overhead,
                     wall=wall,
                     samples=len(measurement.samples),
-                    sampler=measurement.sampler,
                     medians=list(measurement.medians),
-                    discarded=measurement.discarded,
-                    notes=list(measurement.notes),
                 )
-    return first_use, cases
+    return cases
 
 
-def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+def nvbench(bench: TriadBench, mib: list[int]) -> list[Case]:
     """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass.
 
     It runs all benchmarks of a process in one call, so each state times its own `exec`. The batched pass cannot be had alone: it is taken
@@ -102,11 +85,9 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     import cuda.bench as nv
 
     index = bench.index
-    begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         bench.launcher(arrays)(0)
         bench.device.streams.synchronize()
-    first_use = [time.perf_counter() - begun]
     seen: dict[tuple[str, int], Case] = {}
     failures: list[BaseException] = []
 
@@ -116,7 +97,7 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             try:
                 with bench.arrays(kib * KiB) as arrays:
                     launch = bench.launcher(arrays)
-                    case = _case(bench, f"nvbench {name}", kib // 1024, arrays)
+                    case = _case(bench, f"nvbench {name}", kib // 1024)
                     begun = time.perf_counter()
                     state.exec(
                         lambda launched: launch(launched.get_stream().addressof()), batched=batched
@@ -145,7 +126,6 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
         if failures:
             raise failures[0]
         results = json.loads(file.read_text())
-    first_use.append(seen["warm-up", TINY // KiB]["wall"])
     cases = []
     for size in mib:
         for name, mean, count in (
@@ -158,16 +138,8 @@ def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                 raise NvbenchSkipped(
                     f"nvbench gave no {mean} for {size} MiB; it gave {sorted(summaries)}"
                 )
-            kept = {tag: summaries[tag] for tag in NVBENCH_KEPT if tag in summaries}
-            cases.append(
-                {
-                    **seen[name, size * 1024],
-                    "value": value,
-                    "samples": int(samples),
-                    "nvbench": kept,
-                }
-            )
-    return sum(first_use), cases
+            cases.append({**seen[name, size * 1024], "value": value, "samples": int(samples)})
+    return cases
 
 
 def nvbench_summaries(results: dict[str, Any], benchmark: str, kib: int) -> dict[str, float | None]:
@@ -197,7 +169,7 @@ def nvbench_summaries(results: dict[str, Any], benchmark: str, kib: int) -> dict
     raise NvbenchSkipped(f"nvbench gave no result of {benchmark!r} at {kib} KiB")
 
 
-def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+def triton(bench: TriadBench, mib: list[int]) -> list[Case]:
     """`triton.testing.do_bench`, median and mean of one run, `do_bench_cudagraph`, its default mean, and `torch.utils.benchmark`."""
     import statistics
 
@@ -218,14 +190,13 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
         milliseconds = how(function, return_mode="all")
         return [m * 1e-3 for m in milliseconds], time.perf_counter() - begun
 
-    begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         timed(arrays, testing.do_bench)
         timed(arrays, testing.do_bench_cudagraph)
-    first_use, cases = time.perf_counter() - begun, list[Case]()
+    cases: list[Case] = []
     for size in mib:
         with bench.arrays(size * MiB) as arrays:
-            case = _case(bench, "triton do_bench", size, arrays)
+            case = _case(bench, "triton do_bench", size)
             samples, wall = timed(arrays, testing.do_bench)
             case.update(wall=wall, samples=len(samples))
             _ended(bench, case)
@@ -245,10 +216,10 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             case.update(
                 wall=time.perf_counter() - begun, samples=len(blocks.times), value=blocks.median
             )
-    return first_use, cases
+    return cases
 
 
-def cupy(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+def cupy(bench: TriadBench, mib: list[int]) -> list[Case]:
     """`cupyx.profiler.benchmark`: the mean GPU time of 100 repeats."""
     from cupyx.profiler import benchmark
 
@@ -262,20 +233,19 @@ def cupy(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
         result = benchmark(function, n_repeat=repeats)
         return float(result.gpu_times[0].mean()), time.perf_counter() - begun
 
-    begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         timed(arrays, 10)
-    first_use, cases = time.perf_counter() - begun, list[Case]()
+    cases: list[Case] = []
     for size in mib:
         with _recorded(bench, cases, "cupyx benchmark", size) as (case, arrays):
             value, wall = timed(arrays, CUPY_REPEATS)
             case.update(value=value, wall=wall, samples=CUPY_REPEATS)
-    return first_use, cases
+    return cases
 
 
-def stream(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+def stream(bench: TriadBench, mib: list[int]) -> list[Case]:
     """This project's STREAM kernels on doubles, as a test measures them by default."""
-    plan, first_use, cases = WAYS["clean-cold"], 0.0, []
+    plan, cases = WAYS["clean-cold"], list[Case]()
     for size in mib:
         with bench.arrays(size * MiB, "f8") as (a, b, c), bench.sums(a) as sums:
             arguments = {
@@ -286,24 +256,21 @@ def stream(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
                 "dot": (a, b, sums),
             }
             for name in STREAM:
-                begun = time.perf_counter()
                 bench.measure(
                     arguments[name], dataclasses.replace(plan, budget=TINY_PLAN_SECONDS), name
                 )
-                first_use += time.perf_counter() - begun
-                case = _case(bench, f"gpumem {name}", size, (a, b, c))
+                case = _case(bench, f"gpumem {name}", size)
                 measurement, wall = bench.measure(arguments[name], plan, name)
                 case.update(
                     value=measurement.latency,
                     wall=wall,
                     samples=len(measurement.samples),
-                    notes=list(measurement.notes),
                 )
                 cases.append(_ended(bench, case))
-    return first_use, cases
+    return cases
 
 
-def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> tuple[float, list[Case]]:
+def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> list[Case]:
     """BabelStream's own program on doubles: the average by the host's clock, launch and synchronisation included.
 
     Raises:
@@ -319,18 +286,11 @@ def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> tuple[
         wall = time.perf_counter() - begun
         if done.returncode or "failed" in done.stderr.lower():
             raise RuntimeError(f"{executable} ended with {done.returncode}: {done.stderr[-500:]}")
-        for label, count, _elements, _bytes, _rate, best, _worst, average in babelstream_rows(
-            done.stdout
-        ):
-            case = {
-                "way": f"BabelStream {label.lower()}",
-                "mib": size,
-                "value": float(average),
-                "best": float(best),
-            }
-            case |= {"samples": int(count) - 1, "wall": wall / len(STREAM), "addresses": []}
+        for row in babelstream_rows(done.stdout):
+            case = {"way": f"BabelStream {row[0].lower()}", "mib": size, "value": float(row[-1])}
+            case |= {"samples": int(row[1]) - 1, "wall": wall / len(STREAM)}
             cases.append({**case, "before": before, "after": bench.conditions()})
-    return 0.0, cases
+    return cases
 
 
 def babelstream_rows(printed: str) -> list[list[str]]:
@@ -347,7 +307,7 @@ def babelstream_rows(printed: str) -> list[list[str]]:
     return found
 
 
-PEERS: dict[str, Callable[..., tuple[float, list[Case]]]] = {
+PEERS: dict[str, Callable[..., list[Case]]] = {
     "gpumem": gpumem,
     "nvbench": nvbench,
     "triton": triton,
@@ -363,18 +323,13 @@ def _recorded(
 ) -> Iterator[tuple[Case, Arrays]]:
     """The arrays of a case, and the case, which is recorded at the end."""
     with bench.arrays(mib * MiB) as arrays:
-        case = _case(bench, way, mib, arrays)
+        case = _case(bench, way, mib)
         yield case, arrays
         cases.append(_ended(bench, case))
 
 
-def _case(bench: TriadBench, way: str, mib: int, arrays: Arrays) -> Case:
-    return {
-        "way": way,
-        "mib": mib,
-        "addresses": [buffer.address for buffer in arrays],
-        "before": bench.conditions(),
-    }
+def _case(bench: TriadBench, way: str, mib: int) -> Case:
+    return {"way": way, "mib": mib, "before": bench.conditions()}
 
 
 def _ended(bench: TriadBench, case: Case) -> Case:
@@ -386,13 +341,11 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
-    chosen, begun = choose(job["device"]), time.perf_counter()
-    bench = TriadBench(chosen, index=cuda_index(job["device"]))
-    opened = time.perf_counter() - begun
+    bench = TriadBench(choose(job["device"]), index=cuda_index(job["device"]))
     options = {"executable": job["executable"]} if job["peer"] == "babelstream" else {}
-    first_use, cases = PEERS[job["peer"]](bench, job["mib"], **options)
+    cases = PEERS[job["peer"]](bench, job["mib"], **options)
     bench.close()
-    answers.write(json.dumps({"opening": opened, "first_use": first_use, "cases": cases}) + "\n")
+    answers.write(json.dumps({"cases": cases}) + "\n")
     answers.flush()
     sys.stderr.flush()
     # Not through the libraries' own clean-up, which costs GPU time and may crash: the driver frees what the process held.

@@ -23,7 +23,7 @@ COST_LIMITS = {256: 1 / 5, 32: 1 / 20, 2: 1 / 20}
 """Cost of precision over nvbench's, by MiB of each array: the variance between processes times the wall time of a case."""
 DIRTY_LIMITS = {256: 0.015, 32: 0.015}
 """Difference of the dirty-cold mean from nvbench's cold mean."""
-HOT_LIMIT = 0.01
+HOT_LIMITS = dict.fromkeys(COST_LIMITS, 0.01)
 """Difference of the hot mean from do_bench_cudagraph's."""
 STREAM = {"copy": "copy", "mul": "mul", "stream_add": "add", "triad": "triad", "dot": "dot"}
 """BabelStream's kernels, by this project's."""
@@ -159,13 +159,8 @@ def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(known) == len(group):
             common = float(np.mean(known))
             for case, overhead in zip(group, known, strict=True):
-                found.append(
-                    {
-                        **case,
-                        "way": case["way"] + CORRECTED,
-                        "value": case["value"] + common - overhead,
-                    }
-                )
+                value = case["value"] + common - overhead
+                found.append({**case, "way": case["way"] + CORRECTED, "value": value})
     return found
 
 
@@ -223,35 +218,24 @@ def _sorted(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def made_of(record: dict[str, Any], mib: int) -> dict[str, float] | None:
     """The parts of our clean-cold spread between processes.
 
-    A process reports the mean of its placements' medians. If placements were drawn independently, that mean would spread by the deviation
-    between placements within a process over the square root of their number. The launch overhead, where it is known, differs between
-    processes too. What is left must come from what else a process keeps for all its placements: the card's state, and memory that
-    placements share.
-
     Returns:
-        Shares of the mean: `between_placements` within a process, `expected` between processes from them, `overhead` by the launch overhead
-        (0 where it is unknown), `found`, and the `rest` whose square is what `found` has beyond the squares of both; and `placements`,
-        their median number. None with fewer than two processes or placements.
+        Shares of the mean: `between_placements` within a process, `expected` between processes if their placements were drawn independently,
+        `overhead` by the launch overhead (0 where it is unknown), `found`, and the `rest` whose square is what `found` has beyond the squares
+        of both: what else a process keeps for all its placements; and `placements`, their median number. None with fewer than two processes
+        or placements.
     """
     own = [case for case in cases(record, OURS, mib) if len(case["medians"]) > 1]
     if len(own) < 2:
         return None
-    values = [case["value"] for case in own]
-    mean = float(np.mean(values))
-    variances = [float(np.var(case["medians"], ddof=1)) for case in own]
-    expected = (
-        math.sqrt(
-            float(
-                np.mean([v / len(case["medians"]) for v, case in zip(variances, own, strict=True)])
-            )
-        )
-        / mean
-    )
+    mean = float(np.mean([case["value"] for case in own]))
+    counts = [len(case["medians"]) for case in own]
+    variances = np.array([np.var(case["medians"], ddof=1) for case in own])
+    expected = math.sqrt(float(np.mean(variances / counts))) / mean
     overheads = [case["overhead"] for case in own if case.get("overhead") is not None]
     overhead = float(np.std(overheads, ddof=1)) / mean if len(overheads) == len(own) else 0.0
-    found = spread(values)
+    found = spread([case["value"] for case in own])
     return {
-        "placements": float(np.median([len(case["medians"]) for case in own])),
+        "placements": float(np.median(counts)),
         "between_placements": math.sqrt(float(np.mean(variances))) / mean,
         "expected": expected,
         "overhead": overhead,
@@ -274,39 +258,20 @@ def lines(record: dict[str, Any]) -> list[Line]:
             )
             claim = f"cost of precision over nvbench's{way.removeprefix(OURS)}"
             found.append(_line(claim, mib, limit, cost_ratio(*figures), "F"))
-    for mib, limit in DIRTY_LIMITS.items():
-        difference = mean_difference(values(DIRTY, mib), values(NVBENCH, mib))
-        found.append(
-            _line(
-                "dirty-cold less nvbench's cold mean",
-                mib,
-                limit,
-                difference,
-                "Welch",
-                both_ways=True,
-            )
-        )
-    for claim, way in (
-        ("hot less do_bench_cudagraph", HOT),
-        ("hot, one placement, less do_bench_cudagraph", HOT_ONCE),
-    ):
-        for mib in COST_LIMITS:
-            difference = mean_difference(values(way, mib), values(CUDAGRAPH, mib))
-            found.append(_line(claim, mib, HOT_LIMIT, difference, "Welch", both_ways=True))
+    differences = [
+        ("dirty-cold less nvbench's cold mean", DIRTY, NVBENCH, DIRTY_LIMITS),
+        ("hot less do_bench_cudagraph", HOT, CUDAGRAPH, HOT_LIMITS),
+        ("hot, one placement, less do_bench_cudagraph", HOT_ONCE, CUDAGRAPH, HOT_LIMITS),
+    ]
+    for claim, way, other, limits in differences:
+        for mib, limit in limits.items():
+            difference = mean_difference(values(way, mib), values(other, mib))
+            found.append(_line(claim, mib, limit, difference, "Welch", both_ways=True))
     for mib in {case["mib"] for case in cases(record, "BabelStream copy")}:
         for ours, theirs in STREAM.items():
-            difference = mean_difference(
-                values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib)
-            )
-            found.append(
-                _line(
-                    f"{ours} less BabelStream's average of {theirs}",
-                    mib,
-                    STREAM_LIMIT,
-                    difference,
-                    "Welch",
-                )
-            )
+            ways = (values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib))
+            claim = f"{ours} less BabelStream's average of {theirs}"
+            found.append(_line(claim, mib, STREAM_LIMIT, mean_difference(*ways), "Welch"))
     return found
 
 
@@ -334,11 +299,8 @@ def _line(
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
     """What a record keeps of its runs, as JSON holds it."""
-    parts = []
-    for mib in dict.fromkeys(case["mib"] for case in _sorted(cases(record))):
-        part = made_of(record, mib)
-        if part is not None:
-            parts.append({"mib": mib, **part})
+    sizes = dict.fromkeys(case["mib"] for case in _sorted(cases(record)))
+    parts = {mib: made_of(record, mib) for mib in sizes}
     runs = record["runs"]
     return {
         "workers": len(runs),
@@ -346,7 +308,9 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "cards": len({run["card"] for run in runs}),
         "rows": [asdict(row) for row in rows(record)],
         "must_show": [asdict(line) for line in lines(record)],
-        "clean_cold_spread_is_made_of": parts,
+        "clean_cold_spread_is_made_of": [
+            {"mib": mib, **part} for mib, part in parts.items() if part
+        ],
     }
 
 

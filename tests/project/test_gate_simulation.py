@@ -145,7 +145,7 @@ def test_the_record_has_a_table_of_each_kind(record: Any) -> None:
 def test_the_script_draws_the_same_again_and_writes_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gate, "TABLES", (gate.single_rows, gate.false_restarts))
+    monkeypatch.setattr(gate, "TABLES", (gate.gains, gate.false_restarts))
     monkeypatch.setattr(
         "sys.argv", ["gate_simulation.py", "--draws", "1", "--json", str(tmp_path / "a.json")]
     )

@@ -66,7 +66,6 @@ def test_the_whole_script_on_the_simulated_device(
     clean = held["runs"][0]["cases"][0]
     assert len(clean["medians"]) >= 8
     assert clean["wall"] > 0
-    assert held["runs"][0]["first_use"] > 0
     reported = [
         row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")
     ]
@@ -108,12 +107,10 @@ def program(folder: Path, printed: str, code: int = 0) -> str:
 
 
 def test_babelstreams_averages_become_cases(bench: TriadBench, tmp_path: Path) -> None:
-    _first, cases = peer_workers.babelstream(
-        bench, [1024], executable=program(tmp_path, BABELSTREAM)
-    )
-    assert [(case["way"], case["value"], case["best"], case["samples"]) for case in cases][::4] == [
-        ("BabelStream copy", 0.000536, 0.000533, 99),
-        ("BabelStream dot", 0.000499, 0.000495, 99),
+    cases = peer_workers.babelstream(bench, [1024], executable=program(tmp_path, BABELSTREAM))
+    assert [(case["way"], case["value"], case["samples"]) for case in cases][::4] == [
+        ("BabelStream copy", 0.000536, 99),
+        ("BabelStream dot", 0.000499, 99),
     ]
 
 
