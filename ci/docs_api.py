@@ -19,40 +19,16 @@ SECTIONS = {
         "plugin.result.Result": "",
     },
     "Buffers and memory": {
-        "memory.spaces.Memory": (),
-        "memory.buffers.Buffer": (
-            "kind",
-            "address",
-            "host_address",
-            "size",
-            "itemsize",
-            "nbytes",
-            "read",
-            "write",
-            "view",
-        ),
-        "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
-        "plugin.gpu_memory.GpuMemory": ("watch",),
-        "plugin.gpu_memory.BlockMemory": ("footprint", "peak", "kept"),
-    },
-    "Persisting L2": {
-        "memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")
+        "memory.spaces.Memory": "",
+        "memory.buffers.Buffer": "kind address host_address size itemsize nbytes read write view",
+        "memory.managed.ManagedBuffer": "advice advise prefetch discard",
+        "plugin.gpu_memory.GpuMemory": "watch",
+        "plugin.gpu_memory.BlockMemory": "footprint peak kept",
     },
     "Persisting L2": {"memory.l2.PersistingStream": "handle where nbytes window reset renew"},
     "Work that overlaps": {
-        "measuring.works.Works": (
-            "copy",
-            "kernel",
-            "host",
-            "busy",
-            "allocating",
-            "in_turn",
-            "after",
-            "together",
-            "staged",
-            "enqueue",
-        ),
-        "records.measurement.Overlap": (),
+        "measuring.works.Works": "copy kernel host busy allocating in_turn after together staged enqueue",
+        "records.measurement.Overlap": "",
     },
 }
 """The classes by heading, each with its public members; all of them where none is named."""
