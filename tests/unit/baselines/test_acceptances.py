@@ -106,8 +106,8 @@ def test_what_is_refused_names_file_and_field(tmp_path_factory: pytest.TempPathF
     for written, words in [
         (b"{", "not JSON"),
         (text(), "$.changes[0]: Object missing required field `figure`"),
-        (text(reason=" ", changes=[]), "$.reason: empty"),
-        (text(changes=[]), "$.changes: empty"),
+        (text(reason=" "), "$.reason: ' '; expected `str` matching"),
+        (text(changes=[]), "$.changes: []; expected `array` of length >= 1"),
         (changed(figure="everything"), "$.changes[0].figure: 'everything'; "),
         (changed(up_to="0.08"), "$.changes[0].up_to: '0.08' "),
         (changed(up_to=None), "$.changes[0].up_to: missing; time takes one"),
