@@ -3,7 +3,7 @@ of the device's kernels, which are not in the catalogue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ class KernelCode(NamedTuple):
 def _compiled(source: str, entry: str, architecture: str) -> KernelCode:
     """Compile a kernel by its C++ name expression, for an architecture such as "sm_90"."""
     nvrtc = _loaded()
-    program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), entry.encode(), 0, [], []))
+    program = _value(nvrtc.nvrtcCreateProgram(source.encode(), entry.encode(), 0, [], []))
     try:
         _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
         options = [f"--gpu-architecture={architecture}".encode()]
@@ -55,7 +55,7 @@ def _architecture_of(capability: tuple[int, int]) -> str:
     """The architecture for GPUs of a compute capability: a virtual one, which the driver
     translates, where NVRTC is older than the GPU."""
     wanted = 10 * capability[0] + capability[1]
-    known = [int(number) for number in _value(_library(_loaded().nvrtcGetSupportedArchs))]
+    known = [int(number) for number in _value(_loaded().nvrtcGetSupportedArchs())]
     if wanted in known:
         return f"sm_{wanted}"
     older = [architecture for architecture in known if architecture < wanted]
@@ -78,20 +78,15 @@ def first_error(log: str) -> str:
 
 
 def _loaded() -> Any:
+    """Import NVRTC, which few processes need, and load its library."""
     try:
-        from cuda.bindings import nvrtc  # few processes compile
-    except ImportError as missing:
-        raise DoesNotCompile(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
-    return nvrtc
+        from cuda.bindings import nvrtc
 
-
-def _library(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of NVRTC, which loads the library."""
-    try:
-        return function(*arguments)
-    except RuntimeError as missing:
-        reason = str(missing).splitlines()[0]
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as missing:
+        reason = str(missing).partition("\n")[0]
         raise DoesNotCompile(f"NVRTC cannot be loaded ({reason}): {_NEEDS}") from None
+    return nvrtc
 
 
 def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:

@@ -29,7 +29,7 @@ class Datasheet:
     pageable_to_device: float  # copies of pageable memory, which the driver stages
     pageable_to_host: float
     copy_start: float  # from the start of a copy until its first byte moves
-    fault: float  # a page of `pages.PAGE_BYTES` that faults on the GPU
+    fault: float  # a page of `roofline.PAGE_BYTES` that faults on the GPU
 
     compute_capability: tuple[int, int] = (9, 0)
     sm_count: int = 132  # [H100] [H200]
