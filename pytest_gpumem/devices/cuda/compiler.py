@@ -4,7 +4,7 @@ of the device's kernels, which are not in the catalogue."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
@@ -21,21 +21,14 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 """Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
 
-class DoesNotCompile(Exception):
-    """The source does not compile, or the compiler cannot be loaded. The message is one line."""
+def compiled(source: str, name: str, entry: str, architecture: str) -> tuple[bytes, bytes]:
+    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90".
 
-
-class KernelCode(NamedTuple):
-    """A compiled kernel."""
-
-    code: bytes  # machine code; PTX for a virtual architecture, which the driver translates
-    symbol: str  # name of the kernel in `code`
-
-
-def _compiled(source: str, entry: str, architecture: str) -> KernelCode:
-    """Compile a kernel by its C++ name expression, for an architecture such as "sm_90"."""
+    `name`: of the source, in errors.
+    Returns machine code, or PTX for a virtual architecture, and the kernel's name in it.
+    """
     nvrtc = _loaded()
-    program = _value(nvrtc.nvrtcCreateProgram(source.encode(), entry.encode(), 0, [], []))
+    program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:
         _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
         options = [f"--gpu-architecture={architecture}".encode()]
@@ -44,14 +37,14 @@ def _compiled(source: str, entry: str, architecture: str) -> KernelCode:
         if int(status) != 0:
             log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
             reason = first_error(log) if log.strip() else status.name
-            raise DoesNotCompile(f"{entry} does not compile for {architecture}: {reason}")
+            raise DeviceError(f"{entry} does not compile for {architecture}: {reason}")
         code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
-        return KernelCode(code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode())
+        return code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode()))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _architecture_of(capability: tuple[int, int]) -> str:
+def architecture_of(capability: tuple[int, int]) -> str:
     """The architecture for GPUs of a compute capability: a virtual one, which the driver
     translates, where NVRTC is older than the GPU."""
     wanted = 10 * capability[0] + capability[1]
@@ -60,7 +53,7 @@ def _architecture_of(capability: tuple[int, int]) -> str:
         return f"sm_{wanted}"
     older = [architecture for architecture in known if architecture < wanted]
     if not older:
-        raise DoesNotCompile(
+        raise DeviceError(
             f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, "
             f"this GPU has {wanted / 10:.1f}: "
             "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
@@ -85,7 +78,7 @@ def _loaded() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as missing:
         reason = str(missing).partition("\n")[0]
-        raise DoesNotCompile(f"NVRTC cannot be loaded ({reason}): {_NEEDS}") from None
+        raise DeviceError(f"NVRTC cannot be loaded ({reason}): {_NEEDS}") from None
     return nvrtc
 
 
@@ -99,7 +92,7 @@ def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:
 def _value(result: Any) -> Any:
     status, *values = result
     if int(status) != 0:
-        raise DoesNotCompile(f"NVRTC: {status.name}")
+        raise DeviceError(f"NVRTC: {status.name}")
     return values[0] if values else None
 
 
@@ -174,8 +167,8 @@ class Compiler:
         assert kernel.source is not None, "a copy has nothing to compile"
         key = kernel.source, entry_for(kernel, dtype, shape)
         if key not in self._functions:
-            what = f"kernel {kernel.name!r} ({kernel.source})"
-            self._functions[key] = self.private(sources.read(kernel.source), key[1], what)
+            source = sources.read(kernel.source)
+            self._functions[key] = self.private(source, key[1], kernel.source)
         function, nbytes = self._functions[key], shape.shared_bytes
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -184,16 +177,12 @@ class Compiler:
             self._largest_shared[key] = nbytes
         return function
 
-    def private(self, source: str, entry: str, what: str | None = None) -> Any:
-        """A function from a source string; `what` names it in an error."""
-        what = what or entry
-        try:
-            kernel = _compiled(source, entry, _architecture_of(self._capability))
-        except DoesNotCompile as error:
-            raise DeviceError(f"{what}: {error}") from None
+    def private(self, source: str, entry: str, name: str = "gpumem.cu") -> Any:
+        """A function from a source string; `name` is the source's in an error."""
+        code, symbol = compiled(source, name, entry, architecture_of(self._capability))
         # The module lives as long as the context: no function outlives it.
-        module = check(D.cuModuleLoadData(kernel.code), f"loading {what}")
-        return check(D.cuModuleGetFunction(module, kernel.symbol.encode()), f"loading {what}")
+        module = check(D.cuModuleLoadData(code), f"loading {entry}")
+        return check(D.cuModuleGetFunction(module, symbol), f"loading {entry}")
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:
