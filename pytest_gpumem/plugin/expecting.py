@@ -179,7 +179,7 @@ class ExpectationFeature(Feature):
                 measures[nodeid] = test is not None and test.measures
             yield from of_base(gpu.base, measures)
         for nodeid, test in self._tests.items():
-            limits = gpu.held(nodeid, Limits() if test is None else test.limits)
+            limits = gpu.binding_limits(nodeid, Limits() if test is None else test.limits)
             for name in LIMITS:
                 # A limit of the session is about the GPU; a benchmark of the host uses none.
                 free = nodeid in gpu.without_gpu and not by_marker(limits, name)

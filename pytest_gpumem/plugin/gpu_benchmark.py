@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,77 +212,51 @@ class GpuBenchmark:
         work: Work | None = None,
     ) -> Result:
         __tracebackhide__ = True
-        test = self._test
+        test, session = self._test, self._test.session
         if test.judged:
             target.close()
-            raise BadCall(
-                "this test was judged already: measure in its body, not while fixtures are torn "
-                "down"
-            )
-        session, settings = test.session, test.session.settings
-        # What a launch runs is recorded for the baseline, or for a limit.
-        ran = session.evidence or counts_steps(limits)
-        # A profiler tells the measurements of one test apart by it.
-        labelled_range = (
-            test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
+            raise BadCall(_JUDGED)
+        if count_pages not in (None, True, False):
+            raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
+        passes = Passes(
+            pages=bool(count_pages or limits.max_gpu_page_faults or limits.max_migrated),
+            # What a launch runs is recorded for the baseline, or for a limit.
+            ran=session.evidence or counts_steps(limits),
+            streams=session.watches_streams,
         )
-        with labelled_range, test.spending() as plan:
-            wanted = plan if mode is None else replace(plan, mode=mode)
+        with ExitStack() as stack:
+            if label:  # a profiler tells the measurements of one test apart by it
+                stack.enter_context(session.ranges.range(labelled(test.range_name, label)))
+            plan = stack.enter_context(test.spending())
+            if mode is not None:
+                plan = replace(plan, mode=mode)
             try:
                 measurement = test.conductor.measure(
-                    target,
-                    wanted,
-                    arena=test.arena,
-                    label=label,
-                    name=test.range_name,
-                    passes=Passes(
-                        pages=self._counts(count_pages, limits),
-                        ran=ran,
-                        streams=session.watches_streams,
-                    ),
+                    target, plan, arena=test.arena, label=label, name=test.range_name, passes=passes
                 )
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)
                 raise
             if work is not None:
                 measurement = with_overlap(
-                    test.conductor,
-                    work,
-                    measurement,
-                    wanted,
-                    arena=test.arena,
-                    name=test.range_name,
+                    test.conductor, work, measurement, plan, arena=test.arena, name=test.range_name
                 )
-        measurement = structs.replace(
-            measurement,
-            notes=(*measurement.notes, *loosened(limits, settings)),
-            card=session.facts.uuid,
-        )
+        notes = (*measurement.notes, *loosened(limits, session.settings))
+        measurement = structs.replace(measurement, notes=notes, card=session.facts.uuid)
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
 
-    def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
-        """True if page faults are counted: a limit needs them, or the call asks for it."""
-        if count_pages is not None and not isinstance(count_pages, bool):
-            raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
-        if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
-            return True
-        return bool(count_pages)
-
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when
-        the test ends."""
+        the test ends.
+        """
         test = self._test
         if test.judged:
-            raise BadCall(
-                "this test was judged already: claim in its body, not while fixtures are torn down"
-            )
-        by_label = {
-            measurement.label: index for index, (measurement, _) in enumerate(test.measurements)
-        }
-        if other not in by_label or other == label:
-            known = ", ".join(repr(name) for name in by_label if name != label)
+            raise BadCall(_JUDGED)
+        labels = [measurement.label for measurement, _ in test.measurements]
+        if other not in labels or other == label:
+            known = ", ".join(repr(name) for name in labels if name != label)
             others = f"others are {known}" if known else "it is the only one"
             raise BadCall(
                 f"faster_than({other!r}): no other measurement of this test has that label; "
@@ -293,7 +267,8 @@ class GpuBenchmark:
             raise BadCall(
                 f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
             )
-        measurement, limits = test.measurements[by_label[label]]
+        index = labels.index(label)
+        measurement, limits = test.measurements[index]
         if limits.origin.get("faster_than") == "result":
             raise BadCall(
                 f"faster_than({other!r}): this measurement has the claim {limits.faster_than} "
@@ -301,16 +276,16 @@ class GpuBenchmark:
             )
         origin = {**limits.origin, "faster_than": "result"}
         limits = structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
-        test.measurements[by_label[label]] = measurement, limits
+        test.measurements[index] = measurement, limits
 
     def _check_label(self, label: str | None) -> str:
-        is_text = isinstance(label, str) and label.strip() and label.isprintable()
-        if label is not None and not is_text:
+        if label is None:
+            label = ""
+        elif not isinstance(label, str) or not label.strip() or not label.isprintable():
             raise BadCall(
                 f"label={label!r}; it is a short text that tells this measurement from others of "
                 "the same test"
             )
-        label = label or ""
         if label in [measurement.label for measurement, _ in self._test.measurements]:
             if label:
                 raise BadCall(f"label={label!r} was used for another measurement of this test")
@@ -335,3 +310,6 @@ class GpuBenchmark:
                 )
         test = self._test
         return merge_limits(marker_limits(given, "call"), test.limits, test.session.settings)
+
+
+_JUDGED = "this test was judged already: measure in its body, not while fixtures are torn down"

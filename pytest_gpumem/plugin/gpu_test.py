@@ -77,8 +77,10 @@ class GpuTest:
         begun, plan = self.device.now(), self._plan()
         limit: AbstractContextManager[None] = nullcontext()
         timeout = self.settings.timeout
-        if timeout and not session.ranges.tool_attached():  # a profiler may take much longer
-            limit = session.deadline.limit(self.item, plan.budget + timeout)
+        # A profiler may take much longer.
+        if timeout and not session.ranges.tool_attached():
+            deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
+            limit = deadline.limit(self.item, plan.budget + timeout)
         try:
             with limit:
                 yield plan

@@ -1,15 +1,20 @@
 """Isolation: a test that crashes, hangs or loses the context costs no other test, in a worker of
 pytest-xdist that is replaced. The worker leaves its last words in a folder of the controller, which
-reports them as xdist would report a crash.
+reports them as xdist would report a crash. Any other process writes its stacks to its standard
+error, past pytest's capture.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,10 +22,19 @@ import pytest
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.plugin.deadline import FOLDER, last_words
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
 from pytest_gpumem.plugin.session import TEST, GpuSession
 from pytest_gpumem.plugin.workers import Channel, given, in_parts, is_part
+
+FOLDER = "last_words"  # what a worker is given: the folder of the files of `last_words`
+_INTERPRETER_SECONDS = 1.0
+"""Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
+
+
+def last_words(folder: str | os.PathLike[str], nodeid: str) -> Path:
+    """The file that a worker leaves if a test ends it: stacks, or the last report as JSON."""
+    return Path(folder, hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest())
+
 
 _HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 
@@ -45,29 +59,23 @@ class IsolationFeature(Feature):
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
+        """Wait for the work of a test. One without our fixtures fails by a lost context alone."""
+        error: BaseException | None = None
         try:
             yield
         except ENDS:
             raise
-        except BaseException as error:  # pytest's own outcomes are no Exceptions
-            try:
-                self._wait(item)
-            except DeviceError:
-                # Any other failure is the test's already.
-                if isinstance(error, pytest.skip.Exception):
-                    raise
-            raise
-        self._wait(item)
-
-    def _wait(self, item: pytest.Item) -> None:
-        """Wait for the work of a test. One without our fixtures fails by a lost context alone."""
+        except BaseException as raised:  # pytest's own outcomes are no Exceptions
+            error = raised
         try:
             self._session.wait(item)
-        except ContextLost:
-            raise
-        except DeviceError:  # such as a capture that is still open
-            if item.stash.get(TEST, None) is not None:
+        except DeviceError as trouble:  # such as a capture that is still open
+            ours = isinstance(trouble, ContextLost) or item.stash.get(TEST, None) is not None
+            # Any other failure is the test's already.
+            if ours and (error is None or isinstance(error, pytest.skip.Exception)):
                 raise
+        if error is not None:
+            raise error
 
     # In a worker
 
@@ -131,3 +139,55 @@ def _without_pytest(stacks: str) -> str:
         if not outside:
             lines.append(line)
     return "\n".join(lines)
+
+
+class Deadline:
+    """Limits the time of measurements in this process. Raises nothing: the process ends."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._folder = given(config, FOLDER)
+        self._stderr = os.dup(2)  # pytest does not capture the copy
+        self._hint: threading.Timer | None = None
+        config.add_cleanup(partial(os.close, self._stderr))
+
+    @contextmanager
+    def limit(self, item: pytest.Item, seconds: float) -> Iterator[None]:
+        """Limit the time of a block. A limit of pytest-timeout on the test holds alone."""
+        if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
+            yield
+            return
+        if self._folder is None:
+            self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
+            self._hint.daemon = True
+            self._hint.start()
+            latest = seconds + _INTERPRETER_SECONDS
+            faulthandler.dump_traceback_later(latest, exit=True, file=self._stderr)
+            try:
+                yield
+            finally:
+                self._hint.cancel()
+                faulthandler.cancel_dump_traceback_later()
+            return
+        file = last_words(self._folder, item.nodeid)
+        with file.open("wb") as stacks:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=stacks)
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                file.unlink(missing_ok=True)
+
+    def pytest_enter_pdb(self) -> None:
+        """Leave a debugged process alone."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._hint is not None:
+            self._hint.cancel()
+
+    def _end(self, nodeid: str, seconds: float) -> None:
+        hint = (
+            f"\ngpumem: {nodeid}: a measurement did not end within {seconds:g} s "
+            "(--gpumem-timeout), and the process ends. Rows that were not saved are lost; "
+            "with --gpumem-isolate only this test fails.\n"
+        )
+        os.write(self._stderr, hint.encode(errors="backslashreplace"))
+        faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)

@@ -21,8 +21,7 @@ from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.gpu_test import GpuTest
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE
-from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
+from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.plugin.watched_test import WatchedTest, attached, limited
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from _pytest.warnings import catch_warnings_for_item
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
-from pytest_gpumem.plugin.running import ENDS, Feature
+from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature
 from pytest_gpumem.plugin.session import GpuSession
 
 
@@ -26,12 +26,11 @@ class LeftoverFeature(Feature):
         self._session = session
         self._running: pytest.Item | None = None  # the test that has begun, until it is settled
 
-    @contextmanager
-    def setup(self, item: pytest.Item) -> Iterator[None]:
+    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._running = item
         if self._session.watch is not None:
             self._session.watch.begin()
-        yield
+        return NOTHING
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
@@ -68,7 +67,7 @@ class LeftoverFeature(Feature):
         item = self._running
         if item is None:
             return
-        recording: AbstractContextManager[None] = nullcontext()
+        recording = NOTHING
         if session.config.pluginmanager.hasplugin("warnings"):
             recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item)
         # The session ends anyway, also where warnings are errors.

@@ -75,8 +75,8 @@ def marks_of(item: pytest.Item) -> list[pytest.Mark]:
     class's, its module's. pytest gives the function's before those of `pytest.param(...,
     marks=...)`, which are meant to differ from them."""
     callspec = getattr(item, "callspec", None)
-    own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
-    return [
-        *own,
-        *(mark for mark in item.iter_markers(MARKER) if not any(mark is one for one in own)),
-    ]
+    marks = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
+    for mark in item.iter_markers(MARKER):
+        if not any(mark is closer for closer in marks):
+            marks.append(mark)
+    return marks

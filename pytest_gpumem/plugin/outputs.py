@@ -20,10 +20,9 @@ from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
-from pytest_gpumem.plugin.reported import COMPLETE, exit_code
 from pytest_gpumem.plugin.results import Results
 from pytest_gpumem.plugin.running import NOTHING, Feature
-from pytest_gpumem.plugin.session import GpuSession
+from pytest_gpumem.plugin.session import COMPLETE, GpuSession, exit_code
 from pytest_gpumem.plugin.verdicts import VerdictFeature
 from pytest_gpumem.plugin.workers import Channel, Controller
 from pytest_gpumem.quantity import comparison_text

@@ -17,7 +17,7 @@ from pytest_gpumem.plugin.adoption import AdoptionFeature
 from pytest_gpumem.plugin.exclusive import ExclusiveFeature, LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature, WaitFeature
-from pytest_gpumem.plugin.isolation import IsolationFeature
+from pytest_gpumem.plugin.isolation import Deadline, IsolationFeature
 from pytest_gpumem.plugin.leftovers import LeftoverFeature
 from pytest_gpumem.plugin.marks import SESSION_PLUGIN
 from pytest_gpumem.plugin.outputs import OutputFeature
@@ -56,6 +56,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
+    config.pluginmanager.register(Deadline(config), "gpumem-deadline")
     channel = Channel(config)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)

@@ -12,9 +12,15 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import ENDS, NOTHING, Feature, fail
-from pytest_gpumem.plugin.session import ROWS, TEST, WATCHED, GpuSession
+from pytest_gpumem.plugin.session import (
+    BY_LIMITS_ATTRIBUTE,
+    ROWS,
+    ROWS_ATTRIBUTE,
+    TEST,
+    WATCHED,
+    GpuSession,
+)
 from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import row_from_json, row_to_json
