@@ -4,12 +4,14 @@ for each process that measures.
 An inherited socket carries lines of JSON: tests to run come in, records go out. A forked process
 opens its own context, runs the tests, and ends. Where it could not use the GPU, this process
 measures itself and ends, and its controller starts another one. It ends with its controller.
-It imports nothing of this package, so that the tree under test brings its own. PYTEST_DONT_REWRITE
+It imports nothing of this package before pytest does, so that the tree under test brings its own.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import socket
@@ -51,6 +53,15 @@ OVERRIDDEN: dict[str, Any] = {
     "randomly_reset_seed": False,
 }
 """Values of `config.option`, whatever the arguments and the ini file say."""
+MEASURING = (
+    "numpy.random",
+    "pytest_gpumem.baselines.verdicts",
+    "pytest_gpumem.measuring.bound",
+    "pytest_gpumem.measuring.conductor",
+    "pytest_gpumem.memory.l2_leftovers",
+    "pytest_gpumem.plugin.gpu_benchmark",
+)
+"""Modules that a measurement imports: each process would take 0.1 s for it."""
 WITHOUT = ("lfplugin", "nfplugin")  # plugins that write into pytest's cache what failed and ran
 
 
@@ -148,6 +159,8 @@ class Experiment:
         gpumem = session.config.pluginmanager.get_plugin(SESSION)  # None where it is off
         if gpumem is not None:
             gpumem.chosen.prepare()
+            for name in MEASURING:
+                importlib.import_module(name)
         self._say(ready=True)
         tests = self._next_tests()
         self._measures = True
