@@ -37,7 +37,7 @@ from pytest_gpumem.revisions import ancestry
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Conclusion
     from pytest_gpumem.runs.duet import DuetResult
-    from pytest_gpumem.runs.gate import GateRequest, GateResult
+    from pytest_gpumem.runs.gate import Gate
     from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.worktree import Side
 
@@ -108,7 +108,7 @@ def gate(
     under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-    from pytest_gpumem.runs.gate import Gate, GateRequest
+    from pytest_gpumem.runs.gate import Gate
     from pytest_gpumem.runs.session import Files
     from pytest_gpumem.runs.worktree import commit_of
 
@@ -126,28 +126,29 @@ def gate(
     if max_regression is not None:
         pytest_arguments = (*pytest_arguments, f"--gpumem-max-regression={max_regression}")
     _prepare(output)
-    request = GateRequest(
+    run = Gate(
         base,
         merge_base,
         pytest_arguments,
         Files(output / RESULTS, output / JUNIT, output / REPORT),
         added if accept_from_change else Acceptances(),
         counting,
+        partial(_play, output, pytest_arguments),
+        _log,
         base_python,
         screen_only,
         strict,
     )
     with ended_by_signals():
-        result = Gate(request, partial(_play, output, pytest_arguments), _log).run()
-    remarks = list(result.conclusion.remarks)
+        conclusion = run.run()
+    remarks = list(conclusion.remarks)
     if not accept_from_change:
         for name in added.files:
             remarks.append(f"{name} does not count: the gate has no --accept-from-change")
-    steps = _advice(result, request, option=not accept_from_change)
-    conclusion = replace(result.conclusion, remarks=remarks, advice=steps)
-    result = replace(result, conclusion=conclusion)
-    _write_files(output, result)
-    _print(output, result, time.monotonic() - begun)
+    steps = _advice(conclusion, run, option=not accept_from_change)
+    conclusion = replace(conclusion, remarks=remarks, advice=steps)
+    _write_files(output, conclusion, run)
+    _print(output, conclusion, run, time.monotonic() - begun)
     return conclusion.code
 
 
@@ -223,13 +224,13 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
 
 
-def _write_files(output: Path, result: GateResult) -> None:
+def _write_files(output: Path, conclusion: Conclusion, gate: Gate) -> None:
     """Write results, report and summary with the verdicts of the gate."""
     from pytest_gpumem.reporting import html, markdown
     from pytest_gpumem.reporting.conclusion import Run, conclusion_lines
     from pytest_gpumem.reporting.github import summarise, workflow_commands
 
-    conclusion, document = result.conclusion, result.session.document
+    document = gate.session.document
     if document is None:
         lines = [*conclusion.remarks, *conclusion_lines(conclusion, markdown.WIDTH)]
         _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(lines)))
@@ -242,11 +243,10 @@ def _write_files(output: Path, result: GateResult) -> None:
         document.settings,
         shown.utc,
         shown.revision,
+        past={row.key: gate.baseline.past(row) for row in conclusion.rows},
         remarks=conclusion.remarks,
         conclusion=conclusion,
     )
-    if result.baseline is not None:
-        run = replace(run, past={row.key: result.baseline.past(row) for row in run.rows})
     summary = markdown.page(run)
     _write(output / SUMMARY, summary)
     if run.rows:
@@ -255,7 +255,7 @@ def _write_files(output: Path, result: GateResult) -> None:
     if note is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(run.rows, result.session.places):
+        for line in workflow_commands(run.rows, gate.session.places):
             click.echo(line)
 
 
@@ -283,7 +283,7 @@ def _write_results(path: Path, document: Document, conclusion: Conclusion) -> No
 # What to do, and the terminal
 
 
-def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[tuple[str, str]]:
+def _advice(conclusion: Conclusion, gate: Gate, *, option: bool) -> list[tuple[str, str]]:
     """How to repeat, repair and accept what makes a gate red; nothing for another end.
 
     `option`: name --accept-from-change, which was not given.
@@ -291,7 +291,6 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
     from pytest_gpumem.baselines.acceptances import absolute_limits, changes_of
     from pytest_gpumem.reporting.conclusion import advice, failing_rows, renamed
 
-    conclusion = result.conclusion
     if conclusion.code != Exit.FAILED:
         return []
     failing = failing_rows(conclusion.rows)
@@ -303,7 +302,7 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
     lost = [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
     names = renamed(conclusion)
     loosened: dict[str, list[str]] = {}
-    for change in result.looser:
+    for change in gate.looser:
         words = loosened.setdefault(change.key, [change.key])
         words += ["--change", f"{change.limit}={change.now or 'none'}"]
     tests = [test for test in dict.fromkeys(tests + lost) if test not in {*names, *loosened}]
@@ -311,10 +310,10 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
     accept += [[new, "--renamed-from", old] for old, new in names.items()]
     accept += list(loosened.values())[:SHOWN]
     repair = ["bring the test back"] if lost else []
-    if result.looser:
+    if gate.looser:
         repair.append("restore the limit")
     return advice(
-        _repeat(request, failing[0]) if failing else [],
+        _repeat(gate, failing[0]) if failing else [],
         [f"gpumem accept {shlex.join(words)} --reason '...'" for words in accept],
         option=option,
         limits=limits,
@@ -322,25 +321,25 @@ def _advice(result: GateResult, request: GateRequest, *, option: bool) -> list[t
     )
 
 
-def _repeat(request: GateRequest, row: Row) -> list[str]:
+def _repeat(gate: Gate, row: Row) -> list[str]:
     """The command that measures a failing row again."""
     for result in row.verdict.limits:
         if result.limit == "max_regression" and result.outcome is Outcome.FAIL:
-            words = ["gpumem", "duet", request.base, "--test", row.nodeid]
+            words = ["gpumem", "duet", gate.base, "--test", row.nodeid]
             limit = row.limits.max_regression
             if limit and not of_the_test(row.limits.origin.get(result.limit)):
                 words += ["--max-regression", limit]
-            if request.base_python:
-                words += ["--base-python", request.base_python]
+            if gate.base_python:
+                words += ["--base-python", gate.base_python]
             return words
     words = []
-    for word in request.arguments:
+    for word in gate.arguments:
         if word.startswith("-") or not Path(word.partition("::")[0]).exists():
             words.append(word)
     return ["pytest", "--gpumem", *words, row.nodeid]
 
 
-def _print(output: Path, result: GateResult, seconds: float) -> None:
+def _print(output: Path, conclusion: Conclusion, gate: Gate, seconds: float) -> None:
     from pytest_gpumem.reporting.conclusion import conclusion_lines
     from pytest_gpumem.reporting.terminal import counts_text
     from pytest_gpumem.runs.duet import rounded_duration
@@ -348,15 +347,15 @@ def _print(output: Path, result: GateResult, seconds: float) -> None:
     written = [name for name in FILES if (output / name).exists()]
     if written:
         _log(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")
-    for remark in result.conclusion.remarks:
+    for remark in conclusion.remarks:
         say(f"gpumem gate: {remark}")
-    first, *further = conclusion_lines(result.conclusion, terminal()[0])
+    first, *further = conclusion_lines(conclusion, terminal()[0])
     click.echo(f"gpumem gate: {first}")
     for line in further:
         click.echo(line)
-    document = result.session.document
+    document = gate.session.document
     if document is not None:
-        counts = counts_text(result.conclusion.rows)
+        counts = counts_text(conclusion.rows)
         device = document.device.name_and_driver
         click.echo(printable(f"{counts}; {rounded_duration(seconds)} on {device}"))
     if (output / REPORT).exists():

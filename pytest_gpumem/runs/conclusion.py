@@ -90,7 +90,12 @@ def conclude(
     else:
         code, causes = Exit.FAILED, _failures(session, states, rows, lost_omissions, looser)
     if not causes:
-        code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing, real_devices)
+        code, causes = Exit.NO_VERDICT, _no_verdict(states, rows, missing)
+    if not causes and real_devices:
+        causes = [
+            f"the device is simulated, and the baseline is of {', '.join(real_devices)}; "
+            "-- --gpumem-device sim chooses the simulated device"
+        ]
     if not causes and strict:
         causes = _not_strict(states, rows)
     if not causes:
@@ -190,17 +195,9 @@ def _failures(
 
 
 def _no_verdict(
-    states: Mapping[State, Sequence[Row]],
-    rows: Sequence[Row],
-    missing: Sequence[Omission],
-    real_devices: Sequence[str],
+    states: Mapping[State, Sequence[Row]], rows: Sequence[Row], missing: Sequence[Omission]
 ) -> list[str]:
     """Why a gate without a failure gives no verdict; empty if it gives one."""
-    if real_devices:
-        return [
-            f"the device is simulated, and the baseline is of {', '.join(real_devices)}; "
-            "-- --gpumem-device sim chooses the simulated device"
-        ]
     if not any(getattr(row.limits, name) is not None for row in rows for name in LIMITS):
         return ["no row has a limit; --max-regression sets one for all"]
     causes = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,9 +53,9 @@ The third argument is what the duet is about, for the name of its file; None: BA
 """
 
 
-@dataclass(frozen=True)
-class GateRequest:
-    """What the user requests of a gate."""
+@dataclass
+class Gate:
+    """A gate: what the user requests of it, and what it comes to."""
 
     base: str  # as written
     merge_base: str  # commit that BASE and HEAD have in common
@@ -63,83 +63,60 @@ class GateRequest:
     files: Files  # that the session writes
     accepted: Acceptances  # of those that the change adds, the ones that count
     all_accepted: Acceptances  # those of the project that count, of BASE too
+    play: PlayDuet
+    say: Callable[[str], object]  # prints a sentence about the progress
     base_python: str | None = None
     screen_only: bool = False
     strict: bool = False
+    _: KW_ONLY
+    base_side: Side | None = None  # None: BASE has no folder such as this one
+    selection: Selection = field(default_factory=lambda: Selection({}))
+    """The tests that BASE selects."""
+    old_names: dict[str, str] = field(default_factory=dict)
+    """Names of renamed tests in BASE, by their new ones."""
+    session: SessionResult = field(default_factory=lambda: SessionResult(0))
+    baseline: Baseline = field(default_factory=Baseline)
+    looser: list[LooserLimit] = field(default_factory=list)
+    """Limits that the change loosens and does not accept."""
 
-
-@dataclass(frozen=True)
-class GateResult:
-    """The end of a gate, and what its reports need."""
-
-    conclusion: Conclusion
-    session: SessionResult
-    baseline: Baseline | None = None  # None where the session wrote no results
-    looser: Sequence[LooserLimit] = ()  # limits that the change loosens and does not accept
-
-
-class Gate:
-    """One gate."""
-
-    def __init__(self, request: GateRequest, play: PlayDuet, say: Callable[[str], object]) -> None:
-        """Nothing is run yet. `say`: prints a sentence about the progress."""
-        self._request = request
-        self._play = play
-        self._say = say
-        self._base_side: Side | None = None  # None: BASE has no folder such as this one
-        self._selection = Selection({})  # the tests that BASE selects
-        self._baseline = Baseline()
-        self._looser: list[LooserLimit] = []
-        self._old_names: dict[str, str] = {}  # names of renamed tests in BASE, by their new ones
-
-    def run(self) -> GateResult:
+    def run(self) -> Conclusion:
         """Run it to its end.
 
         Raises `RunError`: BASE cannot be prepared. Raises `NoAnswer`: its tests cannot be
         collected. Raises `UserError`: results or the baseline cannot be read.
         """
         with ExitStack() as stack:
-            session = self._measure(stack)
-            document = session.document
+            self._measure(stack)
+            document = self.session.document
             if document is None:
-                conclusion = conclude(session, (), (), self._looser, (), strict=False)
-                return GateResult(conclusion, session)
-            self._baseline = self._load_baseline(document)
-            return GateResult(
-                self._conclude(session, document), session, self._baseline, self._looser
-            )
+                return conclude(self.session, (), (), self.looser, (), strict=False)
+            self.baseline = self._load_baseline(document)
+            return self._conclude(document)
 
     # Sentences 1 and 2
 
-    def _measure(self, stack: ExitStack) -> SessionResult:
+    def _measure(self, stack: ExitStack) -> None:
         """Collect the tests of BASE while the session collects and measures those of the change."""
-        request = self._request
-        title = f"merge base with {request.base} {request.merge_base[:10]}"
-        self._say(
-            f"collect the tests of the merge base with {request.base}, and measure the change"
-        )
+        title = f"merge base with {self.base} {self.merge_base[:10]}"
+        self.say(f"collect the tests of the merge base with {self.base}, and measure the change")
         with suppress(NoFolder):
-            self._base_side = stack.enter_context(
-                revision_side(request.merge_base, Path.cwd(), title, python=request.base_python)
+            self.base_side = stack.enter_context(
+                revision_side(self.merge_base, Path.cwd(), title, python=self.base_python)
             )
-        session = run_session(
-            request.files,
-            request.base,
-            request.arguments,
-            self._base_side,
-            accepts=bool(request.accepted.files),
+        accepts = bool(self.accepted.files)
+        self.session = session = run_session(
+            self.files, self.base, self.arguments, self.base_side, accepts=accepts
         )
-        self._selection = self._under_new_names(session.base)
+        self.selection = self._under_new_names(session.base)
         if session.selection is not None:
-            self._add_looser(loosened(session.selection, self._selection), request.accepted)
-        return session
+            self._add_looser(loosened(session.selection, self.selection), self.accepted)
 
     def _under_new_names(self, base: Selection) -> Selection:
         """What BASE selects, its renamed tests by the names that they have in the change."""
-        for new, old in self._request.accepted.old_names().items():
+        for new, old in self.accepted.old_names().items():
             if any(selects(old, nodeid) for nodeid in (*base.tests, *base.others)):
-                self._old_names[new] = old
-        new_names = {old: new for new, old in self._old_names.items()}
+                self.old_names[new] = old
+        new_names = {old: new for new, old in self.old_names.items()}
         tests = {}
         for nodeid, test in base.tests.items():
             tests[under_other_name(nodeid, new_names)] = test
@@ -149,25 +126,23 @@ class Gate:
     def _add_looser(self, changes: Iterable[LooserLimit], accepted: Acceptances) -> None:
         for change in changes:
             if not accepted.allows(change.key, change.limit, change.now):
-                self._looser.append(change)
+                self.looser.append(change)
 
     # Sentence 3
 
-    def _conclude(self, session: SessionResult, document: Document) -> Conclusion:
-        request = self._request
+    def _conclude(self, document: Document) -> Conclusion:
+        session = self.session
         rows: Sequence[Row] = document.rows
         missing: Sequence[Omission] = document.missing
         strict_session = bool(document.settings.get("strict"))
         real_devices = self._real_devices(document)
-        new = {row.key for row in rows if self._selection.lacks(row.nodeid)}
+        new = {row.key for row in rows if self.selection.lacks(row.nodeid)}
         limits, unknown, skipped = dict[str, Limits](), dict[str, Limits](), set[str]()
         if session.code in (Exit.FINE, Exit.FAILED) and not real_devices:
             unknown = self._compare_limits_of_calls(rows, session.selection)
             skipped = {omission.nodeid for omission in missing if may_be_excused(omission)}
-            if not request.screen_only:
-                limits = limits_for_duet(
-                    rows, self._selection, request.accepted, strict=strict_session
-                )
+            if not self.screen_only:
+                limits = limits_for_duet(rows, self.selection, self.accepted, strict=strict_session)
         if limits or unknown or skipped:
             result = self._duet(rows, {**unknown, **limits}, skipped)
             verdicts = {verdict.key: verdict for verdict in result.verdicts}
@@ -175,16 +150,16 @@ class Gate:
             for row in rows:
                 if row.key in unknown and row.key in result.base_limits:
                     self._compare_limits(row, result.base_limits[row.key])
-            missing = excused(missing, result.skipped_in_base, request.base)
+            missing = excused(missing, result.skipped_in_base, self.base)
             self._check_creep(rows, verdicts)
-            rows = with_duets(rows, verdicts, request.accepted, strict=strict_session)
+            rows = with_duets(rows, verdicts, self.accepted, strict=strict_session)
         return conclude(
             session,
             rows,
             missing,
-            self._looser,
+            self.looser,
             new,
-            strict=request.strict,
+            strict=self.strict,
             strict_session=strict_session,
             real_devices=real_devices,
         )
@@ -196,15 +171,15 @@ class Gate:
 
         `limits`: by row key, those to judge. `skipped`: tests that skip, and may skip in BASE too.
         """
-        assert self._base_side is not None  # else every row is new
+        assert self.base_side is not None  # else every row is new
         tests = {row.nodeid for row in rows if row.key in limits} | skipped
         open_rows = sum(of_row != Limits() for of_row in limits.values())
         if open_rows:
-            self._say(f"a duet decides {counted(open_rows, 'row')}")
+            self.say(f"a duet decides {counted(open_rows, 'row')}")
         else:
-            self._say("one pair of processes, for the limits and the skips of BASE")
-        wanted = RowFilter(frozenset(tests), limits, self._old_names)
-        return self._play(self._base_side, wanted, None)
+            self.say("one pair of processes, for the limits and the skips of BASE")
+        wanted = RowFilter(frozenset(tests), limits, self.old_names)
+        return self.play(self.base_side, wanted, None)
 
     def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetVerdict]) -> None:
         """Compare rows that are above the limit over their reference with its oldest revision."""
@@ -217,9 +192,9 @@ class Gate:
                     crept.setdefault(revision, {})[row.key] = limits
         for revision, of_rows in crept.items():
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
-            self._say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
+            self.say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
             tests = frozenset(row.nodeid for row in rows if row.key in of_rows)
-            wanted = RowFilter(tests, of_rows, self._old_names)
+            wanted = RowFilter(tests, of_rows, self.old_names)
             try:
                 oldest = self._duet_with_oldest(revision, wanted)
             except RunError as error:
@@ -231,15 +206,15 @@ class Gate:
 
     def _crept(self, row: Row, verdict: DuetVerdict) -> Iterator[tuple[str, Limits]]:
         """The oldest revision of each reference that the row is above a limit over."""
-        accepted, written, origin = self._request.accepted, row.limits, row.limits.origin
+        accepted, written, origin = self.accepted, row.limits, row.limits.origin
         if row.measurement is not None and accepted.of(row.key, "time") is None:
-            runs = self._baseline.reference_runs(row)
+            runs = self.baseline.reference_runs(row)
             if crept_in_time(verdict, runs):
                 limits = Limits(max_regression=written.max_regression, origin=origin)
                 yield str(runs[0].process.revision), limits
         growth = written.max_peak_regression
         if row.footprint is not None and growth and accepted.of(row.key, "memory") is None:
-            runs = self._baseline.reference_runs(row, "memory")
+            runs = self.baseline.reference_runs(row, "memory")
             if crept_in_memory(verdict, growth, runs):
                 limits = Limits(max_peak_regression=growth, origin=origin)
                 yield str(runs[0].process.revision), limits
@@ -250,7 +225,7 @@ class Gate:
             raise RunError("no commit holds the code of its oldest run")
         title = f"oldest revision of the reference {revision[:10]}"
         with revision_side(revision, Path.cwd(), title, name=title) as side:
-            return self._play(side, wanted, revision)
+            return self.play(side, wanted, revision)
 
     # The limits of calls
 
@@ -263,11 +238,11 @@ class Gate:
         """
         unknown = {}
         for row in rows:
-            if self._selection.lacks(row.nodeid):
+            if self.selection.lacks(row.nodeid):
                 continue
-            if not edited(row.nodeid, selection or Selection({}), self._selection):
+            if not edited(row.nodeid, selection or Selection({}), self.selection):
                 continue
-            saved = self._baseline.saved(row)
+            saved = self.baseline.saved(row)
             if saved:
                 self._compare_limits(row, saved[-1].limits)
             elif row.measured_something:
@@ -278,19 +253,19 @@ class Gate:
         """Take the limits of calls that demand less than those of BASE."""
         calls = {name: getattr(base, name) for name in base.origin if base.origin[name] == "call"}
         of_base = Limits(**calls)
-        self._add_looser(looser(row.key, row.limits, of_base), self._request.all_accepted)
+        self._add_looser(looser(row.key, row.limits, of_base), self.all_accepted)
 
     # The baseline
 
     def _load_baseline(self, document: Document) -> Baseline:
         """The saved runs of the history that the change shares with BASE."""
-        history = partial(ancestry, self._request.base, folder=Path.cwd())
+        history = partial(ancestry, self.base, folder=Path.cwd())
         baseline = Store(_storage(document), document.device).load(history)
-        return replace(baseline, device=document.device, acceptances=self._request.all_accepted)
+        return replace(baseline, device=document.device, acceptances=self.all_accepted)
 
     def _real_devices(self, document: Document) -> list[str]:
         """GPUs of the baseline, where the device is simulated and the user did not choose that."""
-        chosen = "--gpumem-device=sim" in "=".join(self._request.arguments)
+        chosen = "--gpumem-device=sim" in "=".join(self.arguments)
         if chosen or not document.device.simulated:
             return []
         return [key for key in _storage(document).devices() if not key.startswith(SIMULATED)]
