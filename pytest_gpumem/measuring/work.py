@@ -41,7 +41,6 @@ class Work:
     poison: Callable[[Stream], None] = nothing  # overwrites the result, and notes what is expected
     verify: Callable[[], None] | None = None  # compares the result of a run; raises `WrongResult`
     before: Work | None = None  # comes before each measured run, untimed
-    close: Callable[[], None] = nothing  # frees what the work itself allocated
     parts: tuple[Work, ...] = ()  # of work that overlaps: each whole
     streams: int = 0  # that the parts are spread over
     chunks: int | None = None  # pieces that the data is cut into, if it is
@@ -235,15 +234,13 @@ def _check_staged(kernel: BoundKernel, buffer: Buffer, there: Buffer) -> None:
         raise BadCall(f"{buffer!r} and {there!r} must have the same size and type")
 
 
-def host_work(
-    function: Callable[[Stream], object], name: str, close: Callable[[], None] = nothing
-) -> Work:
+def host_work(function: Callable[[Stream], object], name: str) -> Work:
     """Return a function that runs on the host. It gets the stream."""
 
     def queue(stream: Stream) -> None:
         function(stream)
 
-    return Work(name, frozenset([HOST]), queue, on_host=True, close=close)
+    return Work(name, frozenset([HOST]), queue, on_host=True)
 
 
 def work_in_turn(device: Device, works: Sequence[Work]) -> Work:

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -27,7 +25,7 @@ from pytest_gpumem.measuring.work import (
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.current_device import on_its_device
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.records.measurement import Measurement, Overlap, Part
+from pytest_gpumem.records.measurement import Overlap, Part
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
 PART_SHARE = 0.25  # share of the budget that each part, and their sequence, is measured with
@@ -44,7 +42,7 @@ class Works:
         self._memory = memory
         self._arena = memory.arena
         self.device = memory.arena.device
-        self._made: list[Work] = []
+        self._closes: list[Callable[[], None]] = []
         self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
     def copy(self, destination: Any, source: Any, *, pieces: int = 1) -> Work:
@@ -59,7 +57,7 @@ class Works:
         """
         to = self._buffer("destination", destination)
         origin = self._buffer("source", source)
-        return self._keep(copy_work(self.device, to, origin, pieces=pieces))
+        return copy_work(self.device, to, origin, pieces=pieces)
 
     @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Work:
@@ -72,7 +70,7 @@ class Works:
             raise BadCall(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return self._keep(kernel_work(kernel, buffers, values))
+        return kernel_work(kernel, buffers, values)
 
     def host(self, function: Callable[[], object], name: str | None = None) -> Work:
         """A function that runs on the host."""
@@ -83,7 +81,7 @@ class Works:
         def run(stream: Stream) -> None:
             function()
 
-        return self._keep(host_work(run, name))
+        return host_work(run, name)
 
     def busy(self, seconds: float) -> Work:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
@@ -117,11 +115,12 @@ class Works:
         def cycle(stream: Stream) -> None:
             made.cycle(size, stream)
 
-        return self._keep(host_work(cycle, f"{allocator} of {format_bytes(size)}", made.close))
+        self._closes.append(made.close)
+        return host_work(cycle, f"{allocator} of {format_bytes(size)}")
 
     def in_turn(self, *works: Work) -> Work:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
-        return self._keep(work_in_turn(self.device, self._works(works)))
+        return work_in_turn(self.device, self._works(works))
 
     def after(self, before: Work, work: Work) -> Work:
         """`work`, with an untimed run of `before` ahead of every sample, which fills the caches.
@@ -139,7 +138,7 @@ class Works:
             BadCall: fewer than two.
             Unsupported: the device has too few copy engines (`asyncEngineCount`); the test skips.
         """
-        return self._keep(work_together(self.device, self._works(works)))
+        return work_together(self.device, self._works(works))
 
     @on_its_device
     def staged(
@@ -178,7 +177,7 @@ class Works:
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
         source, there, target = self._staged[wanted]
         chosen = kernel or BoundKernel(CATALOGUE["elementwise"], self.device, self._arena.stream)
-        return self._keep(staged_work(source, there, target, chosen, scalars, n_streams, chunks))
+        return staged_work(source, there, target, chosen, scalars, n_streams, chunks)
 
     @on_its_device
     def enqueue(self, work: Work) -> tuple[float, float]:
@@ -197,14 +196,9 @@ class Works:
         return returned, device.now() - began
 
     def close(self) -> None:
-        """Free what the pieces of work allocated."""
-        made, self._made = self._made, []
-        for work in made:
-            work.close()
-
-    def _keep(self, work: Work) -> Work:
-        self._made.append(work)
-        return work
+        """Free what allocators keep."""
+        while self._closes:
+            self._closes.pop()()
 
     def _buffer(self, name: str, value: Any) -> Buffer:
         taken = self._arena.taken(value)
@@ -221,14 +215,6 @@ class Works:
             if not isinstance(work, Work):
                 raise BadCall(f"{work!r} is no work; gpu_work makes it")
         return tuple(works)
-
-
-def with_overlap(
-    conductor: Conductor, work: Work, measured: Measurement, plan: Plan, *, arena: Arena, name: str
-) -> Measurement:
-    """Return the measurement of work with the times of its parts, where it overlaps some."""
-    overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
-    return replace(measured, overlap=overlap)
 
 
 def overlap_of(

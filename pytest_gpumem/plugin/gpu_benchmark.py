@@ -20,14 +20,14 @@ from pytest_gpumem.measuring.case import Case
 from pytest_gpumem.measuring.plan import Passes
 from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.measuring.work import Work
-from pytest_gpumem.measuring.works import with_overlap
+from pytest_gpumem.measuring.works import overlap_of
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.entries import Entries
 from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.measurement import Limits, Overlap
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
@@ -237,12 +237,15 @@ class GpuBenchmark:
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)
                 raise
+            overlap: Overlap | None = None
             if work is not None:
-                measurement = with_overlap(
-                    test.conductor, work, measurement, plan, arena=test.arena, name=test.range_name
+                overlap = overlap_of(
+                    test.conductor, work, plan, arena=test.arena, name=test.range_name
                 )
         notes = (*measurement.notes, *loosened(limits, session.settings))
-        measurement = structs.replace(measurement, notes=notes, card=session.facts.uuid)
+        measurement = structs.replace(
+            measurement, overlap=overlap, notes=notes, card=session.facts.uuid
+        )
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
