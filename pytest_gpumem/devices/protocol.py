@@ -206,6 +206,10 @@ class DeviceMemory(Protocol):
         Raises `OutOfMemory` before the driver is called, `Unsupported`: there is one GPU.
         """
 
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        """Managed memory of up to half of the host's available memory: pages that the device cannot
+        hold are evicted to the host. Raises `OutOfMemory` before the driver is called."""
+
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         """A part, for copies and launches: not freed, and living no longer than the whole."""
 
@@ -333,10 +337,8 @@ class L2(Protocol):
 
 
 class Managed(Protocol):
-    """Managed memory: where its pages lie.
-
-    All but `oversubscribe` raise `Unsupported` without `concurrentManagedAccess`.
-    """
+    """Where the pages of managed memory lie. All raise `Unsupported` without
+    `concurrentManagedAccess`."""
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         """Prefetch to the device or to the host."""
@@ -347,10 +349,6 @@ class Managed(Protocol):
     def discard(self, allocation: Allocation, stream: Stream) -> None:
         """Drop the content: pages then move without being copied. The next access has to write.
         Raises `Unsupported` before CUDA 13."""
-
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        """Managed memory of up to half of the host's available memory: pages that the device cannot
-        hold are evicted to the host. Raises `OutOfMemory` before the driver is called."""
 
 
 class Span(NamedTuple):

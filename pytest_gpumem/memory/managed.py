@@ -226,7 +226,7 @@ def managed(
                 "@pytest.mark.gpumem(oversubscribe=True) on the test"
             )
         over = True
-        return arena.device.managed.oversubscribe(nbytes)
+        return arena.device.memory.oversubscribe(nbytes)
 
     buffer = arena.buffer(
         shape,

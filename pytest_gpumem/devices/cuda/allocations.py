@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
+from pytest_gpumem.devices.checks import (
+    check_host_array,
+    check_oversubscription,
+    check_size,
+    part_of,
+)
 from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
 from pytest_gpumem.devices.cuda.context import LEGACY_DEFAULT, Context, check
@@ -237,6 +242,11 @@ class CudaMemory:
     def _lock(self, allocation: Allocation) -> Allocation:
         self._locked[allocation.host_address] = allocation
         return allocation
+
+    def oversubscribe(self, nbytes: int) -> Allocation:
+        check_oversubscription(nbytes, places.available_bytes())
+        address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
+        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
 
     part = staticmethod(part_of)
 

@@ -15,13 +15,10 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import (
     check_managed,
-    check_oversubscription,
     check_window,
     unsupported,
 )
-from pytest_gpumem.devices.cuda import places
 from pytest_gpumem.devices.cuda.context import check
-from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     AccessProperty,
     Advice,
@@ -166,11 +163,6 @@ class CudaManaged:
                 f"the driver ({driver}) has no cudaMemDiscardBatchAsync: {result[0].name}"
             )
         check(result, f"discarding {allocation.nbytes} bytes")
-
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        check_oversubscription(nbytes, places.available_bytes())
-        address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
-        return Allocation(MemoryKind.MANAGED, nbytes, address, address)
 
 
 def malloc_managed(nbytes: int, doing: str) -> int:

@@ -228,31 +228,24 @@ class SimulatedL2(Facet, protocol.L2):
 class SimulatedManaged(Facet, protocol.Managed):
     """Moves pages and takes advice."""
 
-    def __init__(self, timeline: Timeline, roofline: Roofline, memory: SimulatedMemory) -> None:
-        super().__init__(timeline, roofline)
-        self._memory = memory
-
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
-        self._pages(allocation, "prefetched", "cudaMemPrefetchAsync")
+        self._pages(allocation, "prefetched")
         self._timeline.forbid_capture("a prefetch cannot be captured")
         engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
         work = Work(engine, partial(self._roofline.prefetch, allocation, to_host))
         self._timeline.queue(stream, work, LAUNCH)
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        pages = self._pages(allocation, "advised about", "cudaMemAdvise")
+        pages = self._pages(allocation, "advised about")
         self._timeline.call()
         pages.advise(advice, to_host, on=on)
 
     def discard(self, allocation: Allocation, stream: Any) -> None:
         """Take the call, and keep the content."""
-        self._pages(allocation, "discarded", "cudaMemDiscardBatchAsync")
+        self._pages(allocation, "discarded")
         self._timeline.call(LAUNCH, "a discard cannot be captured")
 
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        return self._memory.oversubscribe(nbytes)
-
-    def _pages(self, allocation: Allocation, done: str, call: str) -> Pages:
+    def _pages(self, allocation: Allocation, done: str) -> Pages:
         check_managed(allocation, done, self._roofline.facts)
         return self._roofline.pages[id(allocation)]
 
@@ -304,7 +297,7 @@ class SimulatedDevice(protocol.Device):
         self.content = SimulatedContent(timeline, roofline)
         self.kernels = SimulatedKernels(timeline, roofline, self.content)
         self.l2 = SimulatedL2(timeline, roofline)
-        self.managed = SimulatedManaged(timeline, roofline, self.memory)
+        self.managed = SimulatedManaged(timeline, roofline)
         self.counters = SimulatedCounters(timeline, roofline)
         self.footprints = Footprints(None, ())
 
