@@ -132,7 +132,7 @@ def shown(text: str, folder: Path) -> list[str]:
             known = f" {ended[1]}9s ".center(WIDTH, "=")
         elif line.startswith("-") and "generated xml" in line:
             known = " generated xml file: gpumem-results/junit.xml ".center(WIDTH, "-")
-        if ": gpumem " in known:  # a line with a command is copied whole
+        if re.search(r": (gpumem|pytest) ", known):  # a line with a command is copied whole
             lines.append(known)
             continue
         lines += [
