@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from pytest_gpumem.judging.regression import against
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 
 OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
 UNLIMITED = Verdict(Outcome.MEASURED, "no limit set")
@@ -23,42 +23,30 @@ def with_verdict(
     findings: Iterable[LimitResult],
     *,
     comparison: Comparison | UnsetType | None = UNSET,
-    paired: PairedChange | UnsetType | None = UNSET,
     simulated: bool | None = None,
     strict: bool = False,
-    remarks: Sequence[str] = (),
 ) -> Row:
     """Return the row with the verdict that follows from all findings about it.
 
     Its code is that of the worst finding; its reason has the sentences of all that are not PASS,
     the worst first.
     `findings`: of a row that has a verdict, `known(row)` are those that it rests on.
-    `comparison`, `paired`, `simulated`: as `Verdict` has them. Default: as the row's verdict has.
+    `comparison`, `simulated`: as `Verdict` has them. Default: as the row's verdict has.
     `strict`: the reason of a doubt says that it fails.
-    `remarks`: sentences after those of the findings.
     """
     if comparison is UNSET:
         comparison = row.verdict.comparison
-    if paired is UNSET:
-        paired = row.verdict.paired
-    accepted, doubts, passed, measured = [], [], [], []
+    by_outcome: dict[Outcome, list[LimitResult]] = {outcome: [] for outcome in Outcome}
     for result in findings:
-        if result.outcome is Outcome.ACCEPTED:
-            accepted.append(result)
-        elif result.outcome is Outcome.PASS:
-            passed.append(result)
-        elif result.outcome is Outcome.MEASURED:
-            measured.append(result)
-        else:
-            doubts.append(result)
+        by_outcome[result.outcome].append(result)
+    accepted, passed = by_outcome[Outcome.ACCEPTED], by_outcome[Outcome.PASS]
+    doubts = by_outcome[Outcome.FAIL] + by_outcome[Outcome.UNDECIDED] + by_outcome[Outcome.NEW]
     doubts.sort(key=_order)
-    reported = [*accepted, *doubts] or passed or measured or [_measured(comparison, row.limits)]
+    reported = [*accepted, *doubts] or passed or by_outcome[Outcome.MEASURED]
+    reported = reported or [_measured(comparison, row.limits)]
     decisive = doubts[0] if doubts else reported[0]
     outcome, code = decisive.outcome, decisive.code
-    reasons = []
-    for reason in (*(result.reason for result in reported), *remarks):
-        if reason and reason not in reasons:
-            reasons.append(reason)
+    reasons = dict.fromkeys(result.reason for result in reported if result.reason)
     reason = "; ".join(reasons) or row.verdict.reason
     if strict and outcome in (Outcome.UNDECIDED, Outcome.NEW):
         reason += " (strict: this fails)"
@@ -70,7 +58,7 @@ def with_verdict(
         code,
         tuple(doubts),
         tuple(dict.fromkeys(result.limit for result in accepted)),
-        paired,
+        row.verdict.paired,
     )
     return replace(row, verdict=verdict)
 

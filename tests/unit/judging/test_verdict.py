@@ -68,8 +68,8 @@ def test_what_is_accepted_is_no_pass_and_hides_no_doubt() -> None:
 
 
 def test_what_follows_the_findings_in_a_reason() -> None:
-    verdict = with_verdict(ROW, [NOISY], strict=True, remarks=["the screen: FAIL"]).verdict
-    assert verdict.reason == "noisy; the screen: FAIL (strict: this fails)"
+    verdict = with_verdict(ROW, [NOISY], strict=True).verdict
+    assert verdict.reason == "noisy (strict: this fails)"
     assert with_verdict(ROW, [PASSED], strict=True).verdict.reason == "within the limit"
 
 
