@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from pytest_gpumem.judging.finding import Check, basis, change, counted, window_text
+from pytest_gpumem.judging.finding import Check, basis, change, counted
 from pytest_gpumem.judging.latencies import corrected_logs, readings
 from pytest_gpumem.judging.reference import SHIFT, Reference, fails_in_plain_session, screen
 from pytest_gpumem.judging.spread import FARTHEST
@@ -21,7 +21,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult
-from pytest_gpumem.units import format_share, parse_margin, short_bytes
+from pytest_gpumem.units import format_share, parse_margin
 
 NAME = "max_regression"
 Runs = Sequence[tuple[date, Measurement]]
@@ -137,19 +137,3 @@ def at_the_sessions_end(
     if nodeid:
         why += f": gpumem duet BASE --test {shlex.quote(nodeid)} decides"
     return check.finding(outcome, f"{run.text}: {why}", code)
-
-
-def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
-    """Return what changed of a launch's work: a name, its old and its new value in words."""
-    changed = []
-    then, now = _moved(past), _moved(measurement)
-    if then != now:
-        changed.append(("traffic", then, now))
-    if past.window != measurement.window:
-        changed.append(("window", window_text(past.window), window_text(measurement.window)))
-    return changed
-
-
-def _moved(measurement: Measurement) -> str:
-    moved = measurement.moved_bytes
-    return "unknown" if moved is None else short_bytes(moved.total)

@@ -20,7 +20,6 @@ from pytest_gpumem.judging.footprint import comparable, judge_footprint
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.limits import EXACT, absolute
-from pytest_gpumem.judging.regression import changed_work
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -180,16 +179,6 @@ def measured_differently(base: Measurement, head: Measurement) -> str | None:
     return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
 
 
-def changes(base: Measurement, head: Measurement) -> list[str]:
-    """Return what differs in the work of head, for the reader of a comparison."""
-    texts = []
-    if base.target != head.target:
-        texts.append(f"it now measures {head.target}, not {base.target}")
-    for name, then, now in changed_work(base, head):
-        texts.append(f"its {name} has changed from {then} to {now}")
-    return texts
-
-
 # The pairs of a row
 
 
@@ -323,8 +312,9 @@ class RowPairs:
         differing: tuple[Difference, ...] = ()
         if self.base:
             base, head = self.base[-1], self.head[-1]
-            if base.measurement is not None and head.measurement is not None:
-                texts += changes(base.measurement, head.measurement)
+            was, now = base.measurement, head.measurement
+            if was is not None and now is not None and was.target != now.target:
+                texts.append(f"it now measures {now.target}, not {was.target}")
             if outcome is Outcome.FAIL:
                 differing = _differences(base, with_verdict(head, results))
         rows = tuple(self.base), tuple(self.head)

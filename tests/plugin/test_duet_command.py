@@ -150,7 +150,7 @@ def test_it_finds_the_planted_slow_down_of_what_a_run_flagged(project: Project) 
     text = done.stdout.replace("\n  ", " ")
     assert "FAIL (simulated) test_it.py::test_mine: +" in text
     assert "PASS (simulated) test_it.py::test_same: " in text
-    assert "its traffic has changed from 160 MiB to 240 MiB" in text
+    assert "why: declared bytes 160 MiB → 240 MiB" in text
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
     assert verdicts(project.folder / "out.json") == {

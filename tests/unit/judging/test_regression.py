@@ -15,7 +15,7 @@ from pytest_gpumem.judging.latencies import (
     mean_latency,
     readings,
 )
-from pytest_gpumem.judging.regression import against_reference, changed_work, ran_the_same
+from pytest_gpumem.judging.regression import against_reference, ran_the_same
 from pytest_gpumem.judging.spread import (
     day_spread,
     placement_spread,
@@ -24,10 +24,9 @@ from pytest_gpumem.judging.spread import (
 )
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, MovedBytes, Window
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-from pytest_gpumem.units import MiB
 
 ONE_PERCENT = Limits(max_regression="1%", origin={"max_regression": "marker"})
 RAN = what_ran([Step(StepKind.KERNEL, "triad", code="a", arguments=("device -", "7f12"))], {})
@@ -128,16 +127,6 @@ def test_why_there_is_no_reference(bench: Any, endless: DeviceFacts) -> None:
     other = judge(now, ONE_PERCENT, endless, [], why_new=why, measured_differently=True)
     assert (other.outcome, other.code) == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
     assert why in other.reason
-
-
-def test_work_that_changed_is_said(bench: Any) -> None:
-    now = bench.measurement()
-    window = Window(8 * MiB, 1.0, set_aside=8 * MiB)
-    fewer = replace(now, moved_bytes=MovedBytes(MiB, MiB), window=window)
-    assert changed_work(now, now) == []
-    traffic, placed = changed_work(now, fewer)
-    assert traffic == ("traffic", "768 MiB", "2 MiB")
-    assert placed[:2] == ("window", "none")
 
 
 # Latencies
