@@ -19,7 +19,6 @@ H100 = DeviceFacts(
     async_engines=3,
     can_map_host=True,
     concurrent_managed_access=True,
-    pageable_memory_access=False,
     integrated=False,
     ecc=True,
     shared_bytes_per_sm=233_472,

@@ -55,11 +55,6 @@ def hidden(first: str, second: str) -> str:
     return " ".join(words)
 
 
-def unknown_bytes(text: str) -> int:
-    """Return the number of bytes that a text leaves out."""
-    return WORD * text.count(_LEFT_OUT)
-
-
 def in_words(words: Sequence[str]) -> str:
     """Return some words of a text for a reader: a number in decimal, or a kind of memory."""
     if all(set(word) <= set("0123456789abcdef") for word in words):

@@ -53,8 +53,6 @@ class DeviceFacts(Record, frozen=True):
     """`canMapHostMemory`: host memory can be mapped into the device's address space."""
     concurrent_managed_access: bool
     """`concurrentManagedAccess`: pages migrate on demand, prefetch works."""
-    pageable_memory_access: bool
-    """`pageableMemoryAccess` (HMM or ATS): plain `malloc` memory is visible to kernels."""
     integrated: bool
     """The GPU shares physical memory with the host."""
     shared_bytes_per_sm: int | None = None

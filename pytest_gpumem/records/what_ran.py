@@ -88,15 +88,6 @@ class WhatRan(Record, frozen=True):
     def _count(self, kind: StepKind) -> int:
         return len(list(self.of(kind)))
 
-    @property
-    def left_out(self) -> int:
-        """Bytes of arguments that differ between unchanged launches; `digest` leaves them out."""
-        count = 0
-        for step in self.steps:
-            for text in step.arguments or ():
-                count += arguments.unknown_bytes(text)
-        return count
-
     # Exact figures of the launch, for limits and comparisons; of no meaning if `order` is empty.
 
     @property

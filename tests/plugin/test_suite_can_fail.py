@@ -456,7 +456,6 @@ def test_the_suite_is_green_and_every_test_of_it_was_seen_red(suite: Callable[..
 NO_L2 = {"compute_capability": (7, 5), "persisting_l2_max_bytes": 0}
 INTEGRATED = {
     "integrated": True,
-    "pageable_memory_access": True,
     "host_page_tables": True,
     "link_bandwidth": None,
     "memory_clock_hz": 0.0,

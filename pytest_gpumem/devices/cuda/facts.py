@@ -256,7 +256,6 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         async_engines=attribute("ASYNC_ENGINE_COUNT"),
         can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),
         concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),
-        pageable_memory_access=bool(attribute("PAGEABLE_MEMORY_ACCESS")),
         integrated=integrated,
         shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
         max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,

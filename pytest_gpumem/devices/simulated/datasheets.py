@@ -76,7 +76,6 @@ class Datasheet:
             sm_clock_hz=self.sm_clock,
             can_map_host=True,
             concurrent_managed_access=True,
-            pageable_memory_access=False,
             integrated=False,
             max_shared_bytes_per_block=self.shared_bytes_per_sm - RESERVED_SHARED_BYTES,
         )
