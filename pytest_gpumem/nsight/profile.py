@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def write_report(
             program, pytest_command, output, metrics=ncu.METRICS, chosen=request.options
         )
     before = _written_at(file)
-    echo(f"gpumem: {child.shown(command)}")
+    echo(f"gpumem: {shlex.join(command)}")
     finished = tools.run(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
         raise UserError("pytest did not accept its arguments or the device; its output is above")

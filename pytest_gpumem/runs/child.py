@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -223,11 +222,3 @@ class Background:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-
-# Commands in words
-
-
-def shown(command: Sequence[str]) -> str:
-    """A command as a shell takes it."""
-    return shlex.join(command)

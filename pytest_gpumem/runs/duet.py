@@ -38,7 +38,36 @@ from pytest_gpumem.runs.worktree import Side
 
 ATTEMPTS = 3
 DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
-Pair = Mapping[str, ProcessRecord]  # by side
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A process of each side, and its rows that are compared, by key."""
+
+    base: ProcessRecord
+    head: ProcessRecord
+    base_rows: Mapping[str, Row]
+    head_rows: Mapping[str, Row]
+
+    @property
+    def crash(self) -> str | None:
+        """How the first session that broke off did so."""
+        return self.base.error or self.head.error
+
+    def troubles(self, key: str) -> list[str]:
+        """Return why the sides have nothing to compare of a row."""
+        troubles = []
+        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
+            why = not_measured(key, rows.get(key), process)
+            if why is not None:
+                troubles.append(f"{process.turn.side}: {why}")
+        return troubles
+
+    def head_fails(self, key: str) -> bool:
+        """Return whether a row fails in head alone, by more than its limits."""
+        if fails(key, self.base_rows.get(key), self.base):
+            return False
+        return fails(key, self.head_rows.get(key), self.head)
 
 
 @dataclass(frozen=True)
@@ -140,9 +169,8 @@ class Duet:
             last = attempt == ATTEMPTS
             pair = self._measure(number, attempt, self._tests(keys if begun else None))
             if not begun:
-                crash = pair[BASE].error or pair[HEAD].error
-                if crash is not None and not last:
-                    self._say(f"pair {number} is taken again: {crash}")
+                if pair.crash is not None and not last:
+                    self._say(f"pair {number} is taken again: {pair.crash}")
                     continue
                 self._begin(pair)
                 begun, keys = True, self._open()
@@ -165,7 +193,7 @@ class Duet:
     def _measure(self, number: int, attempt: int, tests: list[str] | None) -> Pair:
         """Run both processes of a pair."""
         old_names = self._wanted.old_names
-        pair = {}
+        processes = {}
         for side in order_of(number):
             side_tests = tests
             if side == BASE and tests is not None:
@@ -175,23 +203,21 @@ class Duet:
                 process = under_new_names(process, old_names)
             self._check_device(process)
             self._ended.append(process)
-            pair[side] = process
-        return pair
+            processes[side] = process
+        base, head = processes[BASE], processes[HEAD]
+        return Pair(base, head, self._wanted.rows_of(base), self._wanted.rows_of(head))
 
     def _take(self, row: RowPairs, pair: Pair, *, last: bool) -> str | None:
         """Judge a row with a pair. Returns why the pair is to be taken again, or None.
 
         `last`: a row without a good pair ends.
         """
-        base = self._wanted.rows_of(pair[BASE]).get(row.key)
-        head = self._wanted.rows_of(pair[HEAD]).get(row.key)
-        troubles = _troubles(row.key, pair, base, head)
+        troubles = pair.troubles(row.key)
         if troubles:
             if last:
-                self._end(row, pair, base, head, troubles)
+                self._end(row, pair, troubles)
             return troubles[0]
-        assert base is not None
-        assert head is not None
+        base, head = pair.base_rows[row.key], pair.head_rows[row.key]
         assert self._device is not None
         for side, measured in ((BASE, base), (HEAD, head)):
             if measured.verdict.code is Code.CONDITIONS:
@@ -203,56 +229,48 @@ class Duet:
         row.add(base, head, self._device)
         return None
 
-    def _end(
-        self,
-        row: RowPairs,
-        pair: Pair,
-        base: Row | None,
-        head: Row | None,
-        troubles: list[str],
-    ) -> None:
+    def _end(self, row: RowPairs, pair: Pair, troubles: list[str]) -> None:
         """End a row that a pair cannot compare. What fails in head alone is red."""
         outcome = None
-        if fails(row.key, head, pair[HEAD]) and not fails(row.key, base, pair[BASE]):
+        in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
+        if pair.head_fails(row.key):
             outcome = Outcome.FAIL
-        new = not row.base and base is None and head is not None
-        new = new and pair[BASE].error is None and test_of(row.key, pair[BASE]) is None
-        if new and outcome is None:
-            outcome = Outcome.NEW
-            # The row may be one of base under another label.
-            of_head = {other.key for other in pair[HEAD].rows}
-            of_base = [other.key for other in pair[BASE].rows if other.nodeid == row.nodeid]
-            gone = [key for key in of_base if key not in of_head]
+        elif not in_base and row.key in pair.head_rows and test_of(row.key, pair.base) is None:
+            # The row may be another one of base under a new label.
+            gone = []
+            for other in pair.base.rows:
+                if other.nodeid == row.nodeid and other.key not in pair.head.by_key:
+                    gone.append(other.key)
             if gone:
-                outcome = None
                 text = f"base measures {', '.join(gone)} in that test, head does not"
                 troubles = [*troubles, text]
+            else:
+                outcome = Outcome.NEW
         row.end(outcome, "; ".join(troubles))
 
     # The first pair
 
     def _begin(self, pair: Pair) -> None:
         """Take the rows that there are, and end those that cannot be compared."""
-        base, head = pair[BASE], pair[HEAD]
-        if base.error is None and head.error is None:
-            check_alike(base, head)
-        before, after = self._wanted.rows_of(base), self._wanted.rows_of(head)
-        every = {**before, **after}
-        for key, row in before.items():
+        if pair.crash is None:
+            check_alike(pair.base, pair.head)
+        for key, row in pair.base_rows.items():
             self._base_limits[key] = row.limits
-        nodeids = {key: row.nodeid for key, row in every.items()}
+        every = {**pair.base_rows, **pair.head_rows}
         for key in (*every, *self._wanted.missing(every)):
-            if self._wanted.limits is None or self._wanted.limits[key] != Limits():
-                self._add(key, nodeids.get(key, key), pair, before.get(key), after.get(key))
-        if self._wanted.limits is None and head.error is None:
+            if self._wanted.limits is not None and self._wanted.limits[key] == Limits():
+                continue
+            nodeid, limits = key, Limits()
+            if key in every:
+                nodeid = every[key].nodeid
+            if key in pair.head_rows:
+                limits = self._limits_of(pair.head_rows[key])
+            self._rows[key] = of_row = RowPairs(key, nodeid, limits)
+            troubles = pair.troubles(key)
+            if troubles:
+                self._end(of_row, pair, troubles)
+        if self._wanted.limits is None and pair.head.error is None:
             self._add_failures_without_rows(pair)
-
-    def _add(self, key: str, nodeid: str, pair: Pair, base: Row | None, head: Row | None) -> None:
-        limits = Limits() if head is None else self._limits_of(head)
-        self._rows[key] = row = RowPairs(key, nodeid, limits)
-        troubles = _troubles(key, pair, base, head)
-        if troubles:
-            self._end(row, pair, base, head, troubles)
 
     def _limits_of(self, row: Row) -> Limits:
         """The limits that the duet judges of a row of head."""
@@ -268,13 +286,12 @@ class Duet:
 
     def _add_failures_without_rows(self, pair: Pair) -> None:
         """Add tests and files without a row that fail in head alone, such as by an import."""
-        for nodeid, (outcome, _) in pair[HEAD].outcomes.items():
-            if outcome != "failed" or not self._wanted.selects(nodeid, nodeid):
-                continue
-            if any(covers(nodeid, key) for key in self._rows) or fails(nodeid, None, pair[BASE]):
+        for nodeid in pair.head.outcomes:
+            covered = any(covers(nodeid, key) for key in self._rows)
+            if covered or not self._wanted.selects(nodeid, nodeid) or not pair.head_fails(nodeid):
                 continue
             row = self._rows[nodeid] = RowPairs(nodeid, nodeid, Limits())
-            row.end(Outcome.FAIL, f"head: {not_measured(nodeid, None, pair[HEAD])}")
+            row.end(Outcome.FAIL, f"head: {not_measured(nodeid, None, pair.head)}")
 
     # Both sides
 
@@ -303,13 +320,3 @@ class Duet:
 def rounded_duration(seconds: float) -> str:
     """Return "40 s" or "3 min"."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _troubles(key: str, pair: Pair, base: Row | None, head: Row | None) -> list[str]:
-    """Why the sides of a pair have nothing to compare of a row."""
-    troubles = []
-    for side, row in ((BASE, base), (HEAD, head)):
-        why = not_measured(key, row, pair[side])
-        if why is not None:
-            troubles.append(f"{side}: {why}")
-    return troubles
