@@ -317,8 +317,6 @@ def strays(roots: list[str], foreign: list[str]) -> list[str]:
         if folder not in real:
             real[folder] = os.path.realpath(folder)
         path = os.path.join(real[folder], base)
-        if os.path.islink(path):
-            path = os.path.realpath(path)
         if path.startswith(outside) and not path.startswith(within):
             texts.append(f"{name} from {path}")
     return texts
