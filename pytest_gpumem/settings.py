@@ -289,22 +289,3 @@ def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     values = {name: getattr(of_footprint, name) for name in OF_FOOTPRINT}
     origin = {**of_measurement.origin, **of_footprint.origin}
     return replace(of_measurement, **values, origin=origin)
-
-
-def loosened(
-    limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASUREMENT
-) -> list[str]:
-    """Return a sentence for each limit of the command line or the environment that a test or a call
-    loosens. The default of an ini file is there to be adjusted.
-    """
-    sentences = []
-    for name in names:
-        default, option = settings.limits.get(name), settings.origins.get(name, "default")
-        limit, origin = getattr(limits, name), limits.origin.get(name, "limit")
-        if default is None or limit == default or not option.startswith(("-", "GPUMEM")):
-            continue
-        if limit is None:
-            sentences.append(f"{name} {default} ({option}) is lifted ({origin})")
-        elif LIMITS[name].looser(limit, default):
-            sentences.append(f"{name} {limit} ({origin}) is looser than {default} ({option})")
-    return sentences

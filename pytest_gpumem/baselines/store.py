@@ -145,9 +145,8 @@ def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
     times, memory = row.measurement, row.footprint
     if times is not None:
         times = reduced(times) if baseline.enters(row, "time", today) else None
-    if memory is not None:
-        enters = memory.watched and baseline.enters(row, "memory", today)
-        memory = structs.replace(memory, notes=()) if enters else None
+    if memory is not None and not (memory.watched and baseline.enters(row, "memory", today)):
+        memory = None
     if times is None and memory is None:
         return None
     return SavedRow(

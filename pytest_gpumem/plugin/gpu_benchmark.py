@@ -29,7 +29,7 @@ from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits, Overlap
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import loosened, marker_limits, merge_limits
+from pytest_gpumem.settings import marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -242,10 +242,7 @@ class GpuBenchmark:
                 overlap = overlap_of(
                     test.conductor, work, plan, arena=test.arena, name=test.range_name
                 )
-        notes = (*measurement.notes, *loosened(limits, session.settings))
-        measurement = structs.replace(
-            measurement, overlap=overlap, notes=notes, card=session.facts.uuid
-        )
+        measurement = structs.replace(measurement, overlap=overlap, card=session.facts.uuid)
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)

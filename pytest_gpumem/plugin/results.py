@@ -20,7 +20,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.terminal import baseline_line, columns, header, missing_lines
-from pytest_gpumem.settings import ANNOUNCE, loosened, switched_off
+from pytest_gpumem.settings import ANNOUNCE, switched_off
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
@@ -226,9 +226,7 @@ class Results:
                 writer.write_line(line)
 
     def _table(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> Iterator[str]:
-        """The table; with -v all rows and their notes. Below it, the tests whose own limits are
-        looser than this run's options.
-        """
+        """The table; with -v all rows and their notes."""
         from pytest_gpumem.reporting.table import table
 
         session = self._session
@@ -242,14 +240,6 @@ class Results:
             memory=session.settings.footprint in ("on", "trace"),
         )
         yield from drawn.splitlines()
-        looser: dict[str, list[str]] = {}
-        for row in rows:
-            if row.measurement is not None:
-                for sentence in loosened(row.limits, session.settings):
-                    looser.setdefault(sentence, []).append(row.key)
-        for sentence, keys in looser.items():
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            yield from wrapped(printable(f"LOOSENED: {sentence}: {keys[0]}{more}"), columns())
 
 
 def _newest_revision(baseline: Baseline) -> str | None:

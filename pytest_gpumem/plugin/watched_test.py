@@ -18,7 +18,6 @@ from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
-from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.session import FORKED, GpuSession
 from pytest_gpumem.records.footprint import Footprint, Waits
@@ -27,7 +26,6 @@ from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.settings import (
     SettingsError,
     both_limits,
-    loosened,
     marker_keywords,
     of_marker,
     of_test,
@@ -135,8 +133,7 @@ class WatchedTest:
     def _look(self, watch: MemoryWatch, *, ended: bool) -> Footprint:
         if self.session.forks != self._forks:
             raise NotCounted(FORKED)
-        notes = tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT))
-        footprint = replace(watch.read(), ended=ended, notes=notes)
+        footprint = replace(watch.read(), ended=ended)
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
         return self.without_allowed(footprint, watch)

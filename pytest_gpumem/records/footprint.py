@@ -120,7 +120,6 @@ class Footprint(Record, frozen=True):
     further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
     ended: bool = True
     """False while the test still runs: what it keeps and reserves is not known yet."""
-    notes: tuple[str, ...] = ()  # Remarks for the reader
     waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
 
     @property

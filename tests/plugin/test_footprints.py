@@ -361,23 +361,6 @@ def test_a_wrong_call_is_one_line(
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_limits_of_this_run_that_a_test_lifts_are_noted(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    test = """
-        import pytest
-
-        @pytest.mark.gpumem(max_peak=None)
-        def test_free(device_buffer):
-            device_buffer("4 MiB")
-    """
-    result, found = results(pytester, gpumem, test, "--gpumem-max-peak", "1 MiB")
-    assert result.ret == 0
-    assert found["test_it.py::test_free"]["footprint"]["notes"] == [
-        "max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"
-    ]
-
-
 COLLECTIONS = """
 import gc, json
 from pathlib import Path

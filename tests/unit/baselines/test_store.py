@@ -68,7 +68,6 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
         (use,),
         driver_watched=True,
         watched=("CUPTI",),
-        notes=("a",),
     )
     timed, untimed = (
         row(footprint=full),
@@ -83,7 +82,7 @@ def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> 
         (untimed.nodeid, "part", "abc4096"),
         (untimed.nodeid, "part", "abc5120"),
     ]
-    bare = replace(full, notes=())
+    bare = replace(full)
     assert [run.footprint for run in stored] == [bare, replace(bare, peak=5120)]
     assert [run.footprint for run in baseline.rows[timed.key]] == [bare, bare]
 

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
-from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.settings import (
     Settings,
     SettingsError,
-    loosened,
     marker_keywords,
     marker_limits,
     merge_limits,
@@ -355,49 +353,3 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
         None,
         True,
     )
-
-
-# Limits of a test that are looser than the run's
-
-
-def test_a_looser_limit_is_reported() -> None:
-    cases: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
-        (
-            {"max_regression": "2%"},
-            {"max_regression": "1%"},
-            "max_regression 2% (marker) is looser than 1% (--gpumem-max-regression)",
-        ),
-        ({"max_regression": "0.5% + 1 us"}, {"max_regression": "1%"}, "is looser than"),
-        ({"max_regression": "0.5%"}, {"max_regression": "1%"}, None),
-        (
-            {"max_regression": None},
-            {"max_regression": "1%"},
-            "max_regression 1% (--gpumem-max-regression) is lifted (marker)",
-        ),
-        ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "is looser than"),
-        ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "is looser than"),
-        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "is looser than"),
-        ({"max_copies": "base"}, {"max_copies": "1"}, "is looser than"),
-    ]
-    for here, default, message in cases:
-        asked = Settings(
-            limits=default, origins={name: f"--gpumem-{name.replace('_', '-')}" for name in default}
-        )
-        limits = Limits(
-            **{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker")
-        )
-        found = loosened(limits, asked)
-        assert found == [] if message is None else message in found[0], (here, default, message)
-        assert len(
-            loosened(
-                limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default})
-            )
-        ) == len(found), (here, default, message)
-        # An ini file's default is there to be adjusted.
-        assert (
-            loosened(
-                limits,
-                asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default}),
-            )
-            == []
-        ), (here, default, message)
