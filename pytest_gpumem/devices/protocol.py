@@ -324,7 +324,7 @@ class L2(Protocol):
         """`cudaLimitPersistingL2CacheSize`: bytes of L2 set aside now."""
 
     def request_set_aside(self, nbytes: int) -> int:
-        """Set the set-aside; return the bytes that the driver granted. Raises `Unsupported`."""
+        """Set the set-aside where `checks.unsupported` has no reason; return what is granted."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
         """Set the stream's access-policy window, or turn it off, which leaves persisting lines."""

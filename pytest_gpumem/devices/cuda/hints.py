@@ -16,7 +16,6 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.checks import (
     check_managed,
     check_window,
-    unsupported,
 )
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import (
@@ -65,9 +64,6 @@ class CudaL2:
         return int(check(R.cudaDeviceGetLimit(_SET_ASIDE), "reading the L2 set-aside"))
 
     def request_set_aside(self, nbytes: int) -> int:
-        reason = unsupported(self._facts, self.set_aside)
-        if reason is not None:
-            raise Unsupported(reason)
         wanted = min(nbytes, self._facts.persisting_l2_max_bytes)
         check(R.cudaDeviceSetLimit(_SET_ASIDE, wanted), f"setting aside {wanted} bytes of L2")
         return self.set_aside()

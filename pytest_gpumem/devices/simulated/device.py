@@ -22,7 +22,6 @@ from pytest_gpumem.devices.checks import (
     copied_by,
     element_type,
     packed_arguments,
-    unsupported,
 )
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import (
@@ -204,9 +203,6 @@ class SimulatedL2(Facet, protocol.L2):
         return self._roofline.l2.set_aside
 
     def request_set_aside(self, nbytes: int) -> int:
-        reason = unsupported(self._roofline.facts, self.set_aside)
-        if reason is not None:
-            raise Unsupported(reason)
         self._timeline.call(streams.ALLOCATE, "it changes the set-aside")
         return self._roofline.l2.request_set_aside(nbytes)
 
