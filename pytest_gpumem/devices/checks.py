@@ -15,7 +15,6 @@ from pytest_gpumem.devices.protocol import (
     DeviceError,
     Launch,
     OutOfMemory,
-    Unsupported,
     WindowSpec,
 )
 from pytest_gpumem.kernels.kernel import Role
@@ -56,17 +55,6 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         host_address and host_address + offset,
         backing=allocation,
     )
-
-
-def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None:
-    """Check that memory can be `done`, such as "prefetched". Raises `Unsupported`: the device
-    cannot."""
-    if not allocation.kind.managed:
-        raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
-    if not facts.concurrent_managed_access:
-        raise Unsupported(
-            f"{facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}"
-        )
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:

@@ -337,8 +337,7 @@ class L2(Protocol):
 
 
 class Managed(Protocol):
-    """Where the pages of managed memory lie. All raise `Unsupported` without
-    `concurrentManagedAccess`."""
+    """Where the pages of managed memory lie, on a device with `concurrentManagedAccess`."""
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         """Prefetch to the device or to the host."""

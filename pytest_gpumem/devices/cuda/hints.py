@@ -14,7 +14,6 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import (
-    check_managed,
     check_window,
 )
 from pytest_gpumem.devices.cuda.context import check
@@ -129,13 +128,11 @@ class CudaManaged:
         self._index, self._facts = index, facts
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        check_managed(allocation, "prefetched", self._facts)
         nbytes = allocation.nbytes
         result = prefetch(allocation.address, nbytes, self._index, to_host, stream.handle)
         check(result, f"prefetching {nbytes} bytes to the {'host' if to_host else 'device'}")
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        check_managed(allocation, "advised about", self._facts)
         # the driver ignores the place of ReadMostly
         where = location(self._index, to_host)
         nbytes, number = allocation.nbytes, advice_number(advice, on=on)
@@ -146,7 +143,6 @@ class CudaManaged:
         )
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
-        check_managed(allocation, "discarded", self._facts)
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
             problem = "has no cudaMemDiscardBatchAsync: discarding needs CUDA 13"

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import (
     check_live,
-    check_managed,
     check_window,
     copied_by,
     element_type,
@@ -43,7 +42,7 @@ from pytest_gpumem.devices.simulated.memory import (
     memory_name,
     prefix,
 )
-from pytest_gpumem.devices.simulated.roofline import Pages, Roofline, Traffic
+from pytest_gpumem.devices.simulated.roofline import Roofline, Traffic
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Timeline, Work
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
@@ -225,25 +224,18 @@ class SimulatedManaged(Facet, protocol.Managed):
     """Moves pages and takes advice."""
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
-        self._pages(allocation, "prefetched")
         self._timeline.forbid_capture("a prefetch cannot be captured")
         engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
         work = Work(engine, partial(self._roofline.prefetch, allocation, to_host))
         self._timeline.queue(stream, work, LAUNCH)
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        pages = self._pages(allocation, "advised about")
         self._timeline.call()
-        pages.advise(advice, to_host, on=on)
+        self._roofline.pages[id(allocation)].advise(advice, to_host, on=on)
 
     def discard(self, allocation: Allocation, stream: Any) -> None:
         """Take the call, and keep the content."""
-        self._pages(allocation, "discarded")
         self._timeline.call(LAUNCH, "a discard cannot be captured")
-
-    def _pages(self, allocation: Allocation, done: str) -> Pages:
-        check_managed(allocation, done, self._roofline.facts)
-        return self._roofline.pages[id(allocation)]
 
 
 class SimulatedCounters(Facet, protocol.Counters):
