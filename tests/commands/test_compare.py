@@ -48,9 +48,8 @@ def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
     assert "looks slower than max_regression 1%" in words
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "limit", "last", "codes"),
-    [
+def test_what_passes_and_what_passes_no_strict_gate(folder: Folder, compare: Compare) -> None:
+    rows = [
         ((12, {}), (3, {}), "2%", "1 PASS", (0, 0)),
         ((3, {}), (1, {"latency": 300e-6}), None, "1 measured", (6, 6)),
         ((3, {"spread": 0.02}), (1, {"spread": 0.02}), "1%", "1 UNDECIDED", (0, 6)),
@@ -71,38 +70,22 @@ def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
             "1 PASS",
             (0, 0),
         ),
-    ],
-    ids=[
-        "no change",
-        "no limit",
-        "noise",
-        "another mode",
-        "nothing in common",
-        "simulated",
-        "failed by its limit",
-        "failed by strict",
-    ],
-)
-def test_what_passes_and_what_passes_no_strict_gate(
-    folder: Folder,
-    compare: Compare,
-    base: Any,
-    head: Any,
-    limit: str | None,
-    last: str,
-    codes: tuple[int, int],
-) -> None:
-    arguments = [folder.runs("base", base[0], **base[1]), folder.runs("head", head[0], **head[1])]
-    arguments += ["--max-regression", limit] if limit else []
-    plain, strict = compare(*arguments), compare(*arguments, "--strict")
-    (counts,) = [
-        line
-        for line in plain.stdout.splitlines()
-        if " row with " not in line and line.startswith("1 row")
     ]
-    found = counts.partition(": ")[2], plain.exit_code, strict.exit_code
-    assert found == (last, *codes)
-    assert ("(simulated)" in counts) == ("facts" in base[1])
+    for number, (base, head, limit, last, codes) in enumerate(rows):
+        arguments = [
+            folder.runs(f"base-{number}", base[0], **base[1]),
+            folder.runs(f"head-{number}", head[0], **head[1]),
+        ]
+        arguments += ["--max-regression", limit] if limit else []
+        plain, strict = compare(*arguments), compare(*arguments, "--strict")
+        (counts,) = [
+            line
+            for line in plain.stdout.splitlines()
+            if " row with " not in line and line.startswith("1 row")
+        ]
+        found = counts.partition(": ")[2], plain.exit_code, strict.exit_code
+        assert found == (last, *codes)
+        assert ("(simulated)" in counts) == ("facts" in base[1])
 
 
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
@@ -315,9 +298,15 @@ def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare) -> None:
             assert words in line, content
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare) -> None:
+    folder.write("a.json", [folder.row()])
+    folder.write("b.json", [folder.row()])
+    (folder.path / "copy.json").write_bytes((folder.path / "a.json").read_bytes())
+    (folder.path / "another-a.json").write_bytes((folder.path / "a.json").read_bytes())
+    (folder.path / "empty").mkdir()
+    (folder.path / "baselines" / "gpu" / "gpumem").mkdir(parents=True)
+    (folder.path / "baselines" / "gpu" / "gpumem" / "1.json").write_text("{}")
+    for arguments, words in [
         (
             ["a.json", "b.json", "c.json"],
             "BASE and HEAD are two, not 3; put a pattern such as 'base-*.json' into quotes",
@@ -326,19 +315,8 @@ def test_a_file_that_cannot_be_used(folder: Folder, compare: Compare) -> None:
         (["a.json", "baselines"], "; there are some in baselines/gpu/gpumem"),
         (["a.json", "empty"], "empty: a folder without a .json file"),
         (["a.json", "b.json", "--max-regression", "1"], "--max-regression: '1' is not understood"),
-    ],
-)
-def test_arguments_that_cannot_be_used(
-    folder: Folder, compare: Compare, arguments: list[str], words: str
-) -> None:
-    folder.write("a.json", [folder.row()])
-    folder.write("b.json", [folder.row()])
-    (folder.path / "copy.json").write_bytes((folder.path / "a.json").read_bytes())
-    (folder.path / "another-a.json").write_bytes((folder.path / "a.json").read_bytes())
-    (folder.path / "empty").mkdir()
-    (folder.path / "baselines" / "gpu" / "gpumem").mkdir(parents=True)
-    (folder.path / "baselines" / "gpu" / "gpumem" / "1.json").write_text("{}")
-    assert words in one_line(compare(*arguments))
+    ]:
+        assert words in one_line(compare(*arguments))
 
 
 def test_what_fails_comes_first_and_programs_read_the_same(

@@ -58,7 +58,7 @@ def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
 
 
 def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
-    (folder.path / "past").mkdir()
+    (folder.path / "past").mkdir(exist_ok=True)
     folder.write(
         "now.json",
         [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")],
@@ -71,43 +71,37 @@ def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
     assert page(folder).count("<figcaption>3 saved runs and this run<") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
+def test_bad_files_are_one_line(folder: Folder) -> None:
+    for name, content, said in [
         ("now.json", "", "now.json: not JSON"),
         ("now.json", '{"gpumem": {"schema": 99}}', "now.json: $.gpumem.schema: 99"),
         ("past/x.json", '{"gpumem": {"rows": 3}}', "x.json: "),
-    ],
-)
-def test_bad_files_are_one_line(folder: Folder, name: str, content: str, said: str) -> None:
-    (folder.path / "past").mkdir()
-    folder.write("now.json", [folder.row()])
-    folder.put(name, content)
-    result = report(folder, "now.json", "--base", "past")
-    assert result.exit_code == 4
-    assert len(result.output.splitlines()) == 1
-    assert said in result.output
-    assert not (folder.path / "now.html").exists()
+    ]:
+        (folder.path / "past").mkdir(exist_ok=True)
+        folder.write("now.json", [folder.row()])
+        folder.put(name, content)
+        result = report(folder, "now.json", "--base", "past")
+        assert result.exit_code == 4
+        assert len(result.output.splitlines()) == 1
+        assert said in result.output
+        assert not (folder.path / "now.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_bad_arguments_are_one_line(folder: Folder) -> None:
+    for arguments, said in [
         (("none.json",), "none.json: No such file"),
         (("now.json", "-o", "no/x.html"), "there is no folder"),
         (("now.json", "-o", "now.json"), "is RESULTS itself"),
         (("now.json", "--base", "none"), "no such file, folder or pattern"),
-    ],
-)
-def test_bad_arguments_are_one_line(folder: Folder, arguments: tuple[str, ...], said: str) -> None:
-    (folder.path / "past").mkdir()
-    before = folder.write("now.json", [folder.row()])
-    content = (folder.path / before).read_text()
-    result = report(folder, *arguments)
-    assert result.exit_code == 4
-    assert len(result.output.splitlines()) == 1
-    assert said in result.output
-    assert (folder.path / "now.json").read_text() == content
+    ]:
+        (folder.path / "past").mkdir(exist_ok=True)
+        before = folder.write("now.json", [folder.row()])
+        content = (folder.path / before).read_text()
+        result = report(folder, *arguments)
+        assert result.exit_code == 4
+        assert len(result.output.splitlines()) == 1
+        assert said in result.output
+        assert (folder.path / "now.json").read_text() == content
 
 
 def test_a_device_is_not_read_without_end() -> None:

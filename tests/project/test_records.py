@@ -61,9 +61,8 @@ STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/tes
 
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
-@pytest.mark.parametrize(
-    ("run", "tests", "flaws"),
-    [
+def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_todays() -> None:
+    for run, tests, flaws in [
         ({"commit_info": {"id": HEAD, "dirty": False}}, {STREAM: False}, []),
         ({"taken_at": {"revision": HEAD}}, {}, []),
         ({}, {STREAM: False}, ["of no recorded revision"]),
@@ -90,12 +89,8 @@ STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/tes
             },
             ["tests have changed since"],
         ),
-    ],
-)
-def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_todays(
-    run: dict[str, Any], tests: dict[str, bool], flaws: list[str]
-) -> None:
-    assert renew_tables.flaws(run, tests) == flaws
+    ]:
+        assert renew_tables.flaws(run, tests) == flaws
 
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")

@@ -10,9 +10,8 @@ import pytest
 from pytest_gpumem.devices.allocation_sites import PACKAGE, line_of
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
+def test_the_calls_that_wait() -> None:
+    for name, call in [
         ("cuCtxSynchronize", "cuCtxSynchronize"),
         ("cuStreamSynchronize_ptsz", "cuStreamSynchronize"),
         ("cuMemFree_v2", "cuMemFree"),
@@ -23,11 +22,9 @@ from pytest_gpumem.devices.allocation_sites import PACKAGE, line_of
         ("cuMemcpyHtoDAsync_v2", None),
         ("cuMemFreeAsync", None),
         ("cuLaunchKernel", None),
-    ],
-)
-def test_the_calls_that_wait(name: str, call: str | None) -> None:
-    cuda = pytest.importorskip("pytest_gpumem.devices.cuda.waits", reason="needs cuda-bindings")
-    assert cuda.call_that_waits(name) == call
+    ]:
+        cuda = pytest.importorskip("pytest_gpumem.devices.cuda.waits", reason="needs cuda-bindings")
+        assert cuda.call_that_waits(name) == call
 
 
 def test_the_innermost_line_of_the_user() -> None:

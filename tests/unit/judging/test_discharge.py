@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import get_args
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from measurements import measurement
@@ -222,9 +221,8 @@ VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: tex
 """By limit, a value that allows more with a larger number, or with a smaller one."""
 
 
-@pytest.mark.parametrize(
-    ("name", "was", "now", "expected"),
-    [
+def test_which_of_two_limits_demands_more() -> None:
+    for name, was, now, expected in [
         ("max_regression", "5%", "900%", True),
         ("max_regression", "5%", "1%", False),
         ("max_regression", "5%", "1% + 1 us", True),
@@ -233,21 +231,17 @@ VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: tex
         ("faster_than", "2 x other", "20 x other", False),
         ("min_overlap", "80%", "10%", True),
         ("max_kept", "0 B", "0 B", False),
-    ],
-)
-def test_which_of_two_limits_demands_more(
-    name: str, was: str, now: str | None, expected: bool
-) -> None:
-    assert demands_more(name, was, now) == expected
-    assert not demands_more(name, None, now)
+    ]:
+        assert demands_more(name, was, now) == expected
+        assert not demands_more(name, None, now)
 
 
-@pytest.mark.parametrize("how", ["passed", "xfailed", "xpassed"])
-@pytest.mark.parametrize("name", ["max_latency", "max_kept"])
-def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open(how: How, name: str) -> None:
-    missing = discharge(Expectation(TEST, name), [], Ending(how))
-    assert missing is not None
-    assert (missing.status, missing.accounted) == (UNJUDGED, False)
+def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open() -> None:
+    for how in ["passed", "xfailed", "xpassed"]:
+        for name in ["max_latency", "max_kept"]:
+            missing = discharge(Expectation(TEST, name), [], Ending(how))
+            assert missing is not None
+            assert (missing.status, missing.accounted) == (UNJUDGED, False)
 
 
 def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:

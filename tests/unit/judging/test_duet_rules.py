@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
 import pytest
 
@@ -30,40 +29,33 @@ def test_the_looks_are_those_of_the_quantiles() -> None:
     assert tuple(QUANTILES) == LOOKS
 
 
-@pytest.mark.parametrize(("look", "quantile"), QUANTILES.items())
-def test_a_mean_beyond_its_reach_above_the_limit_fails_at_each_look(
-    look: int, quantile: float
-) -> None:
-    judged = judge_pairs(pairs(look, 1.001, quantile), LIMIT)
-    assert (judged.outcome, len(judged.log_ratios)) == (Outcome.FAIL, look)
-    assert judged.bounds[0] > 0.01
-    open_still = judge_pairs(pairs(look, 0.999, quantile), LIMIT).outcome
-    assert open_still is (Outcome.UNDECIDED if look == 32 else None)
+def test_a_mean_beyond_its_reach_above_the_limit_fails_at_each_look() -> None:
+    for look, quantile in QUANTILES.items():
+        judged = judge_pairs(pairs(look, 1.001, quantile), LIMIT)
+        assert (judged.outcome, len(judged.log_ratios)) == (Outcome.FAIL, look)
+        assert judged.bounds[0] > 0.01
+        open_still = judge_pairs(pairs(look, 0.999, quantile), LIMIT).outcome
+        assert open_still is (Outcome.UNDECIDED if look == 32 else None)
 
 
-@pytest.mark.parametrize(("look", "quantile"), {**QUANTILES, 32: LAST}.items())
-def test_a_mean_beyond_its_reach_below_the_limit_passes_at_each_look(
-    look: int, quantile: float
-) -> None:
-    judged = judge_pairs(pairs(look, -1.001, quantile), LIMIT)
-    assert (judged.outcome, len(judged.log_ratios)) == (Outcome.PASS, look)
-    assert judged.bounds[1] < 0.01
-    open_still = judge_pairs(pairs(look, -0.999, quantile), LIMIT).outcome
-    assert open_still is (Outcome.UNDECIDED if look == 32 else None)
+def test_a_mean_beyond_its_reach_below_the_limit_passes_at_each_look() -> None:
+    for look, quantile in {**QUANTILES, 32: LAST}.items():
+        judged = judge_pairs(pairs(look, -1.001, quantile), LIMIT)
+        assert (judged.outcome, len(judged.log_ratios)) == (Outcome.PASS, look)
+        assert judged.bounds[1] < 0.01
+        open_still = judge_pairs(pairs(look, -0.999, quantile), LIMIT).outcome
+        assert open_still is (Outcome.UNDECIDED if look == 32 else None)
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
+def test_between_looks_more_pairs_are_needed() -> None:
+    for count in [
         0,
         4,
         31,
-    ],
-)
-def test_between_looks_more_pairs_are_needed(count: int) -> None:
-    judged = judge_pairs(pairs(32, 0.5, 1.0)[:count], LIMIT)
-    assert judged.outcome is None
-    assert len(judged.log_ratios) == count
+    ]:
+        judged = judge_pairs(pairs(32, 0.5, 1.0)[:count], LIMIT)
+        assert judged.outcome is None
+        assert len(judged.log_ratios) == count
 
 
 def test_the_first_look_that_decides_counts() -> None:
@@ -88,13 +80,9 @@ def test_a_change_is_a_share_and_a_single_pair_has_no_interval() -> None:
     assert judged.bounds == (-math.inf, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome"), [(0.0, Outcome.PASS), (LIMIT, None), (2 * LIMIT, Outcome.FAIL)]
-)
-def test_pairs_that_agree_are_decided_on_either_side_of_the_limit(
-    change: float, outcome: Outcome | None
-) -> None:
-    assert judge_pairs([change] * 5, LIMIT).outcome is outcome
+def test_pairs_that_agree_are_decided_on_either_side_of_the_limit() -> None:
+    for change, outcome in [(0.0, Outcome.PASS), (LIMIT, None), (2 * LIMIT, Outcome.FAIL)]:
+        assert judge_pairs([change] * 5, LIMIT).outcome is outcome
 
 
 def at_most(peak: int) -> float:
@@ -102,16 +90,11 @@ def at_most(peak: int) -> float:
     return 1.02 * peak
 
 
-@pytest.mark.parametrize(
-    ("head", "base", "outcome"),
-    [
+def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base() -> None:
+    for head, base, outcome in [
         ((1020, 1020, 1020), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1000), (1000, 1000, 1000), Outcome.FAIL),
         ((9999, 1000, 1000), (1000, 1000, 1000), Outcome.PASS),
         ((1021, 1021, 1021), (1000, 1001, 1000), Outcome.PASS),
-    ],
-)
-def test_the_middle_peak_of_head_is_held_to_the_greatest_of_base(
-    head: Sequence[int], base: Sequence[int], outcome: Outcome
-) -> None:
-    assert judge_peaks(head, base, at_most) is outcome
+    ]:
+        assert judge_peaks(head, base, at_most) is outcome

@@ -48,12 +48,13 @@ def test_runs_of_a_date_are_of_one_day() -> None:
     assert same_day.latency == pytest.approx(math.sqrt(2) * LATENCY)
 
 
-@pytest.mark.parametrize(
-    ("days", "latency", "noise"),
-    [(1, 1.0, 0.003), (9, 1.0, 0.001), (1, 5.5e-6, math.hypot(0.005, 0.003))],
-)
-def test_the_least_noise_is_of_processes_and_days(days: int, latency: float, noise: float) -> None:
-    assert reference(*[[0.0]] * days, latency=latency).noise == pytest.approx(noise)
+def test_the_least_noise_is_of_processes_and_days() -> None:
+    for days, latency, noise in [
+        (1, 1.0, 0.003),
+        (9, 1.0, 0.001),
+        (1, 5.5e-6, math.hypot(0.005, 0.003)),
+    ]:
+        assert reference(*[[0.0]] * days, latency=latency).noise == pytest.approx(noise)
 
 
 def test_a_larger_spread_of_the_processes_is_the_noise() -> None:
@@ -61,21 +62,16 @@ def test_a_larger_spread_of_the_processes_is_the_noise() -> None:
     assert reference(changes).noise == pytest.approx(statistics.stdev(changes))
 
 
-@pytest.mark.parametrize(
-    ("days", "processes", "same_code", "quantile"),
-    [
+def test_the_reach_is_a_quantile_of_the_noise_of_both_sides() -> None:
+    for days, processes, same_code, quantile in [
         (1, 3, False, 9.925),
         (3, 3, False, 3.355),
         (3, 3, True, 1.860),
         (1, 3, True, 1.2816),
-    ],
-)
-def test_the_reach_is_a_quantile_of_the_noise_of_both_sides(
-    days: int, processes: int, same_code: bool, quantile: float
-) -> None:
-    row = even(days, processes)
-    noise = row.noise * math.sqrt(1 + 1 / days)
-    assert row.reach(same_code) / noise == pytest.approx(quantile, abs=5e-4)
+    ]:
+        row = even(days, processes)
+        noise = row.noise * math.sqrt(1 + 1 / days)
+        assert row.reach(same_code) / noise == pytest.approx(quantile, abs=5e-4)
 
 
 def test_a_single_process_knows_no_noise() -> None:
@@ -110,9 +106,8 @@ ROW = even(12, 1)
 REACH = ROW.reach(same_code=False)
 
 
-@pytest.mark.parametrize(
-    ("change", "others", "outcome"),
-    [
+def test_the_screen_passes_what_is_beyond_doubt_below_the_limit() -> None:
+    for change, others, outcome in [
         (LIMIT - REACH - 1e-6, (), Outcome.PASS),
         (LIMIT - REACH + 1e-6, (), Outcome.UNDECIDED),
         (-LIMIT + 1e-6, (), Outcome.PASS),
@@ -120,12 +115,8 @@ REACH = ROW.reach(same_code=False)
         (0.0, (0.0049, 0.0049), Outcome.PASS),
         (0.0, (0.0, 0.006, 0.9), Outcome.UNDECIDED),
         (0.0, (-0.006,), Outcome.UNDECIDED),
-    ],
-)
-def test_the_screen_passes_what_is_beyond_doubt_below_the_limit(
-    change: float, others: Sequence[float], outcome: Outcome
-) -> None:
-    assert screen(change, LIMIT, ROW, others, same_code=False) is outcome
+    ]:
+        assert screen(change, LIMIT, ROW, others, same_code=False) is outcome
 
 
 def test_the_same_code_settles_a_doubt() -> None:
@@ -142,18 +133,13 @@ def test_a_plain_session_fails_ten_percent_beyond_the_limit_over_the_slowest(
     assert fails_in_plain_session(slowest * factor, LIMIT, row) is fails
 
 
-@pytest.mark.parametrize(
-    ("changes", "restarts"),
-    [
+def test_three_days_each_faster_by_more_than_the_limit_begin_anew() -> None:
+    for changes, restarts in [
         ((-0.012, -0.011, -0.2), True),
         ((-0.012, -0.011), False),
         ((-0.2, -0.009, -0.2), False),
         ((0.2, 0.2, 0.2), False),
-    ],
-)
-def test_three_days_each_faster_by_more_than_the_limit_begin_anew(
-    changes: Sequence[float], restarts: bool
-) -> None:
-    row = reference([0.0], [0.0])
-    newest = [row.mean + change for change in changes]
-    assert gains_restart(row, newest, LIMIT) is restarts
+    ]:
+        row = reference([0.0], [0.0])
+        newest = [row.mean + change for change in changes]
+        assert gains_restart(row, newest, LIMIT) is restarts

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from flagged_rows import row
 from msgspec.structs import replace
 
@@ -94,24 +93,21 @@ def test_every_row_that_passes_is_green() -> None:
     assert concluded(measured).code == Exit.NO_VERDICT
 
 
-@pytest.mark.parametrize(
-    ("status", "by_words", "code"),
-    [
+def test_what_was_not_judged() -> None:
+    for status, by_words, code in [
         ("lost", False, Exit.FAILED),
         ("not run", False, Exit.FAILED),
         ("not run", True, Exit.FINE),
         ("accepted", False, Exit.FINE),
         ("undecided", False, Exit.NO_VERDICT),
-    ],
-)
-def test_what_was_not_judged(status: Any, by_words: bool, code: Exit) -> None:
-    missing = Omission("t.py::b", "", status, "because", by_words=by_words)
-    end = concluded(row(), missing=[missing])
-    assert end.code == code
-    if code == Exit.FAILED:
-        assert end.causes == ("1 measurement of the baseline lost",)
-    if status == "accepted":
-        assert first_line(end) == "green: ACCEPTED: t.py::b because"
+    ]:
+        missing = Omission("t.py::b", "", status, "because", by_words=by_words)
+        end = concluded(row(), missing=[missing])
+        assert end.code == code
+        if code == Exit.FAILED:
+            assert end.causes == ("1 measurement of the baseline lost",)
+        if status == "accepted":
+            assert first_line(end) == "green: ACCEPTED: t.py::b because"
 
 
 def test_all_causes_of_a_failure_are_named() -> None:
@@ -132,20 +128,17 @@ def test_all_causes_of_a_failure_are_named() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "cause"),
-    [
+def test_a_session_that_came_to_no_rows() -> None:
+    for code, exit_code, cause in [
         (0, Exit.NO_VERDICT, "nothing was measured"),
         (1, Exit.FAILED, "tests failed, and nothing was measured"),
         (2, Exit.FAILED, "pytest ended with 2 before its tests did"),
         (4, Exit.USAGE, "pytest did not accept its arguments, its settings or the device"),
         (5, Exit.NO_VERDICT, "no tests were collected"),
         (-9, Exit.FAILED, "pytest ended with -9 before its tests did"),
-    ],
-)
-def test_a_session_that_came_to_no_rows(code: int, exit_code: Exit, cause: str) -> None:
-    end = concluded(code=code, failures={})
-    assert (end.code, end.causes) == (exit_code, (cause,))
+    ]:
+        end = concluded(code=code, failures={})
+        assert (end.code, end.causes) == (exit_code, (cause,))
 
 
 def test_a_session_that_fails_as_a_whole_is_red() -> None:

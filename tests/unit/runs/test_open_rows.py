@@ -73,20 +73,16 @@ def test_conditions_leave_every_compared_limit_open() -> None:
     assert wanted(throttled) == {"t.py::a": {"max_regression": "1%", "max_copies": "base"}}
 
 
-@pytest.mark.parametrize(
-    "one",
-    [
+def test_other_rows_are_not() -> None:
+    for one in [
         row(Outcome.FAIL, max_latency="1 us"),  # whatever a duet says
         replace(row(Code.NOISY), failed=True, test_error=True),
         replace(row(Code.NOISY), nodeid="t.py::new"),
         row(Code.NOT_READ, max_regression=None, max_kept="0 B"),
         row(Outcome.MEASURED, max_regression=None),
         row(),
-    ],
-    ids=["absolute", "assertion", "new", "not read", "no limit", "pass"],
-)
-def test_other_rows_are_not(one: Row) -> None:
-    assert wanted(one) == {}
+    ]:
+        assert wanted(one) == {}
 
 
 def test_what_the_change_accepts_is_judged_up_to_its_size() -> None:
@@ -177,26 +173,21 @@ def test_another_way_of_measuring_is_red_unless_it_is_accepted() -> None:
     assert found.verdict.outcome is Outcome.ACCEPTED
 
 
-@pytest.mark.parametrize(
-    ("outcome", "head", "expected"),
-    [
+def test_a_row_that_did_not_fail_is_held_against_its_reference() -> None:
+    for outcome, head, expected in [
         (Outcome.PASS, 1.02e-3, True),
         (Outcome.UNDECIDED, 1.02e-3, True),
         (Outcome.FAIL, 1.02e-3, False),
         (None, 1.02e-3, False),
         (Outcome.PASS, 1.005e-3, False),
-    ],
-)
-def test_a_row_that_did_not_fail_is_held_against_its_reference(
-    outcome: Outcome | None, head: float, expected: bool
-) -> None:
-    pairs = Pairs((0.001, 0.002), 0.01, outcome)
-    heads = (replace(row(), measurement=measurement(placements=((head,),))),)
-    verdict = replace_pairs(judged(Outcome.PASS), pairs=pairs, head=heads)
-    run = SavedRun(id="a", utc=datetime(2026, 11, 1, tzinfo=timezone.utc), device=H100)
-    saved = PastRow("t.py::a", measurement=measurement(), process=run)
-    assert crept_in_time(verdict, [saved]) == expected
-    assert not crept_in_time(verdict, [])
+    ]:
+        pairs = Pairs((0.001, 0.002), 0.01, outcome)
+        heads = (replace(row(), measurement=measurement(placements=((head,),))),)
+        verdict = replace_pairs(judged(Outcome.PASS), pairs=pairs, head=heads)
+        run = SavedRun(id="a", utc=datetime(2026, 11, 1, tzinfo=timezone.utc), device=H100)
+        saved = PastRow("t.py::a", measurement=measurement(), process=run)
+        assert crept_in_time(verdict, [saved]) == expected
+        assert not crept_in_time(verdict, [])
 
 
 def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:

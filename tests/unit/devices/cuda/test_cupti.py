@@ -13,17 +13,15 @@ from pytest_gpumem.devices.protocol import NotCounted
 TAKEN = Exception("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
 
 
-@pytest.mark.parametrize(
-    ("profiles", "whose"), [(True, "PyTorch's"), (False, "another"), (None, "another")]
-)
-def test_who_has_cupti(profiles: bool | None, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = SimpleNamespace(autograd=SimpleNamespace(_profiler_enabled=lambda: profiles))
-    monkeypatch.setitem(sys.modules, "torch", None if profiles is None else torch)
-    assert why_refused(TAKEN) == f"not read: {whose} profiler has CUPTI"
-    assert (
-        why_refused(Exception("CUPTI_ERROR_UNKNOWN\nmore"))
-        == "CUPTI refuses callbacks: CUPTI_ERROR_UNKNOWN"
-    )
+def test_who_has_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
+    for profiles, whose in [(True, "PyTorch's"), (False, "another"), (None, "another")]:
+        torch = SimpleNamespace(autograd=SimpleNamespace(_profiler_enabled=lambda on=profiles: on))
+        monkeypatch.setitem(sys.modules, "torch", None if profiles is None else torch)
+        assert why_refused(TAKEN) == f"not read: {whose} profiler has CUPTI"
+        assert (
+            why_refused(Exception("CUPTI_ERROR_UNKNOWN\nmore"))
+            == "CUPTI refuses callbacks: CUPTI_ERROR_UNKNOWN"
+        )
 
 
 def test_without_cupti_python(monkeypatch: pytest.MonkeyPatch) -> None:
