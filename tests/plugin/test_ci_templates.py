@@ -162,9 +162,8 @@ def jobs_of(event: str, **results: str) -> set[str]:
     return {name for name, result in ended.items() if result != "skipped"}
 
 
-@pytest.mark.parametrize(
-    ("event", "results", "jobs"),
-    [
+def test_each_event_starts_its_jobs() -> None:
+    for event, results, jobs in [
         ("pull_request", {}, {"simulated", "gate", "verdict", "comment"}),
         ("pull_request", {"gate": "failure"}, {"simulated", "gate", "verdict", "comment"}),
         ("pull_request", {"simulated": "failure"}, {"simulated", "verdict"}),
@@ -173,32 +172,27 @@ def jobs_of(event: str, **results: str) -> set[str]:
         ("push of another branch", {}, {"simulated"}),
         ("push of a bot's branch", {}, {"simulated", "gate", "verdict", "comment"}),
         ("schedule", {}, {"save"}),
-    ],
-)
-def test_each_event_starts_its_jobs(event: str, results: dict[str, str], jobs: set[str]) -> None:
-    assert jobs_of(event, **results) == jobs
+    ]:
+        assert jobs_of(event, **results) == jobs
 
 
-@pytest.mark.parametrize(
-    ("simulated", "gates", "own", "code", "why"),
-    [
+def test_the_required_check_says_why_it_is_red(project: Project) -> None:
+    """GitHub takes a skipped job for a success."""
+    for simulated, gates, own, code, why in [
         ("success", "success", "true", 0, "the gate is green on every card"),
         ("success", "failure", "true", 1, "the gate is red"),
         ("success", "cancelled", "true", 1, "gate with cancelled"),
         ("success", "skipped", "false", 1, "takes no code of a fork"),
         ("success", "skipped", "true", 1, "gate with skipped"),
         ("failure", "skipped", "false", 1, "fails on the simulated device"),
-    ],
-)
-def test_the_required_check_says_why_it_is_red(
-    project: Project, simulated: str, gates: str, own: str, code: int, why: str
-) -> None:
-    """GitHub takes a skipped job for a success."""
-    script, variables = step("verdict", "Every gate is green")
-    done = project.run(script, {**variables, "SIMULATED": simulated, "GATES": gates, "OWN": own})
-    assert done.returncode == code
-    assert why in done.stdout
-    assert done.stdout.startswith("::error title=gpumem::") == bool(code)
+    ]:
+        script, variables = step("verdict", "Every gate is green")
+        done = project.run(
+            script, {**variables, "SIMULATED": simulated, "GATES": gates, "OWN": own}
+        )
+        assert done.returncode == code
+        assert why in done.stdout
+        assert done.stdout.startswith("::error title=gpumem::") == bool(code)
 
 
 def test_gitlab_has_a_red_job_for_what_no_gate_measures() -> None:

@@ -99,9 +99,8 @@ def host():
 
 
 @pytest.mark.parametrize(
-    "where", [(), ("--benchmark-storage=file://./.benchmarks",), ("--benchmark-storage=kept",)]
+    ("where", "saved_with"), [((), "sim:h200"), (("--benchmark-storage=kept",), "")]
 )
-@pytest.mark.parametrize("saved_with", ["", "sim:h200"])
 def test_benchmarks_of_the_host_compare_as_without_the_plugin(
     pytester: pytest.Pytester, session: Run, gpumem: Run, where: tuple[str, ...], saved_with: str
 ) -> None:

@@ -461,11 +461,9 @@ def test_no_benchmark(gpu):
 @pytest.mark.parametrize(
     ("options", "passed", "skipped", "rows"),
     [
-        pytest.param((), 3, 0, 2, id="unittest"),
         pytest.param(("-n2",), 3, 0, 2, id="xdist"),
         pytest.param(("--benchmark-disable",), 3, 0, 0, id="disable"),
         pytest.param(("--benchmark-only",), 2, 1, 2, id="only"),
-        pytest.param(("--benchmark-cprofile=tottime",), 3, 0, 2, id="cprofile"),
         pytest.param(("--gpumem-processes=2",), 3, 0, 2, id="processes"),
         pytest.param(
             *(("--randomly-seed=7",), 3, 0, 2),

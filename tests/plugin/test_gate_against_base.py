@@ -365,24 +365,27 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line"),
+    ("old", "new", "line", "saved_rows"),
     [
         (
             "max_regression='5%'",
             "max_regression='900%'",
             "test_time: max_regression 5% -> 900% in this change (5% holds)",
+            True,
         ),
         (
             "max_latency=LONGEST, ",
             "",
             "test_latency[x]: max_latency 60 us -> none in this change (60 us holds)",
+            False,
         ),
         (
             '"70 MiB"',
             '"1 GiB"',
             "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)",
+            True,
         ),
-        ("from kern", "# words\nfrom kern", None),
+        ("from kern", "# words\nfrom kern", None, False),
     ],
     ids=[
         "time",
@@ -391,7 +394,6 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
         "words alone",
     ],
 )
-@pytest.mark.parametrize("saved_rows", [True, False])
 def test_a_looser_limit_of_a_call_is_red(
     gate: Gate, project: Project, old: str, new: str, line: str | None, saved_rows: bool
 ) -> None:

@@ -271,9 +271,8 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "visible", "expected"),
-    [
+def test_each_gpu_comes_first_in_turn() -> None:
+    for gpus, visible, expected in [
         (
             ("GPU-a", "GPU-b", "GPU-c"),
             "2,0,1",
@@ -287,22 +286,8 @@ def test_the_number_of_gpus_belongs_to_the_test(pytester: pytest.Pytester, seen:
         (("MIG-1",), "MIG-GPU-a/1/0,MIG-GPU-a/2/0", ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]),
         (("MIG-1",), None, ["MIG-1"]),
         ((), None, []),
-    ],
-    ids=[
-        "indices",
-        "another model",
-        "one",
-        "UUIDs",
-        "MIG",
-        "older names of MIG",
-        "MIG without a list",
-        "simulated",
-    ],
-)
-def test_each_gpu_comes_first_in_turn(
-    gpus: tuple[str, ...], visible: str | None, expected: list[str]
-) -> None:
-    assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
+    ]:
+        assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
 
 
 @pytest.mark.parametrize("dist", ["load", "each"])
