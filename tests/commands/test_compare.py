@@ -49,7 +49,7 @@ def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
 
 
 def test_what_passes_and_what_passes_no_strict_gate(folder: Folder, compare: Compare) -> None:
-    rows = [
+    rows: list[tuple[Any, Any, str | None, str, tuple[int, int]]] = [
         ((12, {}), (3, {}), "2%", "1 PASS", (0, 0)),
         ((3, {}), (1, {"latency": 300e-6}), None, "1 measured", (6, 6)),
         ((3, {"spread": 0.02}), (1, {"spread": 0.02}), "1%", "1 UNDECIDED", (0, 6)),

@@ -62,7 +62,7 @@ STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/tes
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
 def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_todays() -> None:
-    for run, tests, flaws in [
+    rows: list[tuple[Any, dict[str, bool], list[str]]] = [
         ({"commit_info": {"id": HEAD, "dirty": False}}, {STREAM: False}, []),
         ({"taken_at": {"revision": HEAD}}, {}, []),
         ({}, {STREAM: False}, ["of no recorded revision"]),
@@ -89,7 +89,8 @@ def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_tod
             },
             ["tests have changed since"],
         ),
-    ]:
+    ]
+    for run, tests, flaws in rows:
         assert renew_tables.flaws(run, tests) == flaws
 
 

@@ -237,8 +237,9 @@ def test_which_of_two_limits_demands_more() -> None:
 
 
 def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open() -> None:
-    for how in ["passed", "xfailed", "xpassed"]:
-        for name in ["max_latency", "max_kept"]:
+    hows: tuple[How, ...] = ("passed", "xfailed", "xpassed")
+    for how in hows:
+        for name in ("max_latency", "max_kept"):
             missing = discharge(Expectation(TEST, name), [], Ending(how))
             assert missing is not None
             assert (missing.status, missing.accounted) == (UNJUDGED, False)

@@ -94,13 +94,14 @@ def test_every_row_that_passes_is_green() -> None:
 
 
 def test_what_was_not_judged() -> None:
-    for status, by_words, code in [
+    rows: list[tuple[Any, bool, Exit]] = [
         ("lost", False, Exit.FAILED),
         ("not run", False, Exit.FAILED),
         ("not run", True, Exit.FINE),
         ("accepted", False, Exit.FINE),
         ("undecided", False, Exit.NO_VERDICT),
-    ]:
+    ]
+    for status, by_words, code in rows:
         missing = Omission("t.py::b", "", status, "because", by_words=by_words)
         end = concluded(row(), missing=[missing])
         assert end.code == code
