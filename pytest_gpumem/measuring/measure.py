@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import HoldExpired, NotCounted
-from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.harness import HOLD_TIMEOUT, Disturbances, Harness, worst
 from pytest_gpumem.measuring.plan import Passes, Plan
@@ -420,12 +419,12 @@ class Measuring:
                 "a launch waited for the device once, until its hold expired: it was tried again"
             )
         if len(readings.placements) < wanted:
-            notes.append(f"{len(readings.placements)} of {counted(wanted, 'placement')}")
+            notes.append(f"{len(readings.placements)} of {wanted} placements")
         medians = self._counting(readings.medians)
         width = stopping.half_width(medians)
         if width is not None and not stopping.precise(medians, precision):
             noise = format_share(width / statistics.fmean(medians))
             notes.append(
                 f"less precise than gpumem_precision {format_share(precision)}: "
-                f"noise {noise} after {counted(len(medians), 'placement')}"
+                f"noise {noise} after {len(medians)} placements"
             )
