@@ -21,7 +21,7 @@ from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.session import WATCHED, GpuSession
 from pytest_gpumem.plugin.watched_test import TROUBLE
 from pytest_gpumem.plugin.workers import benchmarks_are_off
-from pytest_gpumem.settings import marker_keywords, marker_limits, merge_limits, of_marker
+from pytest_gpumem.settings import marker_keywords, of_marker
 from pytest_gpumem.units import format_time
 
 BUDGET = 0.3  # seconds for a call, where nobody sets a budget
@@ -98,7 +98,7 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
         call()
         device.streams.synchronize()
 
-    last: list[tuple[str, int]] | None = None
+    last: list[tuple[str, int]] = []
     for look in range(1, LOOKS + 1):
         call.prepare()
         device.streams.synchronize()
@@ -130,10 +130,8 @@ def _measured(test: GpuTest, fixture: Any, call: BenchmarkCall) -> Entries:
 
         target = dataclasses.replace(target, prepare=prepare, restores=True)
     mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
-    limits = merge_limits(marker_limits({}, "call"), test.limits, test.session.settings)
-    benchmark._measure(target, "", limits, mode, None)
-    assert test.entries is not None
-    return test.entries
+    benchmark._measure(target, "", benchmark._limits({}), mode, None)
+    return benchmark._entries
 
 
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:

@@ -48,12 +48,15 @@ def start(config: pytest.Config, settings: Settings) -> None:
     plugin is in the way.
     """
     prepare(config)
-    _check_plugins(config)
-    settings = settings_of_session(config, settings)
-    place = _baseline_place(config, settings)
-    chosen = _chosen_for_process(config, settings, place)
-    of_base = base_of_gate(config)
-    session = _session(config, settings, place, chosen, of_base)
+    try:
+        _check_plugins(config)
+        settings = settings_of_session(config, settings)
+        place = _baseline_place(config, settings)
+        chosen = _chosen_for_process(config, settings, place)
+        of_base = base_of_gate(config)
+        session = _session(config, settings, place, chosen, of_base)
+    except (UserError, LockUnusable, RevisionError) as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
     config.pluginmanager.register(Deadline(config), "gpumem-deadline")
@@ -89,18 +92,17 @@ def start(config: pytest.Config, settings: Settings) -> None:
 
 
 def _check_plugins(config: pytest.Config) -> None:
-    """Raise `pytest.UsageError`: pytest-benchmark is switched off, or pytest-forked is on."""
+    """Raise `UserError`: pytest-benchmark is switched off, or pytest-forked is on."""
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
-    plugins = config.pluginmanager.get_plugins()
-    if "pytest_benchmark.plugin" not in [getattr(one, "__name__", "") for one in plugins]:
-        raise pytest.UsageError(
-            "gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out "
-            "-p no:benchmark"
+    names = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
+    if "pytest_benchmark.plugin" not in names:
+        raise UserError(
+            "--gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark"
         )
     if getattr(config.option, "forked", False):
-        raise pytest.UsageError(
-            "gpumem: --forked runs each test in a copy of this process, in which CUDA does not "
-            "work; --gpumem-isolate replaces the process after a test that crashes"
+        raise UserError(
+            "--forked runs each test in a copy of this process, in which CUDA does not work; "
+            "--gpumem-isolate replaces the process after a test that crashes"
         )
 
 
@@ -108,53 +110,46 @@ def _check_plugins(config: pytest.Config) -> None:
 
 
 def _chosen_for_process(config: pytest.Config, settings: Settings, place: Storage) -> DeviceChoice:
-    """The device, which can run this session. Raises `pytest.UsageError`: it cannot."""
-    try:
+    """The device, which can run this session. Raises `UserError` or `LockUnusable`: it cannot."""
+    chosen = _chosen(settings, place)
+    visible = own_in_turn(settings, chosen)
+    if visible is not None:
+        os.environ[VISIBLE] = visible
         chosen = _chosen(settings, place)
-        visible = own_in_turn(settings, chosen)
-        if visible is not None:
-            os.environ[VISIBLE] = visible
-            chosen = _chosen(settings, place)
-        check_worker(config, chosen.facts, place)
-        if chosen.facts.uuid is not None:
-            lock_file(chosen.facts.uuid)
-    except (UserError, LockUnusable) as error:
-        raise pytest.UsageError(f"gpumem: {error}") from None
+    check_worker(config, chosen.facts, place)
+    if chosen.facts.uuid is not None:
+        lock_file(chosen.facts.uuid)
     return chosen
 
 
 def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
-    origin = settings.origins.get("device", "default")
-    device = f"device {settings.device!r} ({origin})"
+    device = f"device {settings.device!r} ({settings.origins.get('device', 'default')})"
     simulated = "choose --gpumem-device sim if the simulated device is meant"
     try:
         chosen = choose(settings.device)
     except NoDevice as missing:
         remedy = ""
         if not settings.device.startswith("sim"):
-            remedy = (
-                "; choose --gpumem-device sim for the simulated device; `gpumem doctor` says what "
-                "is missing"
-            )
-        raise pytest.UsageError(f"gpumem: {device}: {missing}{remedy}") from None
+            remedy = f"; {simulated}; `gpumem doctor` says what is missing"
+        raise UserError(f"{device}: {missing}{remedy}") from None
     if chosen.fallback_reason is None:
         return chosen
     no_gpu = f"no GPU ({chosen.fallback_reason})"
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
         measured = [key for key in place.devices() if not key.startswith(SIMULATED)]
         if measured:
-            raise pytest.UsageError(
-                f"gpumem: {device}: {no_gpu}, the variable CI is set, and {place} holds a baseline "
-                f"of {', '.join(measured)}; {simulated}"
+            raise UserError(
+                f"{device}: {no_gpu}, the variable CI is set, and {place} holds a baseline of "
+                f"{', '.join(measured)}; {simulated}"
             )
         if not settings.device_chosen:
-            raise pytest.UsageError(
-                f"gpumem: {no_gpu}, the variable CI is set, and no device was chosen: a broken "
-                "driver must not turn a pipeline green; choose --gpumem-device sim or auto if the "
-                "simulated device is meant"
+            raise UserError(
+                f"{no_gpu}, the variable CI is set, and no device was chosen: a broken driver must "
+                "not turn a pipeline green; choose --gpumem-device sim or auto if the simulated "
+                "device is meant"
             )
     if settings.strict:
-        raise pytest.UsageError(f"gpumem: {no_gpu} under --gpumem-strict; {simulated}")
+        raise UserError(f"{no_gpu} under --gpumem-strict; {simulated}")
     return chosen
 
 
@@ -162,7 +157,7 @@ def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
 
 
 def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
-    """Where the baseline lies. Raises `pytest.UsageError`: it is not there."""
+    """Where the baseline lies. Raises `UserError`: it is not there."""
     of_session = baseline_of_session(config)
     if of_session is not None:
         return of_session
@@ -178,8 +173,8 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
     if isinstance(place, RemoteStorage) or may_be_new or place.folder.exists():
         return place
     siblings = [sibling.name for sibling in place.folder.parent.glob("*/")]
-    raise pytest.UsageError(
-        f"gpumem: {settings.origins['baseline']}: there is no baseline {place.folder}"
+    raise UserError(
+        f"{settings.origins['baseline']}: there is no baseline {place.folder}"
         f"{did_you_mean(place.folder.name, siblings)}; --gpumem-save makes one"
     )
 
@@ -191,35 +186,25 @@ def _session(
     chosen: DeviceChoice,
     of_base: BaseOfGate | None,
 ) -> GpuSession:
-    """A session with its baseline. Raises `pytest.UsageError`: the baseline cannot be used."""
+    """A session with its baseline. Raises `UserError` or `RevisionError`: it cannot be used."""
     store = Store(place, chosen.facts)
-    history = None
-    if settings.baseline_of is not None:
-        history = partial(ancestry, settings.baseline_of, folder=config.rootpath)
-    try:
-        accepted = acceptances(config.rootpath)
-        merged, added = _merged_and_added(accepted, config, settings)
-        baseline = store.load(history, accepted)
-    except (UserError, RevisionError) as error:
-        raise pytest.UsageError(f"gpumem: {error}") from None
+    accepted = acceptances(config.rootpath)
+    merged, added = accepted, Acceptances()
+    base, history = settings.baseline_of, None
+    if base is not None:
+        history = partial(ancestry, base, folder=config.rootpath)
+        if accepted.files:
+            added = accepted.added_since(ancestry(base, (), config.rootpath).merge_base)
+            in_base = {
+                name: file for name, file in accepted.files.items() if name not in added.files
+            }
+            merged = Acceptances(in_base)
+        if ACCEPTS not in os.environ:
+            added = Acceptances()
+    baseline = store.load(history, accepted)
     if settings.save and not config.option.collectonly and not is_part(config):
         why = store.unwritable()
         if why is not None:
-            raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
+            raise UserError(f"{settings.origins['save']}: {why}")
     selection = None if of_base is None else of_base.selection
     return GpuSession(config, settings, chosen, store, baseline, merged, added, selection)
-
-
-def _merged_and_added(
-    accepted: Acceptances, config: pytest.Config, settings: Settings
-) -> tuple[Acceptances, Acceptances]:
-    """The accepted changes of BASE, and those that the change of a gate adds, if they count.
-
-    Raises `RevisionError`: git cannot tell the history.
-    """
-    if settings.baseline_of is None or not accepted.files:
-        return accepted, Acceptances()
-    merge_base = ancestry(settings.baseline_of, (), config.rootpath).merge_base
-    added = accepted.added_since(merge_base)
-    merged = {name: file for name, file in accepted.files.items() if name not in added.files}
-    return Acceptances(merged), added if ACCEPTS in os.environ else Acceptances()

@@ -109,5 +109,5 @@ def test_a_driver_that_does_not_answer_is_one_line(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert [line for line in result.errlines if line] == [
         f"ERROR: gpumem: device 'cuda' (--gpumem-device): {message}; "
-        "choose --gpumem-device sim for the simulated device; `gpumem doctor` says what is missing"
+        "choose --gpumem-device sim if the simulated device is meant; `gpumem doctor` says what is missing"
     ]
