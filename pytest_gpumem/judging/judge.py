@@ -17,7 +17,7 @@ from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
+from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share, format_time
 
@@ -182,31 +182,23 @@ def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:
     """Return a measurement with those of the same row in further processes of the run.
 
-    If conditions spoilt this process, the first that they spared takes its place. A note lists the
-    processes that do not count, with the reason.
+    A note lists the processes that do not count, with the reason.
     `further`: rows of each further process by their key.
     """
-    processes: list[Measurement | None] = [measurement]
-    for rows in further:
-        processes.append(rows[key].measurement if key in rows else None)
-    reliable = {}
-    for index, process in enumerate(processes):
-        if process is not None and not any(unreliable(process)):
-            reliable[index] = process
-    first = min(reliable, default=0)
-    chosen = reliable.get(first, measurement)
-    repeats, left_out = list[Repeat](), list[str]()
-    for index, process in enumerate(processes):
-        if index == first:
-            continue
-        why = _unlike(chosen, process)
+    alike, left_out = [measurement], list[str]()
+    for number, rows in enumerate(further, 2):
+        process = rows[key].measurement if key in rows else None
+        why = _unlike(measurement, process)
         if why is not None:
-            left_out.append(f"process {index + 1} of {len(processes)} is left out: {why}")
+            left_out.append(f"process {number} of {len(further) + 1} is left out: {why}")
         elif process is not None:
-            repeats.append(process.repeat)
-    ran = ran_in_all(list(reliable.values())) or measurement.what_ran
-    notes = (*chosen.notes, *left_out)
-    return replace(chosen, what_ran=ran, further=tuple(repeats), notes=notes)
+            alike.append(process)
+    return replace(
+        measurement,
+        what_ran=ran_in_all(alike) or measurement.what_ran,
+        further=tuple(process.repeat for process in alike[1:]),
+        notes=(*measurement.notes, *left_out),
+    )
 
 
 def ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:

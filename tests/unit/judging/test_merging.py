@@ -46,22 +46,3 @@ def test_what_is_left_out_is_said(bench: Any) -> None:
         "process 5 of 6 is left out: it has no such row",
         "process 6 of 6 is left out: it measured triad, held, hot",
     )
-
-
-def test_what_conditions_spoilt_in_this_process_another_one_measured(bench: Any) -> None:
-    """The row would stay undecided whatever the others measure."""
-    fine: Measurement = bench.measurement(101e-6, samples=3)
-    throttled = replace(
-        fine, conditions=(Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
-    )
-    crowded = replace(fine, conditions=(Conditions(other_processes=1), Conditions()))
-    result = merged(throttled, "t.py::test_a", [rows(crowded), rows(None), rows(fine), rows(fine)])
-    assert result.further == (Repeat(fine.medians, fine.overhead),)
-    assert (result.placements, result.conditions) == (fine.placements, fine.conditions)
-    assert [note.partition(" of ")[0] for note in result.notes] == [
-        "process 1",
-        "process 2",
-        "process 3",
-    ]
-    # Where all are spoilt, this process's conditions say so.
-    assert merged(throttled, "t.py::test_a", [rows(crowded)]).conditions == throttled.conditions
