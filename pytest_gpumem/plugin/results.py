@@ -13,13 +13,14 @@ import pytest
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.terminal import baseline_line, columns, header, missing_lines
+from pytest_gpumem.reporting.terminal import columns, header, missing_lines
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 from pytest_gpumem.units import format_time
 
@@ -88,10 +89,10 @@ class Results:
             shown = str(place.folder.relative_to(folder))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason.
-            if place.devices():
-                return f"{baseline.note}; --gpumem-save makes one"
-            return baseline_line(0, shown)
-        line = baseline_line(baseline.processes, shown)
+            why = baseline.note if place.devices() else f"none in {shown}"
+            saves = self._session.settings.save
+            return why if saves else f"{why}; --gpumem-save makes a baseline"
+        line = f"{counted(baseline.processes, 'process')} in {shown}"
         revision = _newest_revision(baseline)
         if revision is not None:
             line += f", the newest of {revision}"

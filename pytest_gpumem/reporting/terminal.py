@@ -94,13 +94,6 @@ def _plan(settings: Mapping[str, object]) -> str:
     return ", ".join(parts)
 
 
-def baseline_line(processes: int, where: str) -> str:
-    """One sentence about a baseline. `processes`: that it holds for this device."""
-    if processes == 0:
-        return f"none in {where}; --gpumem-save makes one"
-    return f"{counted(processes, 'process')} in {where}"
-
-
 def columns() -> int:
     """The columns of the terminal; 120 where the output is no terminal."""
     return shutil.get_terminal_size((120, 24)).columns
