@@ -10,12 +10,10 @@ import numpy as np
 
 from pytest_gpumem.devices.protocol import (
     ALLOCATORS,
-    AccessProperty,
     Allocation,
     DeviceError,
     Launch,
     OutOfMemory,
-    WindowSpec,
 )
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
@@ -156,17 +154,6 @@ def fixed_by_mps(amount: str) -> str:
         f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its "
         f"environment: {amount} ({set_to} in this process)"
     )
-
-
-def check_window(window: WindowSpec, facts: DeviceFacts) -> None:
-    """Check a window before it reaches the driver."""
-    most = facts.access_policy_max_window_bytes
-    if not 0 < window.nbytes <= most:
-        raise DeviceError(f"a window of {window.nbytes} bytes: 1 to {most} are possible")
-    if not 0.0 <= window.hit_ratio <= 1.0:
-        raise DeviceError(f"a hit ratio of {window.hit_ratio}: 0 to 1 is possible")
-    if window.miss is AccessProperty.PERSISTING:
-        raise DeviceError('a miss property of "persisting": "streaming" and "normal" are possible')
 
 
 def nodes_of(allocation: Allocation, node_bytes: int) -> int:

@@ -12,7 +12,6 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import (
     check_live,
-    check_window,
     copied_by,
     element_type,
     packed_arguments,
@@ -37,9 +36,8 @@ from pytest_gpumem.records.measurement import Conditions
 class CudaKernels:
     """Launches on one device, each prepared once."""
 
-    def __init__(self, index: int, facts: DeviceFacts, compiler: Compiler) -> None:
+    def __init__(self, index: int, compiler: Compiler) -> None:
         self._index = index
-        self._facts = facts
         self._compiler = compiler
         # the current stream of the libraries, inside `current_stream`
         self._entered: Stream | None = None
@@ -49,8 +47,6 @@ class CudaKernels:
             self._prepared(launch)
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-        if window is not None:
-            check_window(window, self._facts)
         if launch.kernel.source is None:
             copy(*copied_by(launch), stream)
             return
@@ -101,9 +97,9 @@ class CudaDevice(Device):
             compiler = Compiler(facts.compute_capability)
             self.memory = self._memory = CudaMemory(context, facts)
             self.content = CudaContent(compiler, facts, self._memory)
-            self.graphs = graphs = CudaGraphs(context, facts)
+            self.graphs = graphs = CudaGraphs(context)
             self.streams = self._streams = CudaStreams(context, compiler, self._memory, graphs)
-            self.kernels = CudaKernels(index, facts, compiler)
+            self.kernels = CudaKernels(index, compiler)
             self.l2 = CudaL2(facts)
             self.managed = CudaManaged(index, facts)
             self._beacon = Beacon(index)

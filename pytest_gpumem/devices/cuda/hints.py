@@ -13,9 +13,6 @@ import cuda.bindings
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import (
-    check_window,
-)
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.protocol import (
     AccessProperty,
@@ -68,8 +65,6 @@ class CudaL2:
         return self.set_aside()
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        if window is not None:
-            check_window(window, self._facts)
         value = packed(window, R.cudaStreamAttrValue)
         result = R.cudaStreamSetAttribute(stream.handle, _WINDOW, value)
         check(result, "setting the access-policy window")

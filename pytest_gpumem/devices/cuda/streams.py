@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.checks import check_window, why_not_captured
+from pytest_gpumem.devices.checks import why_not_captured
 from pytest_gpumem.devices.cuda import hints, places
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import HOLD, HOLD_SOURCE, Compiler, KernelCall
@@ -48,7 +48,6 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.kernels.kernel import LaunchShape
-from pytest_gpumem.records.device import DeviceFacts
 
 _WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
 _THREAD_LOCAL = R.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -82,9 +81,8 @@ class CudaGraph:
 class CudaGraphs:
     """Captures on a device; knows which stream is being captured."""
 
-    def __init__(self, context: Context, facts: DeviceFacts) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._facts = facts
         self.capturing: CudaStream | None = None
 
     def replay(self, graph: Graph, stream: Stream) -> None:
@@ -104,8 +102,6 @@ class CudaGraphs:
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> CudaGraph:
-        if window is not None:
-            check_window(window, self._facts)
         if self.capturing is not None:
             raise CannotCapture("another capture is under way")
         template = executable = None

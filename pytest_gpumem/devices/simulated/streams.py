@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.devices import protocol
-from pytest_gpumem.devices.checks import check_window, why_not_captured
+from pytest_gpumem.devices.checks import why_not_captured
 from pytest_gpumem.devices.protocol import (
     Allocation,
     CannotCapture,
@@ -293,8 +293,6 @@ class SimulatedGraphs(Facet, protocol.Graphs):
         timeline = self._timeline
         if timeline.capturing is not None:
             raise CannotCapture("another capture is under way")
-        if window is not None:
-            check_window(window, self._roofline.facts)
         graph = timeline.capturing = SimulatedGraph(stream, window)
         timeline.cannot = None
         try:

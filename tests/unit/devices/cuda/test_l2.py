@@ -9,8 +9,7 @@ pytest.importorskip("cuda.bindings.runtime")
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda import hints
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.devices.protocol import AccessProperty, WindowSpec
 
 
 def test_properties_come_back_as_they_went() -> None:
@@ -23,8 +22,3 @@ def test_properties_come_back_as_they_went() -> None:
             )
             # The driver's structure has the runtime's layout.
             assert hints.unpacked(hints.launch_attribute(window).value) == window, (miss, hit)
-
-
-def test_a_window_that_cannot_be_is_refused_before_the_driver(h100: DeviceFacts) -> None:
-    with pytest.raises(DeviceError, match="a window of 0 bytes: 1 to 134217728 are possible"):
-        hints.CudaL2(h100).set_window(None, WindowSpec(4096, 0, 1.0))  # type: ignore[arg-type]
