@@ -40,11 +40,6 @@ def check_allocator(name: str) -> None:
 
 def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
     """Return a part of an allocation, which stands behind it."""
-    if allocation.freed:
-        raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
-    if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
-        whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
-        raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
     address, host_address = allocation.address, allocation.host_address
     return Allocation(
         allocation.kind,
