@@ -429,3 +429,15 @@ def test_memory_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> N
                 limits,
                 code,
             )
+
+
+def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(
+    folder: Folder, compare: Compare
+) -> None:
+    unjudged = Omission("tests/test_a.py::test_host", "", "undecided", "no time", "max_latency")
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row()])
+    folder.write("b.json", [folder.row()], missing=[unjudged])
+    assert compare("a?.json", "b.json", "--max-regression", "10%").exit_code == 6
+    folder.write("a0.json", [folder.row()], missing=[unjudged])  # nothing that HEAD changed
+    assert compare("a?.json", "b.json", "--max-regression", "10%").exit_code == 0
