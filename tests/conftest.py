@@ -78,6 +78,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 
 @pytest.fixture
+def little_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the simulated device computes decides no time."""
+    from pytest_gpumem.devices.simulated import memory
+
+    for name in ("BACKED_BYTES", "PREFIX_BYTES"):
+        monkeypatch.setattr(memory, name, 1 << 14)
+
+
+@pytest.fixture
 def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of this interpreter are forked where they can be."""
     import forked  # here: the memory suite starts none

@@ -61,22 +61,23 @@ def test_an_example_is_a_call_that_the_command_takes() -> None:
         assert context.params or not command.params, example
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (UserError, 4),
-        (NoAnswer, 6),
-    ],
-)
-def test_an_error_is_one_line_whatever_it_says(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int
+def test_an_error_is_one_line_and_a_crash_of_ours_never_ends_with_the_code_of_a_regression(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error("first\nsecond \x1b[2J")
+    for error, code, words in [
+        (UserError, 4, ""),
+        (NoAnswer, 6, ""),
+        (ValueError, 3, "internal error, no verdict: ValueError: "),
+    ]:
 
-    monkeypatch.setattr(main.commands["doctor"], "callback", fail)
-    result = CliRunner().invoke(main, ["doctor"])
-    assert (result.exit_code, result.stderr) == (code, "gpumem: first second \\x1b[2J\n")
+        def fail(error: type[Exception] = error, **_: object) -> None:
+            raise error("first\nsecond\x07")
+
+        # No command ends so by itself.
+        monkeypatch.setattr(main.commands["doctor"], "callback", fail)
+        result = CliRunner().invoke(main, ["doctor"])
+        assert result.exit_code == code
+        assert result.stderr.splitlines()[-1] == f"gpumem: {words}first second" + "\\x07" * (code != 3)
 
 
 def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: Path) -> None:
@@ -116,21 +117,6 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_a_crash_of_ours_never_ends_with_the_code_of_a_regression(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def crash(**_: object) -> None:
-        raise ValueError("first\nsecond")
-
-    monkeypatch.setattr(main.commands["doctor"], "callback", crash)
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 3
-    assert (
-        result.stderr.splitlines()[-1]
-        == "gpumem: internal error, no verdict: ValueError: first second"
-    )
 
 
 def test_an_option_of_pytest_before_the_dashes_is_told_its_place() -> None:

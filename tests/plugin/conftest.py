@@ -14,9 +14,6 @@ import pytest
 import quick_plugins
 from sessions import QUICKLY, SIMULATED
 
-from pytest_gpumem.devices.simulated import memory
-from pytest_gpumem.units import KiB
-
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
 for name in (
     "start",
@@ -76,15 +73,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def session(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., pytest.RunResult]:
+def session(pytester: pytest.Pytester, little_content: None) -> Callable[..., pytest.RunResult]:
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
-    for name in (
-        "BACKED_BYTES",
-        "PREFIX_BYTES",
-    ):  # what the simulated device computes decides no time
-        monkeypatch.setattr(memory, name, 16 * KiB)
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 from bench import Bench
 
-from pytest_gpumem.devices.simulated import memory
-from pytest_gpumem.units import KiB
-
 
 @pytest.fixture(autouse=True)
-def _little_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the simulated device computes decides no time here."""
-    for name in ("BACKED_BYTES", "PREFIX_BYTES"):
-        monkeypatch.setattr(memory, name, 16 * KiB)
+def _little_content(little_content: None) -> None:
+    """For all tests here."""
 
 
 @pytest.fixture

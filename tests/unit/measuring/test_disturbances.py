@@ -67,6 +67,12 @@ def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
     assert judged(bench, after).outcome is Outcome.PASS
 
 
+def run_at(monkeypatch: pytest.MonkeyPatch, bench: Bench, conditions: Any, hertz: float) -> None:
+    """From now on the device, which never throttles by itself, says so."""
+    monkeypatch.setattr(bench.device, "conditions", conditions)
+    monkeypatch.setattr(SimulatedHold, "clock", lambda _: hertz)
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.5, Outcome.PASS), (50.0, Outcome.UNDECIDED)])
 def test_throttling_is_waited_out_within_the_budget(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: Outcome
@@ -78,8 +84,7 @@ def test_throttling_is_waited_out_within_the_budget(
         hot = bench.device.now() - begun < WAIT_SHARE * seconds
         return replace(calm, throttle_reasons=("sw_power_cap",)) if hot else calm
 
-    monkeypatch.setattr(bench.device, "conditions", conditions)
-    monkeypatch.setattr(SimulatedHold, "clock", lambda _: 1.4e9)
+    run_at(monkeypatch, bench, conditions, 1.4e9)
     taken = triad(bench, budget=1.0)
     assert judged(bench, taken).outcome is outcome
     assert (taken.discarded == 0) is (outcome is Outcome.PASS)
@@ -88,17 +93,14 @@ def test_throttling_is_waited_out_within_the_budget(
 
 @pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True)])
 def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float | None, counts: bool
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float, counts: bool
 ) -> None:
     """After much power an H200 reports `sw_power_cap` for seconds, at 1965 of 1980 MHz."""
     bench.conductor.wake()
     highest = bench.device.facts.sm_clock_hz
     assert highest is not None
     limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))
-    monkeypatch.setattr(bench.device, "conditions", lambda: limited)
-    monkeypatch.setattr(
-        SimulatedHold, "clock", lambda _: None if share is None else share * highest
-    )
+    run_at(monkeypatch, bench, lambda: limited, share * highest)
     begun = bench.device.now()
     taken = triad(bench)
     assert bench.device.now() - begun > WAIT_SHARE * 0.2  # it is waited for all the same

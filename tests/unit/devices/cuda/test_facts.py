@@ -45,8 +45,8 @@ def test_on_a_machine_without_a_driver_the_real_bindings_say_so(
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "SECONDS", 0.01)
-    monkeypatch.setattr(facts, "_PROGRAM", "import time; time.sleep(600)")
-    monkeypatch.setattr(facts, "_installed", lambda module: True)
+    hangs = {"SECONDS": 0.01, "_PROGRAM": "import time; time.sleep(600)", "_installed": bool}
+    for name, value in hangs.items():  # no driver can be made to
+        monkeypatch.setattr(facts, name, value)
     with pytest.raises(CudaUnavailable, match=r"^the NVIDIA driver did not answer within 0 s$"):
         read_facts(0)
