@@ -112,7 +112,7 @@ class _Commands(click.Group):
             sys.exit(Exit.CTRL_C)
         except Exception as error:
             traceback.print_exc()
-            text = printable(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
             click.echo(f"gpumem: internal error, no verdict: {text}", err=True)
             sys.exit(Exit.INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)

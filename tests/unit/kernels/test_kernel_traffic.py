@@ -193,11 +193,9 @@ def shape(
 
 
 def test_launch_shapes(h100: DeviceFacts) -> None:
-    # one vector of 16 bytes a thread and array: tiles of 16 KiB, or of 4 KiB; two where nothing is read
+    # one vector of 16 bytes a thread and array: tiles of 16 KiB, or of 4 KiB
     assert shape("triad", h100, sized(a=N, b=N, c=N)) == (32768, 1024)
     assert shape("triad", h100, sized(a=1, b=1, c=1)) == (1, 1024)
-    assert shape("copy", h100, sized(c=N, a=N)) == (131072, 256)
-    assert shape("write", h100, sized(a=N)) == (32768, 512)
     # a tile a block: 64 KiB, or 32 KiB of both arrays
     assert shape("read", h100, sized(a=N, sums=N)) == (8192, 512)
     assert shape("dot", h100, sized(a=N, b=N, sums=N)) == (16384, 512)
@@ -208,17 +206,13 @@ def test_launch_shapes(h100: DeviceFacts) -> None:
     assert shape(
         "sliding_window", h100, sized("i4", data_persistent=MiB, data_streaming=256 * MiB)
     ) == (262144, 1024)
-    assert shape("add", h100, sized(x=1025, y=1025)) == (5, 256)
     # 64 MiB are 1024 pages of 64 KiB: eight warps a block
     assert shape("init_warp_per_page", h100, sized(x=16 * MiB)) == (128, 256)
     assert shape("init_warp_per_page", h100, sized(x=16 * MiB), page=2 * MiB) == (4, 256)
-    assert shape("offset_copy", h100, sized(odata=1032, idata=1032), offset=8) == (4, 256)
     assert shape("stride_copy", h100, sized(odata=8192, idata=8192), stride=32) == (1, 256)
     # 16 x 16 tiles, and one more for a ragged row of them
     square = sized(odata=1024 * 1024, idata=1024 * 1024)
-    assert shape("transpose", h100, square, width=1024, height=1024) == (256, 256)
     assert shape("transpose_padded", h100, square, width=1024, height=1025) == (16 * 17, 256)
-    assert shape("transpose_tiled", h100, square, width=1025, height=1024) == (17 * 16, 256)
     # 4 blocks an SM, or as many as there are tiles and passes for their 8 warps
     assert shape("l2_read", h100, sized("i4", a=MiB, sums=MiB), repeats=16) == (528, 256)
     assert shape("l2_read", h100, sized("i4", a=5 * 1024, sums=100), repeats=3) == (2, 256)
@@ -266,7 +260,6 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
             {"s": 0.4},
             "s is 0.4, which arrays of i4 cannot hold",
         ),
-        ("copy", sized("f2", c=8, a=8), {}, "c holds f2; accepted: f4, f8, i4"),
         (
             "read",
             sized(a=1000, sums=1),
@@ -279,7 +272,6 @@ def test_a_call_that_does_not_fit_is_refused_in_one_sentence() -> None:
             {},
             "dot gives one sum for each 32768 bytes of a: sums needs 4 elements, it has 3",
         ),
-        ("offset_copy", EIGHT, {"offset": 8}, "offset is 8, but the arrays have only 8 elements"),
         (
             "stride_copy",
             EIGHT,

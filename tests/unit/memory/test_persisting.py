@@ -165,11 +165,6 @@ def test_what_cannot_be_is_refused_before_anything_changes(calls: list[Any]) -> 
             "set_aside=75% of L2, 37.5 MiB, is above the maximum of NVIDIA H100 80GB HBM3, 31.25 MiB",
         ),
         (
-            {"miss": "persisting"},
-            'miss=\'persisting\'; accepted are "fit", "streaming" and "normal"',
-        ),
-        ({"window": "9 MiB"}, "window=9 MiB goes beyond the end of <device buffer, 8 MiB"),
-        (
             {"window": "6 MiB", "offset": "3 MiB"},
             "window=6 MiB at offset 3 MiB goes beyond the end of <device buffer, 8 MiB",
         ),
