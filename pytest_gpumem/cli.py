@@ -95,7 +95,7 @@ class _Commands(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
-            path = error.ctx.command_path if error.ctx is not None else "gpumem"
+            path = error.ctx.command_path if error.ctx else "gpumem"
             message = printable(" ".join(error.format_message().split())).rstrip(".") + _hint(error)
             if not message.endswith("?"):
                 message += "."
