@@ -244,7 +244,7 @@ class CudaMemory:
         return allocation
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        check_oversubscription(nbytes, places.available_bytes())
+        check_oversubscription(nbytes, places.host_bytes()[1])
         address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
         return Allocation(MemoryKind.MANAGED, nbytes, address, address)
 
@@ -257,11 +257,7 @@ class CudaMemory:
         return places.on_node(node, places.nearest_node(self._index))
 
     def host(self) -> HostMemory:
-        return HostMemory(
-            places.total_bytes(),
-            places.available_bytes(),
-            sum(a.nbytes for a in self._locked.values()),
-        )
+        return HostMemory(*places.host_bytes(), sum(a.nbytes for a in self._locked.values()))
 
     def kind_at(self, address: int) -> MemoryKind | None:
         registered = False
@@ -328,7 +324,7 @@ class CudaMemory:
         """Bytes that can still be allocated. Managed memory never beyond what the device has free:
         oversubscription can hang a GPU."""
         if kind.on_host:
-            return places.available_bytes()
+            return places.host_bytes()[1]
         if kind.on_peer:
             with on_gpu(self.peer):
                 return max(0, self._free_now() - RESERVE)

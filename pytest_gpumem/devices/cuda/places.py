@@ -20,9 +20,9 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.cuda.context import check
 from pytest_gpumem.devices.kinds import MemoryKind, is_mapped, is_of_a_driver
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
-_HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA does not know
+_DEVICE, _MANAGED = 2, 3  # `cudaMemoryType`; 1 is host memory, 0 what CUDA does not know
 _PAGE = mmap.PAGESIZE  # bytes of a page of the host, the least that page-locked memory takes
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
@@ -40,27 +40,11 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
     return np.frombuffer(memory, dtype=dtype, count=size)
 
 
-def total_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that
-    it is in if that is less."""
-    return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroup))])
-
-
-def available_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Bytes that new allocations of the host can take without swapping: of the machine, and of the
-    control groups if these are tighter."""
-    left = [left for _, left in _limits(proc, cgroup)]
-    return max(0, min([_meminfo(proc, "MemAvailable"), *left]))
-
-
-def _meminfo(proc: Path, name: str) -> int:
+def host_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, int]:
+    """Bytes of RAM that this process may use, and those that new allocations can take without
+    swapping: of the machine, or of a control group (version 2) around it, such as a job's."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-    return int(fields[name].split()[0]) * 1024
-
-
-def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and rest in bytes of each control group (version 2) around this process, such as
-    that of a job of Slurm."""
+    total, available = (int(fields[n].split()[0]) * 1024 for n in ("MemTotal", "MemAvailable"))
     job = cgroup
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
@@ -71,12 +55,14 @@ def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
             limit = (group / "memory.max").read_text().strip()
             used = int((group / "memory.current").read_text())
             lines = (group / "memory.stat").read_text().splitlines()
-            counters = dict(line.split() for line in lines)
             if limit != "max":
                 # File pages that were not used lately are given back on demand.
-                yield int(limit), int(limit) - used + int(counters.get("inactive_file", 0))
+                given_back = int(dict(line.split() for line in lines).get("inactive_file", 0))
+                total = min(total, int(limit))
+                available = min(available, int(limit) - used + given_back)
         if group == cgroup:
-            return
+            break
+    return total, max(0, available)
 
 
 def nodes(system: Path = _NODES) -> dict[int, frozenset[int]]:
@@ -168,9 +154,6 @@ def memory_kind(
         return MemoryKind.MANAGED
     if kind == _DEVICE:
         return MemoryKind.DEVICE if device == index else MemoryKind.PEER
-    if kind != _HOST:
-        problem = f"the driver says memory type {kind} of address {address:#x}"
-        raise DeviceError(f"{problem}, which is none that CUDA documents")
     # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped
     # from a device file, on an H200 from /dev/zero. Registered memory is whatever the process had
     # before.
