@@ -46,45 +46,41 @@ class Readings:
         self.placements: list[tuple[float, ...]] = []
         self.throttled: list[tuple[float, ...]] = []  # placements without any other sample
         self.discarded = 0  # samples taken under throttling
-        self._good: list[list[float]] = []  # samples of the placements that live now
-        self._bad: list[list[float]] = []  # the same, taken under throttling
+        self.live: list[list[float]] = []  # all samples of the placements that live now
+        self._good: list[list[float]] = []  # of them those that were not taken under throttling
 
     @property
     def medians(self) -> list[float]:
         """Median of each placement."""
         return [statistics.median(samples) for samples in self.placements]
 
-    @property
-    def live(self) -> list[list[float]]:
-        """All samples of the placements that live now."""
-        return [good + bad for good, bad in zip(self._good, self._bad, strict=True)]
-
     def begin(self, places: int) -> None:
         """Begin `places` new placements."""
+        self.live = [[] for _ in range(places)]
         self._good = [[] for _ in range(places)]
-        self._bad = [[] for _ in range(places)]
 
     def add(self, samples: list[tuple[int, float]], *, throttled: bool) -> None:
         """Add samples of the placements that live now."""
-        placements = self._bad if throttled else self._good
         for place, seconds in samples:
-            placements[place].append(seconds)
+            self.live[place].append(seconds)
+            if not throttled:
+                self._good[place].append(seconds)
 
     def finish(self) -> None:
         """Finish the placements that live now."""
-        for good, bad in zip(self._good, self._bad, strict=True):
-            self.discarded += len(bad)
+        for samples, good in zip(self.live, self._good, strict=True):
+            self.discarded += len(samples) - len(good)
             if good:
                 self.placements.append(tuple(good))
             else:
-                self.throttled.append(tuple(bad))
+                self.throttled.append(tuple(samples))
 
     def drop(self) -> None:
         """Drop all samples."""
         self.placements.clear()
         self.throttled.clear()
         self.discarded = 0
-        self.begin(len(self._good))
+        self.begin(len(self.live))
 
 
 class Sampler:
