@@ -184,7 +184,7 @@ class Experiment:
             if not line:
                 os._exit(0)
             tests: list[str] | None = json.loads(line)
-            if uses_cuda():
+            if not self._job["forks"] or uses_cuda():
                 self._say(anew=True)
                 return tests
             sys.stdout.flush()
@@ -323,8 +323,8 @@ def strays(roots: list[str], foreign: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """`experiment_process.py JSON`: the descriptor `socket`; `tests`, `lenient`, `cwd`, `roots`,
-    `foreign`, `arguments`."""
+    """`experiment_process.py JSON`: the descriptor `socket`; `tests`, `lenient`, `forks`, `cwd`,
+    `roots`, `foreign`, `arguments`."""
     job = json.loads(sys.argv[1])
     os.set_inheritable(job["socket"], False)
     # Python put this file's folder there, whose names would shadow a project's.

@@ -26,6 +26,7 @@ from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part
 from pytest_gpumem.runs.worktree import (
+    LAST_CHARACTERS,
     Side,
     moved_word,
     package_folders,
@@ -38,7 +39,6 @@ READY_SECONDS = 1800.0  # to collect the tests, which may compile CUDA sources
 WORK_SECONDS = 3600.0  # to measure without an answer
 END_SECONDS = 60.0  # to end after the last answer
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that ended well
-LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 REFUSED = {
     "--benchmark-json": "--json writes the results of a duet",
     "--gpumem-report": "--json writes the results of a duet",
@@ -148,7 +148,7 @@ class Processes:
         self._environment, self._evidence = environment, evidence
         self._title, self._say = title, say
         self._parents: dict[str, Background] = {}  # the pytest that collected, by side
-        self._anew: set[str] = set()  # sides that use CUDA while they are collected
+        self._anew: set[str] = set()  # sides whose processes are not forked
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
         self._folder = Path(self._temporary.name)
         self._nothing = self._folder / "no-baseline"
@@ -190,6 +190,8 @@ class Processes:
             words["ended"] = parent.wait(END_SECONDS)
             del self._parents[side]
             parent.close()
+            if not words.keys() & {"anew", "exit"}:
+                self._anew.add(side)  # its fork may have hung for a lock of a lost thread
         record.seconds = time.perf_counter() - begun
         record.pid = words.get("pid", parent.pid)
         record.strict = str(words.get("strict")).lower() in YES
@@ -226,6 +228,7 @@ class Processes:
         job = {
             "tests": tests,
             "lenient": name == BASE,
+            "forks": name not in self._anew,
             "cwd": str(side.folder),
             "roots": [str(path) for path in roots],
             "foreign": [str(other.root) for other in others],

@@ -21,7 +21,7 @@ from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 
-SCHEMA = 3  # version of the document's layout
+SCHEMA = 4  # version of the document's layout
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
@@ -154,11 +154,7 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
     rows = {}
     for row in process.rows:
         if row.measurement is not None:
-            rows[row.key] = {
-                "medians": list(row.measurement.medians),
-                "overhead": row.measurement.overhead,
-                "outcome": row.verdict.outcome.value,
-            }
+            rows[row.key] = list(row.measurement.medians)
     return {
         "pair": process.turn.round,
         "side": process.turn.side,

@@ -30,19 +30,30 @@ def say(**words):
     lines.flush()
 """
 READY = 'say(ready=True)\nrequest = json.loads(lines.readline())\nsay(pid=7, strict="yes")\n'
+Made = Callable[[str], Processes]
 Played = Callable[..., ProcessRecord]
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Runs a process that is this program, and ends it."""
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Makes an experiment whose side is this program."""
 
-    def play(program: str, tests: list[str] | None = None, **named: Any) -> ProcessRecord:
+    def make(program: str) -> Processes:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
         monkeypatch.setattr(processes, "SCRIPT", script)
         side = Side("working tree", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
-        with closing(Processes({HEAD: side}, [], os.environ)) as experiment:
+        return Processes({HEAD: side}, [], os.environ)
+
+    return make
+
+
+@pytest.fixture
+def played(made: Made) -> Played:
+    """Runs a process of such an experiment, and ends it."""
+
+    def play(program: str, tests: list[str] | None = None, **named: Any) -> ProcessRecord:
+        with closing(made(program)) as experiment:
             return experiment.run(TURN, tests, **named)
 
     return play
@@ -139,3 +150,15 @@ def test_what_cannot_be_compared_ends_the_experiment(
 ) -> None:
     with pytest.raises(RunError, match=rf"^head \(working tree\):? {message}"):
         played(program)
+
+
+def test_a_process_that_hangs_is_ended_and_the_next_is_not_forked(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = "if job['forks']:\n    lines.readline()\nsay(exit=5, strays=[])"
+    with closing(made(READY + hangs)) as experiment:
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "WORK_SECONDS", 0.01)
+            first = experiment.run(TURN, None)
+        assert first.error == "ended by SIGKILL: it printed nothing"
+        assert experiment.run(TURN, None).error is None

@@ -406,7 +406,7 @@ def test_the_text_and_the_document_say_it_all() -> None:
         (verdict["outcome"], verdict["paired"]["pairs"]) for verdict in document["verdicts"]
     ] == [("FAIL", 5), ("PASS", 5)]
     assert len(document["processes"]) == 10
-    assert document["processes"][0]["rows"][A]["medians"]
+    assert document["processes"][0]["rows"][A]
     assert document["simulated"] is False
     simulated = replace(
         result, processes=tuple(replace(one, device=SIMULATED) for one in result.processes)
