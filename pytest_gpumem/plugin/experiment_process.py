@@ -164,7 +164,7 @@ class Experiment:
         self._say(ready=True)
         tests = self._next_tests()
         self._measures = True
-        self._say(pid=os.getpid(), strict=_ini(session.config, "gpumem_strict"))
+        self._say(pid=os.getpid(), strict=session.config.getini("gpumem_strict"))
         self._say_reports()
         threading.Thread(target=self._end_with_the_controller, daemon=True).start()
         if gpumem is not None:
@@ -288,14 +288,6 @@ def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
     return (marked or lines or ["no message"])[0][:REASON]
-
-
-def _ini(config: pytest.Config, name: str) -> str | None:
-    try:
-        value: str | None = config.getini(name)
-    except (KeyError, ValueError):  # a tree without this option
-        return None
-    return value
 
 
 def strays(roots: list[str], foreign: list[str]) -> list[str]:
