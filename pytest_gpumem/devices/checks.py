@@ -25,14 +25,6 @@ def check_size(nbytes: int) -> None:
         raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
 
 
-def check_host_array(array: Any) -> None:
-    usable = isinstance(array, np.ndarray) and array.nbytes > 0
-    if not usable or not array.flags.c_contiguous or not array.flags.writeable:
-        raise DeviceError(
-            "only a writable, C-contiguous NumPy array with elements can be used as host memory"
-        )
-
-
 def check_allocator(name: str) -> None:
     if name not in ALLOCATORS:
         raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")

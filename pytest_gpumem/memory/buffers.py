@@ -281,23 +281,23 @@ class Arena:
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """Return a buffer over a NumPy array: page-locked (`register`) or pageable. It cannot be
         moved. Untouched pages come to lie on the device's NUMA node.
-        Raises `BadBuffer`: the array is not C-contiguous, is empty, its type is not plain, or its
-        memory is another buffer's.
+        Raises `BadBuffer`: the array is not C-contiguous or not writable, is empty, its type is
+        not plain, or its memory is another buffer's.
         Raises `TooMuchPinned`: it would pass the cap on page-locked memory.
         """
         check_plain(array.dtype)
-        if not array.flags.c_contiguous or array.size == 0:
-            layout = f"shape {array.shape}, strides {array.strides}"
+        flags = array.flags
+        if not flags.c_contiguous or not flags.writeable or array.size == 0:
+            layout = f"shape {array.shape}, strides {array.strides}, writeable {flags.writeable}"
             raise BadBuffer(
-                f"a host array must be C-contiguous and not empty; this one has {layout}"
+                f"a host array must be writable, C-contiguous and not empty; this one has {layout}"
             )
         if register:
             check_cap(self.device, array.nbytes)
         else:
             self._refuse_shared(array)
         with self.device.memory.near_host(None):
-            if array.flags.writeable:
-                touch(array)
+            touch(array)
             allocation = self.device.memory.adopt(array, register=register)
         self._book(allocation, self.device.footprints.took(allocation.kind, array.nbytes))
         return Buffer(self, allocation, array.shape, array.dtype, "as left")

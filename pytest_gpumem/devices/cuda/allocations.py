@@ -14,7 +14,6 @@ import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import (
-    check_host_array,
     check_oversubscription,
     check_size,
     part_of,
@@ -226,7 +225,6 @@ class CudaMemory:
             time.sleep(left)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        check_host_array(array)
         return self._over(array, array.nbytes, register=register)
 
     def _over(self, array: Any, nbytes: int, *, register: bool) -> Allocation:
