@@ -203,7 +203,8 @@ class DeviceMemory(Protocol):
         `kind`: `PEER` is memory of the first other GPU that this one can copy from and to directly,
             else of the first.
         `mapped`, `write_combined`, `portable`: flags of `cudaHostAlloc`, for pinned memory.
-        Raises `OutOfMemory` before the driver is called, `Unsupported`: there is one GPU.
+        Raises `OutOfMemory` before the driver is called. Raises `Unsupported`: there is one GPU; or
+        memory of an array, which is adopted.
         """
 
     def oversubscribe(self, nbytes: int) -> Allocation:

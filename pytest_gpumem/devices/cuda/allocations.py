@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
 memory, and the libraries' own workspaces come from it."""
 
-_PAGE = mmap.PAGESIZE  # of the host: two registrations must not share one
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
 _SMALL_ALIGNMENT = 512
@@ -150,13 +148,7 @@ class CudaMemory:
             at = int(check(R.cudaHostAlloc(nbytes, flags), doing))
             address = self._device_address(at) if flags & R.cudaHostAllocMapped else 0
             return self._lock(Allocation(kind, nbytes, address, at))
-        if not kind.adopted:
-            raise Unsupported(f"{kind.value} memory cannot be allocated")
-        # Whole pages of its own, so that no other registration shares one.
-        pages = -(-nbytes // _PAGE) * _PAGE
-        raw = np.empty(pages + _PAGE, dtype=np.uint8)
-        start = -_address(raw) % _PAGE
-        return self._over(raw[start : start + pages], nbytes, register=kind.locked)
+        raise Unsupported(f"{kind.value} memory is of an array, and adopted")
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         # One call of the driver: each takes a tenth of a millisecond.
@@ -225,15 +217,11 @@ class CudaMemory:
             time.sleep(left)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
-        return self._over(array, array.nbytes, register=register)
-
-    def _over(self, array: Any, nbytes: int, *, register: bool) -> Allocation:
-        at = _address(array)
+        at, nbytes = int(array.__array_interface__["data"][0]), array.nbytes
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
         flags = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
-        doing = f"registering {array.nbytes} bytes of host memory"
-        check(R.cudaHostRegister(at, array.nbytes, flags), doing)
+        check(R.cudaHostRegister(at, nbytes, flags), f"registering {nbytes} bytes of host memory")
         address = self._device_address(at)
         return self._lock(Allocation(MemoryKind.REGISTERED, nbytes, address, at, backing=array))
 
@@ -379,10 +367,6 @@ def scattered(sizes: Sequence[int], region: int, seed: int) -> list[int]:
 
 def _alignment(sizes: Sequence[int]) -> int:
     return _LARGE_ALIGNMENT if max(sizes) >= _LARGE else _SMALL_ALIGNMENT
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def _starts(allocation: Allocation) -> set[int]:
