@@ -10,30 +10,52 @@ fixture, fixtures that return the same object, `pedantic` and `weave` work alike
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, NotCounted
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.plugin.entries import is_pytest_benchmarks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses, uses_benchmark
 from pytest_gpumem.plugin.running import Feature
-from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.plugin.workers import Channel
+from pytest_gpumem.plugin.session import WATCHED, GpuSession
+from pytest_gpumem.plugin.workers import Channel, benchmarks_are_off
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.settings import (
     Settings,
     marker_keywords,
+    of_marker,
     of_test,
 )
+from pytest_gpumem.units import format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.protocol import Stream
+    from pytest_gpumem.plugin.gpu_test import GpuTest
 
 SHOWN = 5  # benchmarks that a line names
+BUDGET = 0.3  # seconds for a call, where nobody sets a budget
+HOST = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's clock
+LOOKS = 6  # calls until two in a row run the same work
+EMPTY_LOOKS = 3  # calls without work after which there is none: CUPTI may lose the first records
+
+
+class CannotAdopt(Exception):
+    """A benchmark that has no GPU figure; the message is the reason."""
+
+
+class NoGpu(Exception):
+    """A benchmark that uses no GPU."""
 
 
 def adopts(item: pytest.Item, settings: Settings) -> bool:
@@ -51,13 +73,10 @@ def rows_of_table(session: GpuSession) -> list[Row]:
     """
     rows = []
     for row in session.rows:
-        if row.nodeid not in session.adopted or _has_limit(row) or session.baseline.past(row):
+        limited = any(getattr(row.limits, name) is not None for name in LIMITS)
+        if limited or row.nodeid not in session.adopted or session.baseline.past(row):
             rows.append(row)
     return rows
-
-
-def _has_limit(row: Row) -> bool:
-    return any(getattr(row.limits, name) is not None for name in LIMITS)
 
 
 class AdoptionFeature(Feature):
@@ -75,10 +94,10 @@ class AdoptionFeature(Feature):
 
     def _state(self) -> dict[str, Any]:
         """Return what another process needs that has the results."""
-        gpu = self._session
+        adopted, without_gpu = self._session.adopted, self._session.without_gpu
         return {
-            "adopted": sorted(gpu.adopted),
-            "without_gpu": sorted(gpu.without_gpu),
+            "adopted": sorted(adopted),
+            "without_gpu": sorted(without_gpu),
             "reasons": self._reasons,
         }
 
@@ -125,36 +144,30 @@ class AdoptionFeature(Feature):
             __tracebackhide__ = True
             result = method(fixture, *args, **kwargs)
             item = self._item
-            if item is None:
-                return result
-            benchmarks = getattr(item.config, "_benchmarksession", None)
-            # A test of a plugin may run a session of its own inside of this process.
-            if benchmarks is not None and fixture._logger is benchmarks.logger:
-                self._called = True
-                self._follow(item, method, fixture, args, kwargs)
+            if item is not None:
+                benchmarks = getattr(item.config, "_benchmarksession", None)
+                # A test of a plugin may run a session of its own inside of this process.
+                if benchmarks is not None and fixture._logger is benchmarks.logger:
+                    self._called = True
+                    bound = inspect.signature(method).bind(fixture, *args, **kwargs)
+                    bound.apply_defaults()
+                    self._follow(item, fixture, bound.arguments)
             return result
 
         return call
 
-    def _follow(
-        self,
-        item: pytest.Item,
-        method: Callable[..., Any],
-        fixture: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
+    def _follow(self, item: pytest.Item, fixture: Any, arguments: Mapping[str, Any]) -> None:
         """Measure a call on the GPU, or note why that cannot be."""
         session = self._session
         if session.ranges.tool_attached() or not adopts(item, session.settings):
             return
-        if not _has_context(session):
-            session.without_gpu.add(item.nodeid)
-            return
-        from pytest_gpumem.plugin.gpu_pass import CannotAdopt, NoGpu, call_of, measure
-
+        in_use = session.chosen.has_context()
+        if session.facts.simulated:
+            in_use = session.is_open
         try:
-            measure(session, item, fixture, call_of(method, fixture, args, kwargs))
+            if not in_use:
+                raise NoGpu
+            measure(session, item, fixture, call_of(arguments))
         except NoGpu:
             session.without_gpu.add(item.nodeid)
         except pytest.exit.Exception:
@@ -171,10 +184,10 @@ class AdoptionFeature(Feature):
 
     def _lines(self) -> Iterator[str]:
         """Return the lines of the summary."""
-        gpu = self._session
-        if gpu.is_part:
+        session = self._session
+        if session.is_part:
             return
-        left_out = len(list(gpu.rows)) - len(rows_of_table(gpu))
+        left_out = len(list(session.rows)) - len(rows_of_table(session))
         if left_out:
             yield (
                 f"{counted(left_out, 'adopted benchmark')} without a limit or a baseline: "
@@ -186,12 +199,184 @@ class AdoptionFeature(Feature):
             if len(nodeids) > SHOWN:
                 names += f" and {len(nodeids) - SHOWN} more"
             yield f"{counted(len(nodeids), 'benchmark')} not measured on the GPU: {reason}: {names}"
-        if gpu.without_gpu:
-            yield f"{counted(len(gpu.without_gpu), 'benchmark')} without work on the GPU"
+        if session.without_gpu:
+            yield f"{counted(len(session.without_gpu), 'benchmark')} without work on the GPU"
 
 
-def _has_context(session: GpuSession) -> bool:
-    """True if this process uses the device by now."""
-    if session.facts.simulated:
-        return session.is_open
-    return session.chosen.has_context()
+# The call
+
+
+@dataclasses.dataclass
+class BenchmarkCall:
+    """A function with its arguments, which a setup may make for each call."""
+
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    setup: Callable[[], Any] | None = None
+    teardown: Callable[..., object] | None = None
+    runs_once: bool = False
+    state: str = ""  # "ready": its arguments are made, and not used yet; "called": not ended
+
+    def __post_init__(self) -> None:
+        self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
+        self.restores = self.setup is not None or self.teardown is not None
+        """Something comes before or after each call."""
+
+    def prepare(self) -> None:
+        """End the last call, and make the arguments of the next."""
+        if self.state == "ready":
+            return
+        self.close()
+        if self.setup is not None:
+            self.args, self.kwargs = self.setup() or (self.args, self.kwargs)
+        self.state = "ready"
+
+    def __call__(self) -> object:
+        self.state = "called"
+        return self.function(*self.args, **self.kwargs)
+
+    def close(self) -> None:
+        """End the last call."""
+        state, self.state = self.state, ""
+        if state and self.teardown is not None:
+            self.teardown(*self.args, **self.kwargs)
+
+
+def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
+    """Return what a method of pytest-benchmark is given to call; `arguments` are by name."""
+    if "function_to_benchmark" in arguments:
+        return BenchmarkCall(
+            arguments["function_to_benchmark"], arguments["args"], arguments["kwargs"]
+        )
+    once = arguments["rounds"] == arguments["iterations"] == 1 and not arguments["warmup_rounds"]
+    return BenchmarkCall(
+        arguments["target"],
+        tuple(arguments["args"]),
+        arguments["kwargs"] or {},
+        arguments["setup"],
+        arguments.get("teardown"),  # from pytest-benchmark 5 on
+        runs_once=once and arguments["setup"] is None,
+    )
+
+
+# The pass on the GPU
+
+
+def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
+    """Add a measurement of the call to the test.
+    Raises `CannotAdopt`, `NoGpu`, or what the call raises.
+    """
+    from pytest_gpumem.measuring.bound import BoundKernel
+
+    if benchmarks_are_off(item.config):
+        raise CannotAdopt("pytest-benchmark is off (--benchmark-disable)")
+    if call.runs_once and not of_marker(marker_keywords(marks_of(item)), "adopt"):
+        raise CannotAdopt("pedantic(rounds=1) runs it once; adopt=True of the marker repeats it")
+    if session.lost_in is not None:
+        raise CannotAdopt(session.why_unrun)
+    if session.device.elsewhere() == OWN_CONTEXT:
+        raise CannotAdopt(f"it runs in {OWN_CONTEXT}")
+    is_kernel = isinstance(call.function, BoundKernel) and not call.restores
+    notes: list[str] = []
+    busy = None  # seconds of the device's work in one call
+    if not is_kernel:
+        try:
+            with closing(call):
+                busy = _busy_seconds(session, call)
+        except NotCounted as why:
+            notes.append(f"not known whether calls run the same work: {why}")
+    request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
+    test: GpuTest = request.getfixturevalue("_gpumem_test")
+    if test.entries is not None:
+        raise CannotAdopt("its test measures with gpu_benchmark")
+    try:
+        with closing(call):
+            _measure(test, fixture, call, is_kernel=is_kernel)
+            measurement, limits = test.measurements[-1]
+            if measurement.work_seen is False:
+                raise NoGpu
+            peak = _peak_of(session, item, call)
+    except BaseException:
+        test.measurements.clear()
+        test.entries, test.wrong = None, None
+        raise
+    if measurement.sampler == "host" and busy is not None:
+        notes.append(
+            "wall time of a call until the GPU is done; its kernels and copies take "
+            f"{format_time(busy)}"
+        )
+    measurement = replace(measurement, notes=(*measurement.notes, *notes))
+    test.measurements[-1] = (measurement, limits)
+    if fixture.stats is not None:
+        test.extra[""][HOST] = float(fixture.stats.stats.median)
+        session.adopted.add(item.nodeid)
+    if peak is not None and test.entries is not None:
+        test.entries.further["peak_bytes"] = peak
+
+
+def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
+    """Call until two calls in a row run the same work, and return the seconds of that work."""
+    device = session.device
+
+    def run() -> None:
+        call()
+        device.streams.synchronize()
+
+    last: list[tuple[str, int]] = []
+    for look in range(1, LOOKS + 1):
+        call.prepare()
+        device.streams.synchronize()
+        with device.footprints.paused():
+            spans = device.counters.spans(run)
+        work = sorted((span.name, span.grid) for span in spans)  # without times
+        if work and work == last:
+            return sum(span.end - span.start for span in spans)
+        if look >= EMPTY_LOOKS and not work and not last:
+            raise NoGpu
+        last = work
+    raise CannotAdopt("calls that follow each other run other work")
+
+
+def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: bool) -> None:
+    """Measure the call, hot unless the marker says otherwise."""
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+
+    if test.settings.origins.get("budget") == "default":
+        test.settings = test.settings._replace(budget=BUDGET)
+    function: tuple[Any, tuple[Any, ...], dict[str, Any]] = (call, (), {})
+    if is_kernel:
+        function = (call.function, call.args, call.kwargs)
+    target = test.conductor.target(*function, arena=test.arena, on_simulated=True)
+    if call.restores:
+
+        def prepare(stream: Stream) -> None:
+            with test.device.kernels.current_stream(stream):
+                call.prepare()
+
+        target = dataclasses.replace(target, prepare=prepare, restores=True)
+    mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
+    benchmark = GpuBenchmark(test, fixture, adopted=True)
+    benchmark._measure(target, "", benchmark._limits({}), mode, None)
+
+
+def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:
+    """Return the bytes that one more call takes, if the memory of the test is not watched."""
+    from pytest_gpumem.plugin.gpu_memory import TROUBLE
+
+    if item.stash.get(WATCHED, None) is not None or session.settings.footprint == "off":
+        return None
+    footprints = session.footprints
+    try:
+        footprints.start(driver=False, lines=False)
+        try:
+            call.prepare()
+            with closing(footprints.watch()) as watch:
+                call()
+                session.device.streams.synchronize()
+                footprint = watch.read()
+        finally:
+            footprints.stop()
+    except TROUBLE:
+        return None
+    return footprint.peak if footprint.watched else None

@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from msgspec.structs import replace
 from platformdirs import user_runtime_path
 
-from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import PLENTY, DeviceError, Unsupported
 from pytest_gpumem.plugin.marks import KERNELS_FIXTURE, PEER_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.running import Feature
@@ -48,7 +47,7 @@ class ExclusiveFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._gave_up = False  # a wait for a GPU reached its limit
+        self._limit = LIMIT  # 0 after a wait that reached it: others fail at once
         self._last_line = -REPEAT  # when it was printed, on the monotonic clock
 
     @contextmanager
@@ -64,44 +63,40 @@ class ExclusiveFeature(Feature):
 
     @contextmanager
     def use(self, item: pytest.Item) -> Iterator[None]:
-        """Wait for the GPUs of a test. After a wait that reached its limit, others fail at once.
+        """Wait for the GPUs of a test: one, two with `peer_buffer`, or as many as its marker says.
         Raises `LockUnusable`; `Unsupported`: the test needs more GPUs than there are.
         """
         session = self._session
+        gpus, facts = session.chosen.gpus, session.facts
+        if not gpus and facts.uuid is not None:
+            gpus = (facts.uuid,)
+        count = of_marker(marker_keywords(marks_of(item)), "gpus")
+        there = max(1, len(gpus))
+        if count is not None and count > there:
+            raise Unsupported(
+                f"the test needs {count} GPUs (gpus={count}); this process sees {there}"
+            )
+        count = count or (2 if uses(item, PEER_FIXTURE) else 1)
         test = f"{item.nodeid} in {session.config.rootpath}"
         with ExitStack() as stack:
             # All in one order: two tests that each have a GPU of the other's would wait for ever.
-            for uuid in sorted(_uuids(item, session.chosen)):
-                facts = replace(session.facts, uuid=uuid)
-                limit = 0.0 if self._gave_up else LIMIT
+            for uuid in sorted(gpus[:count]):
+                gpu = replace(facts, uuid=uuid)
                 try:
-                    stack.enter_context(exclusive(facts, self._announce, test=test, limit=limit))
+                    stack.enter_context(exclusive(gpu, self._tell, test=test, limit=self._limit))
                 except GpuBusy:
-                    self._gave_up = True
+                    self._limit = 0.0
                     raise
             yield
 
-    def _announce(self, line: str) -> None:
+    def _tell(self, line: str) -> None:
         """Print a line past pytest's capture; one a minute, however many tests wait."""
         now = time.monotonic()
-        if now - self._last_line < REPEAT:
-            return
-        self._last_line = now
-        capture = self._session.config.pluginmanager.getplugin("capturemanager")
-        with nullcontext() if capture is None else capture.global_and_fixture_disabled():
-            print(f"\n{line}", file=sys.stderr, flush=True)
-
-
-def _uuids(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:
-    """Of a test's GPUs: one, two with `peer_buffer`, or as many as its marker says."""
-    count = of_marker(marker_keywords(marks_of(item)), "gpus")
-    there = max(1, len(chosen.gpus))
-    if count is not None and count > there:
-        raise Unsupported(f"the test needs {count} GPUs (gpus={count}); this process sees {there}")
-    uuids = chosen.gpus
-    if not uuids and chosen.facts.uuid is not None:
-        uuids = (chosen.facts.uuid,)
-    return tuple(uuids[: count or (2 if uses(item, PEER_FIXTURE) else 1)])
+        if now - self._last_line >= REPEAT:
+            self._last_line = now
+            capture = self._session.config.pluginmanager.getplugin("capturemanager")
+            with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+                print(f"\n{line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -135,7 +130,7 @@ def exclusive(
 def _acquire(
     lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float
 ) -> None:
-    begun = since = due = time.monotonic()
+    begun = since = time.monotonic()
     last_user = _user(holder)
     while True:
         try:
@@ -149,9 +144,7 @@ def _acquire(
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
             raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
         # Workers of a run wait all the time.
-        patience = REPEAT if user.startswith("worker") else PATIENCE
-        if now >= max(due, begun + patience):
-            due = now + REPEAT
+        if now - begun >= (REPEAT if user.startswith("worker") else PATIENCE):
             tell(
                 f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
                 f"{since + limit - now:.0f} s; the lock is {lock.lock_file}"
@@ -173,28 +166,25 @@ def lock_file(uuid: str) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a missing XDG_RUNTIME_DIR
         folder = user_runtime_path("gpumem", appauthor=False)
-    place = str(folder)
+    path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
-        why = _not_ours(folder.lstat(), folder.parent.stat())
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state, parent = folder.lstat(), folder.parent.stat()
+        why = None
+        if not stat.S_ISDIR(state.st_mode):
+            why = "is no folder"
+        elif state.st_uid != os.getuid():
+            why = f"belongs to another user ({state.st_uid})"
+        elif parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
+            why = "lies in a folder that other users can write to"
+        place = str(folder)
         if why is None:
             folder.chmod(0o700)
-            path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
-            return path
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     except OSError as error:
-        place, why = error.filename or place, f"cannot be used: {error.strerror or error}"
-    raise LockUnusable(f"the GPU's lock: {place} {why}; set XDG_RUNTIME_DIR to a folder of yours")
-
-
-def _not_ours(folder: os.stat_result, parent: os.stat_result) -> str | None:
-    if not hasattr(os, "getuid"):
-        return None
-    if not stat.S_ISDIR(folder.st_mode):
-        return "is no folder"
-    if folder.st_uid != os.getuid():
-        return f"belongs to another user ({folder.st_uid})"
-    if parent.st_mode & 0o002 and not parent.st_mode & stat.S_ISVTX:
-        return "lies in a folder that other users can write to"
-    return None
+        place, why = error.filename or str(path), f"cannot be used: {error.strerror or error}"
+    if why is not None:
+        raise LockUnusable(
+            f"the GPU's lock: {place} {why}; set XDG_RUNTIME_DIR to a folder of yours"
+        )
+    return path

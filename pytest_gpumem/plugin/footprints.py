@@ -24,7 +24,7 @@ from pytest_gpumem.records.footprint import Waits
 from pytest_gpumem.settings import SettingsError, by_marker, merge_limits
 
 if TYPE_CHECKING:
-    from pytest_gpumem.plugin.watched_test import WatchedTest
+    from pytest_gpumem.plugin.gpu_memory import WatchedTest
 
 SIMULATED = "not read: the simulated device has no calls"  # of waits
 
@@ -38,19 +38,14 @@ class FootprintFeature(Feature):
         self._session = session
         self._watching = False  # the sources report
         self._said = False  # why memory is not watched
-        if session.facts.simulated:
-            self._say_what_is_not_counted()
-
-    def _say_what_is_not_counted(self) -> None:
-        """Say that limits of the session hold for few tests."""
-        limits = merge_limits(None, None, self._session.settings, OF_FOOTPRINT)
+        limits = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         written = []
         for name in OF_FOOTPRINT:
             if getattr(limits, name) is not None:
                 written.append(f"{limits.origin[name]}: {name} {getattr(limits, name)}")
-        if written:
+        if written and session.facts.simulated:
             verb = "limits" if len(written) == 1 else "limit"
-            self._session.remark(
+            session.remark(
                 f"{', '.join(written)} {verb} only tests with fixtures of this plugin: "
                 "a simulated device counts only the buffers of fixtures"
             )
@@ -104,45 +99,38 @@ class FootprintFeature(Feature):
         Raises `SettingsError`: a keyword of its marker that cannot be used.
         """
         session, footprint = self._session, self._session.settings.footprint
-        limits = session.limits(item, (*OF_FOOTPRINT, MAX_WAITS))
         # A benchmark's limit on waits is on one launch.
-        reads_waits = (session.settings.waits or limits.max_waits is not None) and not (
-            uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
-        )
-        if not reads_waits:
-            limits = session.limits(item, OF_FOOTPRINT)
-        limited = uses(item, MEMORY_FIXTURE)
-        for name in (*OF_FOOTPRINT, MAX_WAITS):
+        is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
+        names = OF_FOOTPRINT if is_benchmark else (*OF_FOOTPRINT, MAX_WAITS)
+        limits = session.limits(item, names)
+        limited, shown = uses(item, MEMORY_FIXTURE), footprint in ("on", "trace")
+        for name in names:
             limited = limited or by_marker(limits, name)
-        has_limit = any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
-        shows = footprint != "off" and (footprint != "auto" or limited or has_limit)
-        watches = shows or (footprint != "off" and uses(item, TEST_FIXTURE))
+        for name in OF_FOOTPRINT:
+            shown = shown or getattr(limits, name) is not None
+        reads_waits = not is_benchmark and (session.settings.waits or limits.max_waits is not None)
+        shown = footprint != "off" and (shown or limited)
+        watches = shown or (footprint != "off" and uses(item, TEST_FIXTURE))
         if not watches and not reads_waits:
             return None
-        from pytest_gpumem.plugin.watched_test import WatchedTest
+        from pytest_gpumem.plugin.gpu_memory import WatchedTest
 
-        watched = WatchedTest(
-            item,
-            session,
-            limits,
-            shows_memory=shows,
-            limited=limited,
-            reads_waits=reads_waits,
-        )
+        watched = WatchedTest(item, session, limits, shown=shown, limited=limited)
+        watched.reads_waits = reads_waits
         if watches:
-            lines = watched.settings.footprint == "trace" or bool(watched.settings.allow_kept)
-            watched.begin(partial(self._start, item, driver=shows, lines=lines))
+            watched.begin(partial(self._start, watched))
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         watched.look()
         return watched
 
-    def _start(self, item: pytest.Item, *, driver: bool, lines: bool) -> None:
-        """Have the sources report. `driver`: that of the driver's allocations too."""
-        if uses(item, TEST_FIXTURE):
+    def _start(self, watched: WatchedTest) -> None:
+        """Have the sources report: that of the driver's allocations only if memory is shown."""
+        if uses(watched.item, TEST_FIXTURE):
             _ = self._session.device  # opened now: it belongs to no test
         self._watching = True
-        self._session.footprints.start(driver=driver, lines=lines)
+        lines = watched.settings.footprint == "trace" or bool(watched.settings.allow_kept)
+        self._session.footprints.start(driver=watched.shown, lines=lines)
 
     def _say_once(self, why: str) -> None:
         """Say at the session's end why memory is not watched: the first reason."""
@@ -152,14 +140,14 @@ class FootprintFeature(Feature):
 
     def _end(self, item: pytest.Item, watched: WatchedTest) -> None:
         """Complete the rows of a test with what it keeps. Raises its failure by that."""
+        from pytest_gpumem.plugin.gpu_memory import TROUBLE
         from pytest_gpumem.plugin.judging import judge_the_end
-        from pytest_gpumem.plugin.watched_test import TROUBLE
 
         item.stash[WATCHED] = None
         footprint = None
         try:
             if self._session.lost_in is None:
-                footprint = watched.after()
+                footprint = watched.footprint(ended=True)
         finally:
             watched.end()
             if self._watching:
@@ -170,7 +158,7 @@ class FootprintFeature(Feature):
             return
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
-        elif watched.shows_memory and not footprint.driver_watched:
+        elif watched.shown and not footprint.driver_watched:
             unseen = "; ".join(footprint.not_watched)
             self._say_once(f"footprint: not all is watched from {item.nodeid} on: {unseen}")
         judge_the_end(item, watched, footprint)
@@ -183,15 +171,9 @@ class WaitFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._said = False
+        self._said = session.facts.simulated
         if session.settings.waits and session.facts.simulated:
-            self._say(SIMULATED)
-
-    def _say(self, why: str) -> None:
-        """Say at the session's end why waits are not read: the first reason."""
-        if not self._said:
-            self._session.remark(f"waits: {why}")
-            self._said = True
+            session.remark(f"waits: {SIMULATED}")
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
@@ -199,24 +181,25 @@ class WaitFeature(Feature):
         if watched is None or not watched.reads_waits:
             yield
             return
-        counter, forks = self._session.chosen.waits(), self._session.forks
-        why = SIMULATED
-        if counter is not None:
-            try:
-                counter.start()
-                watched.counter = counter
-            except NotCounted as not_counted:
-                why = str(not_counted)
-                self._say(f"{why}, from {item.nodeid} on")
-        if counter is None or watched.counter is None:
-            watched.waits = Waits(not_read=why)
+        session, counter = self._session, self._session.chosen.waits()
+        forks = session.forks
+        try:
+            if counter is None:
+                raise NotCounted(SIMULATED)
+            counter.start()
+        except NotCounted as why:
+            watched.waits = Waits(not_read=str(why))
+            if not self._said:
+                session.remark(f"waits: {why}, from {item.nodeid} on")
+                self._said = True
             yield
             return
+        watched.counter = counter
         try:
             yield
         finally:
             counter.stop()
             watched.counter = None
             watched.waits = counter.read(item.config.rootpath, watched.settings.allow_waits)
-            if self._session.forks != forks:
+            if session.forks != forks:
                 watched.waits = Waits(not_read=FORKED)

@@ -1,27 +1,287 @@
-"""The object that the fixture `gpu_memory` gives: watches the memory of parts of a test."""
+"""The memory of a test, watched from before its setup until after its teardown, and of its parts,
+which the fixture `gpu_memory` watches."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import gc
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
+from pytest_gpumem.devices.allocation_sites import is_named, sites
+from pytest_gpumem.devices.memory_events import Series
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
+from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.plugin.session import SESSION, WATCHED, GpuSession
-from pytest_gpumem.plugin.watched_test import WatchedTest, collections, freed, unread
-from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import marker_limits
+from pytest_gpumem.plugin.marks import TEST_FIXTURE, marks_of, uses, uses_benchmark
+from pytest_gpumem.plugin.session import FORKED, SESSION, WATCHED, GpuSession
+from pytest_gpumem.records.footprint import Footprint, Waits
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.settings import (
+    SettingsError,
+    both_limits,
+    marker_keywords,
+    marker_limits,
+    of_marker,
+    of_test,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pytest_gpumem.limits import FootprintKeywords
+
+T = TypeVar("T")
+TROUBLE = (DeviceError, RuntimeError)
+"""Errors of the device and of libraries: limits on memory are UNDECIDED then."""
+COLLECTIONS = (lambda: gc.collect(1), lambda: gc.collect(2))  # most objects of a test, and all
+NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
+
+
+class WatchedTest:
+    """A test whose memory is watched, or whose waits are read."""
+
+    def __init__(
+        self, item: pytest.Item, session: GpuSession, limits: Limits, *, shown: bool, limited: bool
+    ) -> None:
+        """`shown`: an option, a limit or a fixture asks for a row of memory.
+        `limited`: its own marker or fixture does: it has a row even where it takes no memory.
+        """
+        self.item, self.session, self.limits = item, session, limits
+        self.shown, self.limited = shown, limited
+        self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
+        self._forks = session.forks
+        self._watch: MemoryWatch | None = None
+        self.trouble: BaseException | None = None
+        """Why its memory cannot be read; None while it can."""
+        self.reads_waits = False
+        self.waits: Waits | None = None  # of its body, once it has ended
+        self.counter: WaitCounter | None = None  # while its waits are read
+        self.warms_up = False  # its function is called before it counts: parts have no rows
+        self.parts: list[tuple[str, Footprint, Limits]] = []
+        """Labelled parts that have ended, with their limits."""
+        self.row_at_end = False
+        """Its row is made at its end: nothing is judged before, and a look takes time."""
+
+    @property
+    def limited_in_body(self) -> bool:
+        """True if something is judged at the end of its body."""
+        in_body = [name for name in RULES if name not in AT_THE_END]
+        return bool(self.parts) or limited(self.limits, in_body)
+
+    def tried(self, read: Callable[[], T]) -> T | None:
+        """What is read; None once reading has failed."""
+        if self.trouble is None:
+            try:
+                return read()
+            except TROUBLE as error:
+                self.trouble = error
+        return None
+
+    def begin(self, start: Callable[[], None]) -> None:
+        """Begin to watch memory. `start`: has the sources report."""
+        self.tried(start)
+        self._watch = self.tried(self.session.footprints.watch)
+
+    def look(self) -> None:
+        """Watch libraries that have come into use too."""
+        if self._watch is not None:
+            self.tried(self.session.footprints.look)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        if self._watch is not None:
+            self._watch.close()
+
+    # Reading
+
+    def footprint(self, *, ended: bool) -> Footprint:
+        """The footprint so far, or at the end without what only pytest still refers to."""
+        footprint: Footprint | None = Footprint(0, ended=ended)
+        if self._watch is not None or self.trouble is not None:
+            footprint = self.tried(partial(self._of_test, ended=ended))
+        if footprint is None:
+            footprint = self.unread(ended=ended)
+        return replace(footprint, waits=self.waits)
+
+    def _of_test(self, *, ended: bool) -> Footprint:
+        watch = self._watch
+        assert watch is not None
+        frees: Sequence[Callable[[], object]] = ()
+        if ended:
+            if watch.read().reserved:
+                watch.settle()
+            frees = (watch.settle, partial(_let_go, self.item), *COLLECTIONS, watch.settle)
+        footprint = self.read(watch, frees, ended=ended)
+        if self.session.forks != self._forks:
+            raise NotCounted(FORKED)
+        if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
+            footprint = replace(footprint, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
+        return footprint
+
+    def read(
+        self, watch: MemoryWatch, frees: Iterable[Callable[[], object]] = (), *, ended: bool = True
+    ) -> Footprint:
+        """Read a watch after as many calls of `frees`, in order, as it takes until nothing is kept.
+        With `--gpumem-footprint=trace` it has the lines that allocated.
+        """
+        footprint = self._without_allowed(watch)
+        for free in frees:
+            if footprint.kept:
+                free()
+                footprint = self._without_allowed(watch)
+        if self.session.settings.footprint == "trace":
+            accounts, root = watch.accounts(), self.item.config.rootpath
+            kept = []
+            if ended and footprint.kept:
+                for event in accounts.kept:
+                    if not is_named(event.line, self.settings.allow_kept, root):
+                        kept.append(event)
+            footprint = replace(footprint, sites=sites(accounts.at_peak, kept, root))
+        return replace(footprint, ended=ended)
+
+    def _without_allowed(self, watch: MemoryWatch) -> Footprint:
+        """A footprint whose kept memory leaves out what lines that `allow_kept` names allocated.
+        Memory of an unknown line counts. A free that the log missed counts as one of such a line.
+        """
+        footprint, allowed = watch.read(), self.settings.allow_kept
+        if not allowed or not footprint.kept:
+            return footprint
+        named, others = Counter[Series](), Counter[Series]()
+        for event in watch.accounts().kept:
+            side = named if is_named(event.line, allowed, self.item.config.rootpath) else others
+            side[event.series] += event.nbytes
+        uses = []
+        for use in footprint.uses:
+            series = use.library, use.kind
+            kept = use.kept
+            if kept > 0:
+                kept = max(kept - named[series], min(kept, others[series]))
+            uses.append(replace(use, kept=kept, allowed=use.kept - kept))
+        return replace(footprint, uses=tuple(uses))
+
+    def unread(self, *, ended: bool = True) -> Footprint:
+        """The footprint of the test, or of a part of it, that could not be read."""
+        why = str(self.trouble)
+        if not isinstance(self.trouble, NotCounted):
+            why = f"the memory could not be read: {why}"
+        return Footprint(0, not_watched=(why,), ended=ended)
+
+    # Warming up
+
+    @contextmanager
+    def warmed_up(self) -> Iterator[None]:
+        """Have the function called as often as `warmups` says before the call that counts. What
+        these calls leave, such as plans and workspaces, belongs to no test.
+        Raises `SettingsError`: it cannot be called again.
+        """
+        item = self.item
+        times = of_marker(marker_keywords(marks_of(item)), "warmups")
+        if times is None or self._watch is None:
+            yield
+            return
+        if uses_benchmark(item):
+            raise SettingsError(
+                f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests "
+                "without one"
+            )
+        if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
+            raise SettingsError(
+                f"marker: warmups {times}: only a plain function or method can be called again"
+            )
+        body = item.obj
+
+        @wraps(body)
+        def function(*arguments: Any, **keywords: Any) -> Any:
+            self.warms_up = True
+            try:
+                with self.session.footprints.ours():
+                    for _ in range(times):
+                        body(*arguments, **keywords)
+                    # Cycles that the call to come would free make up for what it keeps.
+                    gc.collect()
+            finally:
+                self.warms_up = False
+            if self.counter is not None:
+                self.counter.stop()
+                self.counter.start()
+            return body(*arguments, **keywords)
+
+        item.obj = function
+        try:
+            yield
+        finally:
+            item.obj = body
+
+
+def limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
+    """True if one of the limits is set."""
+    return any(getattr(limits, name) is not None for name in names)
+
+
+def _let_go(item: pytest.Item) -> None:
+    """Drop the values of fixtures, as pytest does as soon as the report of the teardown is made."""
+    arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    for name in list(arguments):
+        # pytest-benchmark looks for its fixture once more.
+        if name != "benchmark" and not name.startswith("_gpumem"):
+            del arguments[name]
+
+
+# The rows
+
+
+def attached(
+    rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, range_name: str
+) -> list[Row]:
+    """The rows of a test with its footprint and those of its parts."""
+    session, nodeid = watched.session, watched.item.nodeid
+    by_label = {row.label: row for row in rows}
+    if any(row.measurement is not None for row in rows):  # a limit on waits is on one launch then
+        watched.waits = None
+        footprint = replace(footprint, waits=None)
+    footprints = list(watched.parts)
+    if "" in by_label or _has_row(watched, footprint):
+        footprints.insert(0, ("", footprint, watched.limits))
+    further = [process.by_key for process in session.further]
+    for label, seen, limits in footprints:
+        if watched.trouble is not None and not seen.watched and not limited(limits):
+            continue  # nothing was read, and nothing is judged by it
+        row = by_label.get(label)
+        if row is None:
+            verdict = replace(UNLIMITED, simulated=session.facts.simulated)
+            row = Row(nodeid, limits, verdict, label=label, range_name=range_name)
+        else:
+            row = replace(row, limits=both_limits(row.limits, limits))
+        by_label[label] = replace(row, footprint=with_further(seen, row.key, further))
+    return list(by_label.values())
+
+
+def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
+    """True if a test that measures nothing has a row.
+    A limit of the session is no reason for a test that does not touch the GPU.
+    """
+    if not watched.shown and not watched.reads_waits:
+        return False
+    if footprint.uses or watched.limited:
+        return True
+    if watched.trouble is not None and limited(watched.limits):
+        return True  # whether it touches the GPU is not known
+    waits = footprint.waits or Waits()
+    not_read = waits.not_read is not None and watched.limits.max_waits is not None
+    return bool(waits.lines) or not_read
+
+
+# The fixture
 
 
 class BlockMemory:
@@ -38,7 +298,7 @@ class BlockMemory:
         """Everything that was recorded. Raises `DeviceError`: it could not be read."""
         footprint = self._final
         if footprint is None and self._watch is not None:
-            footprint = self._watched.tried(functools.partial(_read, self._watched, self._watch))
+            footprint = self._watched.tried(partial(self._watched.read, self._watch))
         if footprint is None:
             raise DeviceError(f"the memory could not be read: {self._watched.trouble}")
         return footprint
@@ -54,28 +314,16 @@ class BlockMemory:
         return self.footprint.kept
 
     def end(self) -> Footprint:
-        """End the part of a test."""
+        """End the part of a test; leave out what only the garbage collector has to free."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._final = self._watched.tried(lambda: _at_the_end(self._watched, watch))
+            frees = (*COLLECTIONS, watch.settle)
+            self._final = self._watched.tried(partial(self._watched.read, watch, frees))
             watch.close()
-        return unread(self._watched.trouble) if self._final is None else self._final
+        return self._final or self._watched.unread()
 
     def __repr__(self) -> str:
-        if self._watched.trouble is not None and self._final is None:
-            return "<Used, not read>"
-        return f"<Used peak {self.peak} B, kept {self.kept} B>"
-
-
-def _read(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
-    """The footprint of a part of a test."""
-    return watched.without_allowed(watch.read(), watch)
-
-
-def _at_the_end(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
-    """The same, without what only the garbage collector has to free."""
-    read = functools.partial(_read, watched, watch)
-    return watched.traced(freed(read, [*collections(), watch.settle]), watch)
+        return f"<BlockMemory peak {self.peak} B, kept {self.kept} B>"
 
 
 class GpuMemory:
@@ -98,31 +346,26 @@ class GpuMemory:
             SettingsError: a limit that is none.
         """
         __tracebackhide__ = True
-        watched: WatchedTest | None = self._item.stash.get(WATCHED, None)
-        if watched is None or self._session.settings.footprint == "off":
-            raise BadCall(
-                f"gpu_memory.watch({label!r}): memory is not watched: --gpumem-footprint=off"
-            )
+        item = self._item
+        session: GpuSession = item.config.stash[SESSION]
+        call = f"gpu_memory.watch({label!r})"
+        watched: WatchedTest | None = item.stash.get(WATCHED, None)
+        if watched is None or session.settings.footprint == "off":
+            raise BadCall(f"{call}: memory is not watched: --gpumem-footprint=off")
         if not isinstance(label, str) or not label.strip() or not label.isprintable():
             raise BadCall(
-                f"gpu_memory.watch({label!r}): a label is a short text that tells this part from "
-                "others of the same test"
+                f"{call}: a label is a short text that tells this part from others of the same test"
             )
-        if (
-            any(label == known for known, _, _ in watched.parts)
-            or key_of(self._item.nodeid, label) in self._session.tests
-        ):
-            raise BadCall(
-                f"gpu_memory.watch({label!r}): the label is used already; choose another one"
-            )
-        unknown = [name for name in limits if name not in OF_FOOTPRINT]
-        if unknown:
-            raise BadCall(
-                f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are "
-                f"{', '.join(OF_FOOTPRINT)}"
-            )
-        # A marker's limits are of the whole test.
-        of_part = marker_limits(limits, "call")
+        labels = [part[0] for part in watched.parts]
+        if label in labels or key_of(item.nodeid, label) in session.tests:
+            raise BadCall(f"{call}: the label is used already; choose another one")
+        for name in limits:
+            if name not in OF_FOOTPRINT:
+                raise BadCall(
+                    f"gpu_memory.watch() has no keyword {name!r}; accepted are "
+                    f"{', '.join(OF_FOOTPRINT)}"
+                )
+        of_part = marker_limits(limits, "call")  # a marker's limits are of the whole test
         used = BlockMemory(watched)
         try:
             watched.look()
@@ -131,7 +374,3 @@ class GpuMemory:
             ended = used.end()
             if not watched.warms_up:
                 watched.parts.append((label, ended, of_part))
-
-    @property
-    def _session(self) -> GpuSession:
-        return self._item.config.stash[SESSION]

@@ -20,9 +20,9 @@ from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.plugin.gpu_memory import WatchedTest, attached, limited
 from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS, TEST, WATCHED, GpuSession
-from pytest_gpumem.plugin.watched_test import WatchedTest, attached, limited
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -151,7 +151,7 @@ def _with_footprints(
     watched: WatchedTest | None = item.stash.get(WATCHED, None)
     if watched is None or session.lost_in is not None:
         return list(rows)
-    return attached(rows, watched.so_far(), watched, range_name)
+    return attached(rows, watched.footprint(ended=False), watched, range_name)
 
 
 def _judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) -> Row:

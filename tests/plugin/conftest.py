@@ -21,7 +21,6 @@ for name in (
     "profiling",
     "gpu_benchmark",
     "gpu_memory",
-    "gpu_pass",
     "judging",
     "errors",
 ):
