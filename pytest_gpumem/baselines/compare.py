@@ -8,12 +8,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,58 +43,50 @@ class LeftOut(NamedTuple):
     why: str
 
 
-class _Content(NamedTuple):
-    """What a file holds: the processes of one run."""
-
-    path: Path
-    run: SavedRun  # files with the same id are copies
-    left_out: Sequence[LeftOut] = ()
-    missing: Sequence[Omission] = ()  # what the run itself did not judge
-
-
-@dataclass(frozen=True)
-class SideResults:
+@dataclass
+class Side:
     """All processes of a side."""
 
     name: str  # as it was given
-    paths: Mapping[str, Path]  # of its files, by the id of their runs
-    devices: Mapping[str, DeviceFacts]  # the measured devices by key; the last of each key
-    mode: str | None  # of the newest run
-    baseline: Baseline  # of all files
-    left_out: Mapping[str, LeftOut]  # by key: rows that are left out of the baseline
-    missing: Mapping[tuple[str, str], Omission]
-    """What the runs themselves did not judge, by key and by what it is."""
+    paths: dict[str, Path] = field(default_factory=dict)  # of its files, by the id of their runs
+    runs: list[SavedRun] = field(default_factory=list)  # newest last
+    baseline: Baseline = field(default_factory=Baseline)  # of all runs
+    left_out: dict[str, LeftOut] = field(default_factory=dict)  # rows of no run, by key
+    missing: dict[str, Omission] = field(default_factory=dict)
+    """Measurements that its runs themselves lacked, by key."""
+    unjudged: list[Omission] = field(default_factory=list)  # limits that its runs did not judge
+
+    @property
+    def devices(self) -> dict[str, DeviceFacts]:
+        """The measured devices by key."""
+        return {run.device.key: run.device for run in self.runs}
 
 
 # Reading a side
 
 
-def side(given: str) -> SideResults:
+def side(given: str) -> Side:
     """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
 
     Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
-    files: list[_Content] = []
-    paths: dict[str, Path] = {}
+    read_side = Side(given)
     for path in _paths(given):
-        file = _content(path)
-        if file.run.id in paths:
-            raise UserError(f"{path}: the same as {paths[file.run.id]}: a copy")
-        paths[file.run.id] = path
-        files.append(file)
-    files.sort(key=lambda file: (file.run.utc, file.run.id))
-    baseline = assemble(file.run for file in files)
-    devices, left_out, missing = {}, {}, {}
-    for file in files:
-        devices[file.run.device.key] = file.run.device
-        for omitted in file.left_out:
-            if omitted.row.key not in baseline.rows:
-                left_out[omitted.row.key] = omitted
-        for omission in file.missing:
-            missing[omission.key, omission.what] = omission
-    if not (baseline.rows or left_out):
+        try:
+            run = _read(path, read_side)
+        except (FileError, RecursionError) as error:
+            raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+        if run.id in read_side.paths:
+            raise UserError(f"{path}: the same as {read_side.paths[run.id]}: a copy")
+        read_side.paths[run.id] = path
+        read_side.runs.append(run)
+    read_side.runs.sort(key=lambda run: (run.utc, run.id))
+    read_side.baseline = assemble(read_side.runs)
+    for key in read_side.baseline.rows:
+        read_side.left_out.pop(key, None)
+    if not (read_side.baseline.rows or read_side.left_out):
         raise UserError(f"{given}: nothing was measured")
-    return SideResults(given, paths, devices, files[-1].run.mode, baseline, left_out, missing)
+    return read_side
 
 
 def _paths(given: str) -> list[Path]:
@@ -115,50 +107,48 @@ def _paths(given: str) -> list[Path]:
     return files
 
 
-def _content(path: Path) -> _Content:
-    try:
-        text = content(path)
-        value = parsed(text)
-        if isinstance(value, dict) and "gpumem" in value:
-            return _results(path, hashlib.sha256(text).hexdigest(), value)
-        if isinstance(value, dict) and "schema" in value:
-            return _Content(path, read(text))
-    except (FileError, RecursionError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
-    raise UserError(
-        f"{path}: neither a --benchmark-json file of a session with --gpumem nor a saved run"
-    )
-
-
-def _results(path: Path, digest: str, value: Mapping[str, Any]) -> _Content:
-    """Read a `--benchmark-json` file of a session with `--gpumem`. `digest`: of its bytes."""
+def _read(path: Path, into: Side) -> SavedRun:
+    """Return the run of a file, and add to a side what else it has. Raises `FileError`."""
+    text = content(path)
+    value = parsed(text)
+    if isinstance(value, dict) and "schema" in value and "gpumem" not in value:
+        return read(text)
+    if not isinstance(value, dict) or "gpumem" not in value:
+        raise FileError(
+            "neither a --benchmark-json file of a session with --gpumem nor a saved run"
+        )
     document = document_in(value)
-    mode = document.settings.get("mode")
     # A test that fails by a limit was timed correctly; an assertion may have ended anything.
     failing = failing_in_themselves(document.rows, bool(document.settings.get("strict")))
-    saved: dict[str, SavedRow] = {}
-    left_out: dict[str, LeftOut] = {}
+    keys = set[str]()
+    rows = []
     for row in document.rows:
-        if row.key in saved or row.key in left_out:
+        if row.key in keys:
             raise FileError(f"holds {row.key} twice")
+        keys.add(row.key)
         times = row.measurement
         why = "" if times is None else ", ".join(conditions(times))
         if row.nodeid in failing or (row.failed and not row.measured_something):
             why = FAILED
         if why:
-            left_out[row.key] = LeftOut(row, why)
+            into.left_out[row.key] = LeftOut(row, why)
         elif row.measured_something:
             # Not reduced: the judge needs more of a run than a baseline keeps.
-            saved[row.key] = SavedRow(row.nodeid, row.label, times, row.footprint, row.limits)
-    run = SavedRun(
-        id=digest,
+            rows.append(SavedRow(row.nodeid, row.label, times, row.footprint, row.limits))
+    for omission in document.missing:
+        if omission.what == ROW:
+            into.missing[omission.key] = omission
+        elif omission.status == UNJUDGED:
+            into.unjudged.append(omission)
+    mode = document.settings.get("mode")
+    return SavedRun(
+        id=hashlib.sha256(text).hexdigest(),
         utc=time_of(value.get("datetime"), path).astimezone(timezone.utc),
         device=document.device,
         revision=revision_of(value.get("commit_info")),
         mode=mode if isinstance(mode, str) else None,
-        rows=tuple(saved.values()),
+        rows=tuple(rows),
     )
-    return _Content(path, run, tuple(left_out.values()), document.missing)
 
 
 # Comparing two
@@ -172,7 +162,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SetComparison:
+class SidesCompared:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
@@ -214,9 +204,7 @@ def limited(row: Row) -> bool:
     return any(getattr(row.limits, name) is not None for name in LIMITS)
 
 
-def compare_sides(
-    base: SideResults, head: SideResults, max_regression: str | None
-) -> SetComparison:
+def compare_sides(base: Side, head: Side, max_regression: str | None) -> SidesCompared:
     """Judge every row of `head` against `base`.
 
     `base`: the side that serves as the baseline.
@@ -250,7 +238,7 @@ def compare_sides(
     pairs = []
     for row in screened(judged_rows, base.baseline):
         pairs.append(_pair(row, base.baseline))
-    return SetComparison(tuple(pairs), tuple(_missing(base, head)))
+    return SidesCompared(tuple(pairs), tuple(_missing(base, head)))
 
 
 def _merged(runs: Sequence[PastRow], max_regression: str | None) -> Row:
@@ -292,10 +280,10 @@ def _pair(row: Row, baseline: Baseline) -> Pair:
     return Pair(row, replace(before, footprint=memory[-1] if memory else None))
 
 
-def _missing(base: SideResults, head: SideResults) -> list[Omission]:
-    """Return the rows of the first side that the second lacks, and limits that its run did not
-    judge although that of the first side did."""
-    expected = base.baseline.expected(head.mode)
+def _missing(base: Side, head: Side) -> list[Omission]:
+    """Return the rows of the first side that the second lacks, and limits that its runs did not
+    judge."""
+    expected = base.baseline.expected(head.runs[-1].mode)
     for key, runs in base.baseline.rows.items():
         # A row with times too is expected in the mode of its times.
         if not times_of(runs):
@@ -304,14 +292,11 @@ def _missing(base: SideResults, head: SideResults) -> list[Omission]:
     for key, saved in expected.items():
         if key not in head.baseline.rows and key not in head.left_out:
             lacks = Omission(saved.nodeid, saved.label, LOST, f"not in {head.name}")
-            missing.append(head.missing.get((key, ROW), lacks))
-    for what, omission in head.missing.items():
-        if omission.status == UNJUDGED and what not in base.missing:
-            missing.append(omission)
-    return missing
+            missing.append(head.missing.get(key, lacks))
+    return missing + head.unjudged
 
 
-def _refuse_incomparable(base: SideResults, head: SideResults) -> None:
+def _refuse_incomparable(base: Side, head: Side) -> None:
     """Raise `UserError`: the sides share a file, or are not of one kind of GPU."""
     for identity, path in head.paths.items():
         if identity in base.paths:

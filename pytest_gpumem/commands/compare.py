@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from pytest_gpumem.baselines.compare import Pair, SetComparison, SideResults, compare_sides
+from pytest_gpumem.baselines.compare import Pair, Side, SidesCompared, compare_sides
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.finding import change, counted
@@ -25,9 +25,7 @@ from pytest_gpumem.units import sizes
 MOST = 20  # rows whose figures are listed
 
 
-def text(
-    compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool
-) -> str:
+def text(compared: SidesCompared, base: Side, head: Side, *, width: int, colour: bool) -> str:
     """Return both sides, the table of a session, a sentence for each FAIL, and what differs.
 
     It has no trailing line break.
@@ -77,7 +75,7 @@ def what_differs(pair: Pair) -> list[str]:
     return lines
 
 
-def _differing(compared: SetComparison, width: int) -> list[str]:
+def _differing(compared: SidesCompared, width: int) -> list[str]:
     """Return what differs, by row, and the number of rows where nothing does."""
     lines = []
     rows = same = 0
@@ -121,9 +119,7 @@ def fields(pair: Pair) -> dict[str, object]:
     }
 
 
-def as_json(
-    compared: SetComparison, base: SideResults, head: SideResults, *, code: int
-) -> dict[str, Any]:
+def as_json(compared: SidesCompared, base: Side, head: Side, *, code: int) -> dict[str, Any]:
     """Return the comparison as plain values."""
     missing = []
     for omission in compared.missing:
@@ -139,7 +135,7 @@ def as_json(
     }
 
 
-def _what(side: SideResults) -> str:
+def _what(side: Side) -> str:
     devices = " and ".join(side.devices)
     drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
     if drivers:
