@@ -114,27 +114,28 @@ class Acceptances:
     files: Mapping[str, Acceptance] = field(default_factory=dict)  # by the name of the file
     root: Path = Path()  # folder of the project
 
-    def of(self, row_key: str, figure: Figure, limit: str = "") -> AcceptedChange | None:
-        """Return the newest accepted change of a row, or None.
+    def of(
+        self, row_key: str, figure: Figure, limit: str = ""
+    ) -> tuple[Acceptance, AcceptedChange] | None:
+        """Return the newest accepted change of a row, with its file, or None.
 
         `limit`: for the figure "limit", its name; empty: any.
         """
-        for _, change in self._changes(row_key, figure, limit):
-            return change
-        return None
-
-    def file_of(self, row_key: str, figure: Figure, limit: str = "") -> Acceptance | None:
-        """Return the acceptance that holds the change of `of`, or None."""
-        for acceptance, _ in self._changes(row_key, figure, limit):
-            return acceptance
+        for acceptance in self._newest_first():
+            for change in acceptance.changes:
+                named = change.figure == figure and limit in ("", change.limit)
+                if named and covers(change.row, row_key):
+                    return acceptance, change
         return None
 
     def digest(self, row_key: str, figure: Figure) -> str:
         """Return what tells this acceptance of a row's figure from others; empty without one."""
-        for acceptance, change in self._changes(row_key, figure, ""):
-            since = acceptance.base or acceptance.utc
-            return _digest([change.row, change.figure, change.up_to, since])
-        return ""
+        newest = self.of(row_key, figure)
+        if newest is None:
+            return ""
+        acceptance, change = newest
+        since = acceptance.base or acceptance.utc
+        return _digest([change.row, change.figure, change.up_to, since])
 
     def why_gone(self, row_key: str) -> str | None:
         """Return why a row may be missing: "removed (ann: obsolete)", "renamed to test_new (…)";
@@ -159,40 +160,31 @@ class Acceptances:
 
     def allows(self, row_key: str, limit: str, value: str | None) -> bool:
         """Return whether a row may have another value of a limit. `value`: None for no limit."""
-        change = self.of(row_key, "limit", limit)
-        if change is None:
+        newest = self.of(row_key, "limit", limit)
+        if newest is None:
             return False
+        change = newest[1]
         if change.value in (NONE, value):
             return True
         return value is not None and not LIMITS[limit].looser(value, change.value)
 
-    def added_since(self, revision: str) -> Acceptances:
-        """Return those whose files a revision does not have.
+    def split_at(self, revision: str) -> tuple[Acceptances, Acceptances]:
+        """Return those whose files a revision has, and those that were added since.
 
         Raises `RevisionError`: git fails.
         """
         if not self.files:
-            return self
+            return self, self
         names = files_at(revision, FOLDER, self.root)
-        added = {}
+        before, added = dict[str, Acceptance](), dict[str, Acceptance]()
         for name, acceptance in self.files.items():
-            if name not in names:
-                added[name] = acceptance
-        return Acceptances(added, self.root)
+            side = before if name in names else added
+            side[name] = acceptance
+        return Acceptances(before, self.root), Acceptances(added, self.root)
 
     def _newest_first(self) -> list[Acceptance]:
         names = sorted(self.files, key=lambda name: (self.files[name].utc, name), reverse=True)
         return [self.files[name] for name in names]
-
-    def _changes(
-        self, row_key: str, figure: Figure, limit: str
-    ) -> Iterator[tuple[Acceptance, AcceptedChange]]:
-        """Yield the changes of a figure of a row, the newest first."""
-        for acceptance in self._newest_first():
-            for change in acceptance.changes:
-                named = change.figure == figure and limit in ("", change.limit)
-                if named and covers(change.row, row_key):
-                    yield acceptance, change
 
 
 def acceptances(folder: Path) -> Acceptances:
@@ -266,18 +258,14 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat()
 
 
-def share_text(slow_down: float) -> str:
-    """Return a size that holds a measured slow-down, in hundredths of a percent."""
-    return f"{math.ceil(max(slow_down, 0.0) * 1e4 - 1e-6) / 100:g}%"
-
-
 # What a row asks to accept
 
 
 def changes_of(row: Row) -> Iterator[AcceptedChange]:
-    """Yield the changes of a row that its verdict asks to accept."""
-    verdict = row.verdict
-    for result in verdict.limits:
+    """Yield the changes that the verdict of a row asks to accept; none where its test failed."""
+    if row.test_error is True:
+        return
+    for result in row.verdict.limits:
         figure = FORGIVES.get(result.limit)
         if result.code is Code.MEASURED_DIFFERENTLY:
             yield AcceptedChange(row.key, "measured")
@@ -286,7 +274,9 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
         elif figure == "time":
             change = _slow_down(row)
             if change is not None:
-                yield AcceptedChange(row.key, figure, share_text(change))
+                # Rounded up, in hundredths of a percent.
+                hundredths = math.ceil(max(change, 0.0) * 1e4 - 1e-6)
+                yield AcceptedChange(row.key, figure, f"{hundredths / 100:g}%")
         elif figure == "memory":
             if row.footprint is not None:
                 peak = format_bytes(max(peaks_of(row.footprint)))

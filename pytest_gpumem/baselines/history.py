@@ -110,12 +110,13 @@ class Baseline:
             if value != now[name]:
                 words.append(f"{name} {' -> '.join(_texts(value, now[name]))}")
         if self.device is not None:
-            accepted = self.acceptances.digest(row.key, figure)
-            acceptance = self.acceptances.file_of(row.key, figure)
-            if accepted != newest.accepted(figure) and acceptance is None:
+            accepted = self.acceptances.of(row.key, figure)
+            if self.acceptances.digest(row.key, figure) == newest.accepted(figure):
+                pass
+            elif accepted is None:
                 words.append(f"an accepted change of its {figure} was taken back")
-            elif accepted != newest.accepted(figure) and acceptance is not None:
-                why = f"{acceptance.who}: {acceptance.reason}"
+            else:
+                why = f"{accepted[0].who}: {accepted[0].reason}"
                 words.append(f"a change of its {figure} was accepted ({why})")
         return f"{', '.join(words)}: a new reference begins"
 

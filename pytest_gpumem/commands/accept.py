@@ -142,9 +142,8 @@ def _changed(test: str, last: Results) -> dict[str, list[AcceptedChange]]:
     rows, missing = _of_test(test, last)
     changed: dict[str, list[AcceptedChange]] = {}
     for row in rows:
-        if row.test_error is not True:
-            for change in changes_of(row):
-                changed.setdefault(row.nodeid, []).append(change)
+        for change in changes_of(row):
+            changed.setdefault(row.nodeid, []).append(change)
     for omission in missing:
         if omission.may_be_meant:
             change = AcceptedChange(omission.key, "removed")

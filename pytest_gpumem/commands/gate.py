@@ -117,11 +117,7 @@ def gate(
     commit_of(base, Path.cwd())
     merge_base = ancestry(base, (), Path.cwd()).merge_base
     every = acceptances(Path.cwd())
-    added = every.added_since(merge_base)
-    counting = every
-    if not accept_from_change:
-        files = {name: file for name, file in every.files.items() if name not in added.files}
-        counting = Acceptances(files, Path.cwd())
+    merged, added = every.split_at(merge_base)
     # A limit of a test wins over this one, in the session and in the duet.
     if max_regression is not None:
         pytest_arguments = (*pytest_arguments, f"--gpumem-max-regression={max_regression}")
@@ -132,7 +128,7 @@ def gate(
         pytest_arguments,
         Files(output / RESULTS, output / JUNIT, output / REPORT),
         added if accept_from_change else Acceptances(),
-        counting,
+        every if accept_from_change else merged,
         partial(_play, output, pytest_arguments),
         _log,
         base_python,
@@ -297,7 +293,7 @@ def _advice(conclusion: Conclusion, gate: Gate, *, option: bool) -> list[tuple[s
     limits, tests = list[str](), list[str]()
     for row in failing:
         limits += absolute_limits(row)
-        if row.test_error is not True and any(changes_of(row)):
+        if any(changes_of(row)):
             tests.append(row.nodeid)
     lost = [omission.nodeid for omission in conclusion.missing if omission.may_be_meant]
     names = renamed(conclusion)

@@ -159,8 +159,9 @@ def _judged(row: Row, session: GpuSession, siblings: Mapping[str, Measurement]) 
     values: dict[str, str | None] = {}
     for name in relative(row.limits):
         # A limit "base" on a count that somebody accepted is the accepted count.
-        change = session.merged.of(row.key, "limit", name)
-        if change is not None:
+        newest = session.merged.of(row.key, "limit", name)
+        if newest is not None:
+            change = newest[1]
             values[name] = None if change.value == NONE else change.value
     if values:
         origin = {**row.limits.origin, **dict.fromkeys(values, "accepted")}

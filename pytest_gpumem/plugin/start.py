@@ -194,11 +194,8 @@ def _session(
     if base is not None:
         history = partial(ancestry, base, folder=config.rootpath)
         if accepted.files:
-            added = accepted.added_since(ancestry(base, (), config.rootpath).merge_base)
-            in_base = {
-                name: file for name, file in accepted.files.items() if name not in added.files
-            }
-            merged = Acceptances(in_base)
+            merge_base = ancestry(base, (), config.rootpath).merge_base
+            merged, added = accepted.split_at(merge_base)
         if ACCEPTS not in os.environ:
             added = Acceptances()
     baseline = store.load(history, accepted)

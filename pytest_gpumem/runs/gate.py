@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -260,8 +260,8 @@ class Gate:
     def _load_baseline(self, document: Document) -> Baseline:
         """The saved runs of the history that the change shares with BASE."""
         history = partial(ancestry, self.base, folder=Path.cwd())
-        baseline = Store(_storage(document), document.device).load(history)
-        return replace(baseline, device=document.device, acceptances=self.all_accepted)
+        store = Store(_storage(document), document.device)
+        return store.load(history, self.all_accepted)
 
     def _real_devices(self, document: Document) -> list[str]:
         """GPUs of the baseline, where the device is simulated and the user did not choose that."""

@@ -87,7 +87,8 @@ def compared_limits(row: Row) -> list[str]:
 
 def _accepted_change(accepted: Acceptances, key: str, limit: str) -> AcceptedChange | None:
     """The accepted change of a limit that compares with BASE."""
-    return accepted.of(key, FORGIVES[limit], limit if limit in EXACT else "")
+    newest = accepted.of(key, FORGIVES[limit], limit if limit in EXACT else "")
+    return None if newest is None else newest[1]
 
 
 # What its verdicts change
@@ -140,10 +141,10 @@ def _up_to_accepted(
         limit, figure = TIME, "measured"
     if figure is None:
         return result
-    name = limit if figure == "limit" else ""
-    change, file = accepted.of(key, figure, name), accepted.file_of(key, figure, name)
-    if change is None or file is None:
+    newest = accepted.of(key, figure, limit if figure == "limit" else "")
+    if newest is None:
         return result
+    file, change = newest
     if figure == "memory":
         too_much = verdict.head_peak > parse_bytes(change.up_to or "")
     else:

@@ -169,9 +169,9 @@ def test_a_later_file_replaces_the_earlier_ones_which_stay(
     result = accept(TRIAD, "--reason", "second")
     assert result.exit_code == 0, result.output
     assert {made.reason for made in written(tmp_path)} == {"merged", "first", "second"}
-    change = acceptances(tmp_path).of(TRIAD, "time")
-    assert change is not None
-    assert change.up_to == "9.5%"
+    newest = acceptances(tmp_path).of(TRIAD, "time")
+    assert newest is not None
+    assert newest[1].up_to == "9.5%"
     assert len({made.base for made in written(tmp_path)}) == 2
 
 

@@ -25,7 +25,6 @@ from pytest_gpumem.baselines.acceptances import (
     acceptances,
     changes_of,
     command,
-    share_text,
     write,
 )
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
@@ -34,7 +33,6 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, PairedChange, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-from pytest_gpumem.units import parse_share
 
 TEST = "tests/test_a.py::test_triad"
 FAIL, UNDECIDED = Outcome.FAIL, Outcome.UNDECIDED
@@ -133,7 +131,7 @@ def test_those_that_a_change_adds(tmp_path: Path) -> None:
     new = write(tmp_path, acceptance(change("time", "9%")))
     every = acceptances(tmp_path)
     assert set(every.files) == {old.name, new.name}
-    assert set(every.added_since("main").files) == {new.name}
+    assert [set(part.files) for part in every.split_at("main")] == [{old.name}, {new.name}]
 
 
 # Which counts
@@ -143,11 +141,10 @@ def test_a_later_file_replaces_an_earlier_one_of_its_row_and_figure() -> None:
     earlier = acceptance(change("time", "5%"), change("memory", "96 MiB"), utc="2026-11-01")
     later = acceptance(change("time", "3%"), utc="2026-11-02")
     every = of(later, earlier)
-    assert every.of(TEST, "time") == change("time", "3%")
-    assert every.of(TEST, "memory") == change("memory", "96 MiB")
+    assert every.of(TEST, "time") == (later, change("time", "3%"))
+    assert every.of(TEST, "memory") == (earlier, change("memory", "96 MiB"))
     assert every.of("tests/test_a.py::test_other", "time") is None
-    assert every.of(f"{TEST}[warm]", "time") == change("time", "3%")  # a row of the test
-    assert every.file_of(TEST, "time") == later
+    assert every.of(f"{TEST}[warm]", "time") == every.of(TEST, "time")  # a row of the test
 
 
 def test_a_digest_is_of_one_figure_its_size_and_its_base() -> None:
@@ -229,6 +226,7 @@ def test_what_a_row_asks_to_accept() -> None:
     )
     other_way = judged(LimitResult("max_regression", UNDECIDED, Code.MEASURED_DIFFERENTLY))
     assert list(changes_of(other_way)) == [change("measured")]
+    assert list(changes_of(replace(row, test_error=True))) == []
     doubt = judged(LimitResult("max_regression", UNDECIDED, Code.NOISY))
     assert list(changes_of(doubt)) == list(changes_of(judged(LATENCY))) == []
 
@@ -236,9 +234,3 @@ def test_what_a_row_asks_to_accept() -> None:
 def test_absolute_limits_are_the_tests_own() -> None:
     assert absolute_limits(judged(COPIES, LATENCY, max_copies="2")) == ["max_copies", "max_latency"]
     assert absolute_limits(judged(COPIES, SLOWER, PEAK)) == []
-
-
-@given(st.floats(-0.5, 20))
-def test_the_size_holds_the_slow_down_that_it_was_made_of(slow_down: float) -> None:
-    assert parse_share(share_text(slow_down)) >= slow_down - 1e-9
-    assert parse_share(share_text(slow_down)) <= max(slow_down, 0) + 1e-4 + 1e-9
