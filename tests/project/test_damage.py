@@ -10,7 +10,7 @@ CI = Path(__file__).parents[2] / "ci"
 
 
 def test_what_is_damaged_is_refused_and_what_is_stored_stays() -> None:
-    for script, cases, passed in [("hostile_files.py", 22, 22), ("killed_saves.py", 4, 4)]:
+    for script, cases, passed in [("hostile_files.py", 11, 11), ("killed_saves.py", 2, 2)]:
         command = [sys.executable, str(CI / script), "--cases", str(cases)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
