@@ -44,6 +44,8 @@ PREPARED = (
     "test_lost_measurements",
     "test_not_green",
     "test_pytest_split",
+    "test_remote_baselines",
+    "test_storage",
 )
 """Modules that prepare something dear, which one worker of xdist does instead of each."""
 

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, without a GPU, and is the machine code that it is meant to be."""
+"""Every kernel compiles for old and new architectures, without a GPU, and is the machine code that it is meant to be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine"
 )
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 KERNELS = tuple(CATALOGUE.values())
 SOURCES = sorted({k.source for k in KERNELS if k.source})
 CPP = {"f4": "float", "f8": "double", "i4": "int"}

@@ -152,7 +152,7 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 @example(
     Expectation(TEST, ROW), [], Ending("left out", "why"), Selection({}, left_out=("test_a.py",))
 )
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(
     st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()),
     rows(),

@@ -302,7 +302,7 @@ WRITTEN = json.loads(json.dumps(document(H100, [ROW], {"mode": "hot"})))
 
 
 @given(st.sampled_from([p for p in _places(WRITTEN) if p]), json_values)
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_junk_anywhere_is_refused_or_readable(path: tuple[Any, ...], junk: Any) -> None:
     """Whatever stands in a file: either a `SchemaError`, or a document that can be written again."""
     spoilt = copy.deepcopy(WRITTEN)
