@@ -26,7 +26,7 @@ class BadCall(ValueError):
 
 
 class NoSuchKernel(AttributeError):
-    """The catalogue has no kernel of that name; one sentence that lists the kernels."""
+    """The catalogue has no kernel of that name; the message lists the kernels."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BoundKernel:
     kernel: Kernel
     device: Device
     stream: Stream  # where an untimed call runs
-    blocks: int | None = None  # grid chosen by the caller; None: the kernel's own
+    blocks: int | None = None  # grid chosen by the caller; None: the kernel decides
     persisting: PersistingStream | None = None  # the persisting stream of `with_stream`
 
     @property

@@ -184,7 +184,7 @@ class _Code:
             why = str(error) or "its check failed"
             raise WrongResult(f"{name}: the result of one launch is wrong: {why}") from error
         try:
-            # Libraries answer with their own False: numpy.bool, or an array of one element.
+            # Libraries have a False of theirs: numpy.bool, or an array of an element.
             right = result is None or bool(result)
         except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
             raise BadCall(
@@ -213,7 +213,7 @@ def _declared_bytes(name: str, moved: object) -> int | None:
 class CallTarget:
     """A call of a function, which launches work on the current stream; `target` describes it.
 
-    `window`: the persisting stream, if `stream` is one.
+    `window`: the persisting stream, if there is one.
     `declared`: fields of a `Case` that the user gave for the call.
     Raises `BadCall`: a declared field is wrong, or the window reaches no kernel of the function.
     Raises `CannotCapture`: the window is to lie on a graph's kernels.
@@ -303,7 +303,7 @@ class CaseTarget:
             pass
         self._build, self._arena, self._device = build, arena, arena.device
         self._window = ExitStack()  # closes the window that is open
-        self._addresses: list[list[int]] = []  # of its own arrays, at each placement
+        self._addresses: list[list[int]] = []  # of arrays in no buffer, at each placement
         self._notes: list[str] = []
         self._built, self._code = self._make()
         try:
@@ -374,7 +374,7 @@ class CaseTarget:
 
     def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._arena.pad(padding(random))
-        # Both placements live for a moment, so that the new one cannot get the old addresses.
+        # Both placements live for a moment, so that the new gets no old address.
         old = self._built
         if not self._fits():
             self._arena.close_kept()

@@ -40,10 +40,10 @@ BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernel
 STREAMS = 4  # that take turns: launch overhead differs between them, by 30 ns on an H200
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
-BUSY = 2.0  # reading of an idle launch over the usual one, above which the device is busy
+BUSY = 2.0  # reading of an idle launch over the usual, above which the device is busy
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
 """Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ
-because looks of one rhythm could all miss work of the same rhythm."""
+because looks of a single rhythm could all miss work of the same rhythm."""
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy in any case
 LOOK_SECONDS = 0.025  # between two looks for other work among samples
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
@@ -56,7 +56,7 @@ class holding:  # noqa: N801 - a context manager; not a generator, which takes l
     """Hold `stream` while the block queues work on it, for `timeout` seconds at most.
 
     The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises,
-    only its own error counts.
+    only that error counts.
     """
 
     __slots__ = ("_device", "_hold", "_stream", "_timeout")

@@ -58,7 +58,7 @@ class Measuring:
         self._first_target, self._passes, self._arena, self._name = target, passes, arena, name
         self._notes: list[str] = []
         self._others = Disturbances(harness, WAIT_SHARE * plan.budget)
-        self._alone: float | None = None  # seconds of long work that runs on one stream alone
+        self._alone: float | None = None  # seconds of long work that runs on this stream alone
         self._first_sample: float | None = None  # the same, until it was counted as a sample
         self._work_seen = True  # False if the device did nothing in a launch of a foreign callable
 
@@ -110,7 +110,7 @@ class Measuring:
                 managed = self._arena.managed
                 ran = find_what_ran(device, target, managed, latency, profiled=harness.profiled)
             if any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)):
-                # A function that waits for its own work, as those of JAX, leaves none to be seen.
+                # A function that waits for its work, as those of JAX, leaves none to be seen.
                 self._work_seen = True
         window = None if target.window is None else target.window.window
         launches_wait = device.launches_wait()
@@ -359,7 +359,7 @@ class Measuring:
         sampler.readings.add(samples, throttled=throttled)
 
     def _sample_profiled(self) -> None:
-        """Take few samples: a profiler measures each of them in its own way."""
+        """Take few samples: a profiler measures each of them differently."""
         sampler = self._sampler
         sampler.renew()
         with self._range("warm-up"):

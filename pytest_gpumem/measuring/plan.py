@@ -13,7 +13,7 @@ from pytest_gpumem.measuring.target import Target
 LEAST_BATCH = 20
 MOST_BATCH = 400
 BATCH_SECONDS = 400e-6  # length of a batch: its first launch takes a microsecond more
-SLOW_BATCH_SECONDS = 2e-3  # length from which a batch has fewer launches, down to a single one
+SLOW_BATCH_SECONDS = 2e-3  # length from which a batch has fewer launches, down to one
 LEAST_FOREIGN_BATCH = 5
 MOST_FOREIGN_BATCH = 50
 UNTIMED = 2  # launches before the first event: they bring the buffers into L2

@@ -140,7 +140,7 @@ class Sampler:
     def use_stream(self, stream: Stream) -> None:
         """Time the target on another stream, where its library sends its work.
 
-        Raises `BadCall` on a persisting stream, whose window covers its own work alone.
+        Raises `BadCall` on a persisting stream, whose window covers the work on it alone.
         """
         name = self.target.name
         if self.target.window is not None:
@@ -364,7 +364,7 @@ class Sampler:
         try:
             self.target = self.target.move(wanted, most, self._random)
             if self.target.window is None:
-                self.target = replace(self.target, stream=stream)  # where its work was found
+                self.target = replace(self.target, stream=stream)  # where it works
             # What a case queued on other streams must not run beside a sample.
             self._device.streams.synchronize()
             self._device.memory.settle()

@@ -14,8 +14,8 @@ import numpy as np
 
 from pytest_gpumem.judging.spread import quantile
 
-LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
-FEW_SAMPLES = 256  # samples from which the measurement's own estimate of noise is used
+LEAST_SAMPLES = 3  # samples of a placement of a launch that is slow for the budget
+FEW_SAMPLES = 256  # samples from which they themselves tell the noise
 NOTHING = 0.12  # share of the budget that counts as next to nothing
 MOST_SAMPLES = 1000
 """Samples of a measurement: placements and processes differ by more than further ones resolve."""
@@ -29,14 +29,14 @@ to 31 ns (H200; rows of 2 and of 32 MiB, three records of 30 processes), to whic
 NEGLIGIBLE = 0.5
 """Standard error from samples over that from placements, below which more samples do not help."""
 FEW_IN_TURN = 12
-"""Samples of one placement of several that follow each other, from which their own noise decides.
+"""Samples of a placement of several that follow each other, from which their noise decides.
 In such rows of an H200's and an H100's suite, it widens the interval by 2 % in the median and saves
 two of three samples."""
 SHORT = 40e-6
 """A launch below which each placement takes all of its samples: they vary by per cents there, and
 cost next to nothing."""
 SPREAD_SHARE = 0.25
-"""Standard error of one placement's median over the standard deviation between placements, below
+"""Standard error of a placement's median over the standard deviation between placements, below
 which more samples do not help."""
 
 # The test for a trend in a warm-up.
@@ -75,15 +75,15 @@ def precise(medians: Sequence[float], wanted: float) -> bool:
 def sampling_error(placements: Sequence[Sequence[float]]) -> float:
     """Return the part of the standard error of the mean of the medians that samples leave.
 
-    A median's standard error is half the distance between the samples that lie one standard
+    A median's standard error is half the distance between the samples that lie a standard
     deviation of the median's rank, sqrt(n) / 2, below and above it, whatever the distribution
     (David and Nagaraja 2003, Order Statistics, chapter 7). Outliers do not move it, and it covers
     two levels between which the median may fall. (A triad of 32 MiB arrays on an H200 has two, 5 %
-    apart; the median absolute deviation covers the nearer one only.) It is 0 where the clock's
+    apart; the median absolute deviation covers the nearer only.) It is 0 where the clock's
     ticks are coarser than the samples' variation: further samples would not reduce their error.
     """
     variance = 0.0
-    # Nearly always all placements have the same number of samples: one call is much faster.
+    # Nearly always all placements have the same number of samples: a single call is fast.
     for count, alike in groupby(sorted(placements, key=len), key=len):
         ordered, reach = np.sort(np.array(list(alike)), axis=1), 0.5 / math.sqrt(count)
         below, above = _quantile(ordered, 0.5 - reach), _quantile(ordered, 0.5 + reach)
@@ -143,7 +143,7 @@ def rounds_left(rounds: int, places: int) -> int:
 def affordable(cost: float, budget: float) -> int:
     """Return the largest number of placements side by side, at least two.
 
-    Each takes one sample to warm up and then the fewest samples, of `cost` each.
+    Each takes a sample to warm up and then the fewest samples, of `cost` each.
     """
     if cost <= 0:
         return MOST_SAMPLES
@@ -154,7 +154,7 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
     """Return the most samples of each placement, where placements follow each other.
 
     They are fewer than three where two placements exceed the budget.
-    `cost`: of one sample, with its flush. `budget`: for the whole measurement.
+    `cost`: of a sample, with its flush. `budget`: for the whole measurement.
     """
     most = FEW_SAMPLES
     if placements > 1:
@@ -194,11 +194,11 @@ def go_on(
     spent: float,
     budget: float,
 ) -> bool:
-    """True if one more placement is to be measured.
+    """True if another placement is to be measured.
 
-    It goes on until there are `placements` of them, or one more, after the second, would exceed
+    It goes on until there are `placements` of them, or another, after the second, would exceed
     twice the budget; then while the interval is wider than the share `wanted`, the budget is not
-    spent, and there are fewer than `most`. One wanted placement stays one: the buffers do not move.
+    spent, and there are fewer than `most`. A single wanted placement stays where it is.
     """
     if placements == 1:
         return not medians
@@ -210,7 +210,7 @@ def go_on(
 
 
 def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
-    """True if the last samples no longer move in one direction.
+    """True if the last samples have no trend any more.
 
     The test uses as many samples as resolve a drift from their noise. They are steady if the
     Mann-Kendall test finds no trend in them at `LEVEL`, or if the medians of their halves differ by

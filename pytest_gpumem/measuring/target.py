@@ -73,7 +73,7 @@ class Target:
     requested: int | None = None  # bytes that the threads of a launch request, repeats counted
     host_memory: tuple[tuple[str, str], ...] = ()  # name and kind of arguments beyond the device
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
-    window: PersistingStream | None = None  # the persisting stream, if it runs on one
+    window: PersistingStream | None = None  # the persisting stream that it runs on, if any
     notes: tuple[str, ...] = ()  # what a reader of the result must know
     waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory
     restores: bool = False  # something comes before every launch, so that no batch is possible
@@ -118,7 +118,7 @@ class Target:
 class KernelResult:
     """The result of a kernel on buffers, compared with the reference's.
 
-    `saved`: content that updated arguments start from, where it is not their own.
+    `saved`: content that updated arguments start from, where it is not the present content.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class KernelResult:
 class KernelTarget:
     """A kernel of the catalogue on its buffers, wherever these are now; `target` describes it.
 
-    `window`: the persisting stream, if `stream` is one.
+    `window`: the persisting stream, if there is one.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from pytest_gpumem.units import format_bytes
 
 GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
 
-# Engines: two copy engines (or a single one: `asyncEngineCount`), the link to another GPU, the SMs,
+# Engines: two copy engines (or one: `asyncEngineCount`), the link to another GPU, the SMs,
 # and the host.
 HOST_TO_DEVICE = "host to device"
 DEVICE_TO_HOST = "device to host"

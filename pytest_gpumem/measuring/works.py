@@ -222,8 +222,8 @@ def overlap_of(
 ) -> Overlap | None:
     """Measure each part of overlapping work alone, and all parts in turn.
 
-    Returns None for work that overlaps nothing, and under a profiler, which slows each part in its
-    own way.
+    Returns None for work that overlaps nothing, and under a profiler, which slows each part
+    differently.
     """
     if not work.parts or work.before is not None or conductor.profiled:
         return None
