@@ -13,7 +13,7 @@ import pytest
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.marks import may_measure
 from pytest_gpumem.plugin.session import GpuSession
-from pytest_gpumem.plugin.workers import refuse_workers
+from pytest_gpumem.plugin.workers import in_parts
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.processes import HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import in_this_environment
@@ -24,7 +24,11 @@ class Repeats:
     """Runs the further processes before the tests of this one."""
 
     def __init__(self, session: GpuSession) -> None:
-        refuse_workers(session.config, "--gpumem-processes runs its processes one after another")
+        if in_parts(session.config):
+            raise pytest.UsageError(
+                "gpumem: --gpumem-processes runs its processes one after another, not under xdist; "
+                "leave out -n"
+            )
         self._session = session
         self._count = session.settings.processes
         self.reported: set[str] = set()  # node ids of the tests that this process reports

@@ -110,7 +110,14 @@ class Results:
         self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
         written = True
         if len(gpu.rows) or gpu.missing:
-            written = self.write_benchmark_json()
+            try:
+                path = entries.write_json(gpu.config)
+            except OSError as error:
+                self.cannot_save(error)
+                written = False
+            else:
+                if path is not None:
+                    self.note(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
         if gpu.settings.save:
             from pytest_gpumem.plugin.conclusion import save
 
@@ -131,17 +138,6 @@ class Results:
             if failed is not None:
                 self.note(failed)
         return written
-
-    def write_benchmark_json(self) -> bool:
-        """Write pytest-benchmark's file where it does not; False if that cannot be."""
-        try:
-            path = entries.write_json(self._session.config)
-        except OSError as error:
-            self.cannot_save(error)
-            return False
-        if path is not None:
-            self.note(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        return True
 
     def cannot_save(self, error: OSError) -> None:
         """Note that pytest-benchmark's results cannot be saved, as with a full disk."""

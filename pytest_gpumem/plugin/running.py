@@ -110,7 +110,7 @@ class RunningHooks:
                     error = _joined(error, shown, item, phase)
             if error is not None:
                 error.__traceback__ = traceback
-        if phase == "call" and item is not None:
+        if phase == "call" and item is not None and not isinstance(error, ENDS):
             error = self._judged(item, error)
         try:
             if error is not None:

@@ -43,12 +43,6 @@ def in_parts(config: pytest.Config) -> bool:
     return is_part(config) or hands_out(config)
 
 
-def refuse_workers(config: pytest.Config, what: str) -> None:
-    """Raise `pytest.UsageError` if the session has workers. `what` says what one process does."""
-    if in_parts(config):
-        raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
-
-
 def isolate(config: pytest.Config, settings: Settings, *, by_option: bool) -> None:
     """Have xdist run the tests in a worker, replaced however often, unless the user chose workers.
     `by_option`: else by a gate, which isolates where it can.
