@@ -41,7 +41,7 @@ from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.protocol import Stream
-    from pytest_gpumem.plugin.gpu_test import GpuTest
+    from pytest_gpumem.plugin.gpu_benchmark import GpuTest
 
 SHOWN = 5  # benchmarks that a line names
 BUDGET = 0.3  # seconds for a call, where nobody sets a budget
@@ -347,7 +347,7 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
     function: tuple[Any, tuple[Any, ...], dict[str, Any]] = (call, (), {})
     if is_kernel:
         function = (call.function, call.args, call.kwargs)
-    target = test.conductor.target(*function, arena=test.arena, on_simulated=True)
+    target = test.session.conductor.target(*function, arena=test.arena, on_simulated=True)
     if call.restores:
 
         def prepare(stream: Stream) -> None:

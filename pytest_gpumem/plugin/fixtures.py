@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+    from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark, GpuTest
     from pytest_gpumem.plugin.gpu_memory import GpuMemory
-    from pytest_gpumem.plugin.gpu_test import GpuTest
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
     if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)
-    from pytest_gpumem.plugin.gpu_test import GpuTest
+    from pytest_gpumem.plugin.gpu_benchmark import GpuTest
     from pytest_gpumem.plugin.session import SESSION
 
     item, session = request.node, request.config.stash[SESSION]

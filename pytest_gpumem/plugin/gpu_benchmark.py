@@ -1,65 +1,179 @@
-"""The object that the fixture `gpu_benchmark` gives: takes measurements and hands back their
-results."""
+"""The device side of a test, and the object that the fixture `gpu_benchmark` gives, which takes
+measurements and hands back their results."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
+import pytest
+from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import Stream
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, Stream
 from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
-from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel, Kernels
 from pytest_gpumem.measuring.case import Case
-from pytest_gpumem.measuring.plan import Passes
+from pytest_gpumem.measuring.plan import Passes, Plan
 from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.measuring.work import Work
-from pytest_gpumem.measuring.works import overlap_of
-from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.measuring.works import Works, overlap_of
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.entries import Entries
-from pytest_gpumem.plugin.gpu_test import GpuTest
+from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.result import Extra, Result
+from pytest_gpumem.plugin.session import TEST, GpuSession
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Limits, Overlap
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import key_of
-from pytest_gpumem.settings import marker_limits, merge_limits
+from pytest_gpumem.settings import (
+    marker_keywords,
+    marker_limits,
+    merge_limits,
+    of_marker,
+    of_test,
+)
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DECLARED = (
-    "moved",
-    "reads",
-    "writes",
-    "check",
-    "reference",
-)  # fields of a `Case` that a call of a function may have as keywords
+DECLARED = ("moved", "reads", "writes", "check", "reference")
+"""Fields of a `Case` that a call of a function may have as keywords."""
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a
 parameter of it."""
+_JUDGED = "this test was judged already: measure in its body, not while fixtures are torn down"
 
 
-def parameters_of(function: object) -> frozenset[str]:
-    """The parameters that a kernel or a function takes by keyword; none of what has no
-    signature."""
+class GpuTest:
+    """A test that uses our fixtures. `close` frees everything that was allocated through it."""
+
+    def __init__(self, item: pytest.Item, session: GpuSession) -> None:
+        """Raises what opening the device raises."""
+        self.item, self.session = item, session
+        keywords = marker_keywords(marks_of(item))
+        self.limits = session.limits(item)
+        self.settings = of_test(session.settings, keywords)
+        self.range_name = session.names.unique(item.nodeid)
+        self.device: Device = session.device
+        if session.watch is not None:
+            session.watch.fresh()
+        self.exit = ExitStack()  # closed at the test's end, after its memory is freed
+        if self.device.elsewhere() != OWN_CONTEXT:
+            self.exit.enter_context(self.device.current())
+        self.arena = Arena(
+            self.device,
+            zlib.crc32(item.nodeid.encode(errors="surrogatepass")),
+            oversubscribes=bool(of_marker(keywords, "oversubscribe")),
+        )
+        self.memory = Memory(self.arena)
+        self.works = Works(self.memory)
+        self.streams: list[PersistingStream] = []  # the test's persisting streams
+        self.measurements: list[tuple[Measurement, Limits]] = []
+        """Measurements so far, each with its limits."""
+        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
+        self.entries: Entries | None = None  # of pytest-benchmark
+        self.subtest_failed = False  # the body goes on, and pytest fails the test at its end
+        self.judged = False  # the body has ended: nothing more is measured
+        self.wrong: str | None = None
+        """The first result that was wrong: the test fails by it even if it catches the error."""
+        item.stash[TEST] = self
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.session.kernels
+
+    @contextmanager
+    def spending(self) -> Iterator[Plan]:
+        """The plan of a measurement; limits its time, and charges it to a total budget."""
+        session, settings = self.session, self.settings
+        begun, budgets = self.device.now(), list[float]()
+        if settings.budget is not None:
+            budgets.append(settings.budget)
+        if session.ledger is not None:
+            budgets.append(session.ledger.share(self.item.nodeid))
+        budget = min(budgets)
+        try:
+            with ExitStack() as stack:
+                # A profiler may take much longer.
+                if settings.timeout and not session.ranges.tool_attached():
+                    deadline: Any = session.config.pluginmanager.getplugin("gpumem-deadline")
+                    stack.enter_context(deadline.limit(self.item, budget + settings.timeout))
+                yield Plan(
+                    settings.mode,
+                    settings.sampler,
+                    settings.placements,
+                    settings.precision,
+                    budget,
+                )
+        finally:
+            if session.ledger is not None:
+                session.ledger.took(self.device.now() - begun)
+
+    @contextmanager
+    def persisting_stream(self, buffer: Any, **options: Any) -> Iterator[PersistingStream]:
+        """A stream whose access-policy window lies on `buffer`, or on the array that
+        `device_buffer(..., like=)` made. Arguments and errors as `memory.l2.persisting`.
+
+        Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless `allow_thrash=True`.
+        Raises `BadCall`: nothing was measured on the stream in the block, such as without
+        `stream=`; or an unknown keyword.
+        """
+        keywords = list(inspect.signature(window_request).parameters)[2:]
+        for name in options:
+            if name not in keywords:
+                hint = did_you_mean(name, keywords) or f"; accepted are {', '.join(keywords)}"
+                raise BadCall(f"persisting_stream() has no keyword {name!r}{hint}")
+        allocation = self.arena.find(buffer)
+        window = persisting(self.device, buffer if allocation is None else allocation, **options)
+        with window as stream:
+            self.streams.append(stream)
+            if stream.thrashing is not None:
+                self.item.warn(Thrashing(stream.thrashing))
+            yield stream
+            if not stream.used:
+                raise BadCall(
+                    "nothing was measured on this persisting_stream: pass stream= to gpu_benchmark"
+                )
+
+    def close(self) -> None:
+        """Free everything, and close the persisting streams whose blocks were never left."""
+        # What a lost context held went with it.
+        with self.exit, suppress(ContextLost), self.device.current():
+            if self.device.gone() is not None:
+                return  # everything went with the context that was opened
+            try:
+                for stream in reversed(self.streams):
+                    if not stream.closed:
+                        stream.close()
+                        if self.session.watch is not None:
+                            self.session.watch.forgotten(stream)
+            finally:
+                try:
+                    self.works.close()
+                finally:
+                    self.arena.close()
+
+
+def parameters_of(function: object) -> set[str]:
+    """The parameters that a kernel or a function takes by keyword; none without a signature."""
     if isinstance(function, BoundKernel):
-        return frozenset(parameter.name for parameter in function.kernel.parameters)
-    if not callable(function):
-        return frozenset()
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function of an extension
-        return frozenset()
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
+        return {parameter.name for parameter in function.kernel.parameters}
+    names = set()
+    with suppress(TypeError, ValueError):  # a function of an extension
+        for name, parameter in inspect.signature(function).parameters.items():  # type: ignore[arg-type]
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                names.add(name)
+    return names
 
 
 class GpuBenchmark:
@@ -158,7 +272,7 @@ class GpuBenchmark:
                     raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         declared = {name: given[name] for name in DECLARED if given[name] is not None}
         checked_label, checked_limits = self._check_label(given["label"]), self._limits(limits)
-        target = test.conductor.target(
+        target = test.session.conductor.target(
             function, args, kwargs, arena=test.arena, stream=given["stream"], **declared
         )
         work = function if isinstance(function, Work) else None
@@ -186,16 +300,13 @@ class GpuBenchmark:
         test = self._test
         label = self._check_label(label)
         for name in limits:
-            if name in DECLARED:
-                raise BadCall(
-                    f"gpu_benchmark.case() has no keyword {name!r}: it is a field of the Case"
-                )
             if name not in LIMITS:  # one of a footprint is refused with the others
-                raise BadCall(
-                    f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}"
-                )
+                hint = did_you_mean(name, KEYWORDS)
+                if name in DECLARED:
+                    hint = ": it is a field of the Case"
+                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{hint}")
         return self._measure(
-            test.conductor.case(build, arena=test.arena),
+            test.session.conductor.case(build, arena=test.arena),
             label,
             self._limits(limits),
             mode,
@@ -229,20 +340,19 @@ class GpuBenchmark:
                 stack.enter_context(session.ranges.range(labelled(test.range_name, label)))
             plan = stack.enter_context(test.spending())
             if mode is not None:
-                plan = replace(plan, mode=mode)
+                plan = dataclasses.replace(plan, mode=mode)
+            conductor, arena, name = session.conductor, test.arena, test.range_name
             try:
-                measurement = test.conductor.measure(
-                    target, plan, arena=test.arena, label=label, name=test.range_name, passes=passes
+                measurement = conductor.measure(
+                    target, plan, arena=arena, label=label, name=name, passes=passes
                 )
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)
                 raise
-            overlap: Overlap | None = None
+            overlap = None
             if work is not None:
-                overlap = overlap_of(
-                    test.conductor, work, plan, arena=test.arena, name=test.range_name
-                )
-        measurement = structs.replace(measurement, overlap=overlap, card=session.facts.uuid)
+                overlap = overlap_of(conductor, work, plan, arena=arena, name=name)
+        measurement = replace(measurement, overlap=overlap, card=session.facts.uuid)
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
@@ -262,8 +372,7 @@ class GpuBenchmark:
                 f"faster_than({other!r}): no other measurement of this test has that label; "
                 f"{others}"
             )
-        is_number = isinstance(by, (int, float)) and not isinstance(by, bool)
-        if not is_number or not math.isfinite(by) or by < 1:
+        if not isinstance(by, (int, float)) or not math.isfinite(by) or by < 1:
             raise BadCall(
                 f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20"
             )
@@ -275,7 +384,7 @@ class GpuBenchmark:
                 "already"
             )
         origin = {**limits.origin, "faster_than": "result"}
-        limits = structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
+        limits = replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
         test.measurements[index] = measurement, limits
 
     def _check_label(self, label: str | None) -> str:
@@ -286,15 +395,17 @@ class GpuBenchmark:
                 f"label={label!r}; it is a short text that tells this measurement from others of "
                 "the same test"
             )
-        if label in [measurement.label for measurement, _ in self._test.measurements]:
-            if label:
-                raise BadCall(f"label={label!r} was used for another measurement of this test")
-            raise BadCall(
-                "this test measures a second time without label=; pass a different label= to each, "
-                "which names its result"
-            )
-        key = key_of(self._test.item.nodeid, label)
-        if label and key in self._test.session.tests:
+        test = self._test
+        if label in [measurement.label for measurement, _ in test.measurements]:
+            why = f"label={label!r} was used for another measurement of this test"
+            if not label:
+                why = (
+                    "this test measures a second time without label=; pass a different label= to "
+                    "each, which names its result"
+                )
+            raise BadCall(why)
+        key = key_of(test.item.nodeid, label)
+        if label and key in test.session.tests:
             raise BadCall(
                 f"label={label!r} gives this measurement the name of the test {key}; choose "
                 "another label"
@@ -310,6 +421,3 @@ class GpuBenchmark:
                 )
         test = self._test
         return merge_limits(marker_limits(given, "call"), test.limits, test.session.settings)
-
-
-_JUDGED = "this test was judged already: measure in its body, not while fixtures are torn down"

@@ -20,8 +20,8 @@ from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.plugin.gpu_benchmark import GpuTest
 from pytest_gpumem.plugin.gpu_memory import WatchedTest, attached, limited
-from pytest_gpumem.plugin.gpu_test import GpuTest
 from pytest_gpumem.plugin.session import BY_LIMITS_ATTRIBUTE, ROWS, TEST, WATCHED, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint

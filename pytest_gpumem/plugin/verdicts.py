@@ -26,7 +26,7 @@ from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import row_from_json, row_to_json
 
 if TYPE_CHECKING:
-    from pytest_gpumem.plugin.gpu_test import GpuTest
+    from pytest_gpumem.plugin.gpu_benchmark import GpuTest
     from pytest_gpumem.plugin.repeating import Repeats
 
 ATTEMPT: pytest.StashKey[int] = pytest.StashKey()
