@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,19 +127,10 @@ def leave_out(compared: dict[str, Any], key: str) -> list[str]:
     return names
 
 
-TABLE_OPTIONS = (
-    "--benchmark-columns",
-    "--benchmark-sort",
-    "--benchmark-group-by",
-    "--benchmark-name",
-    "--benchmark-time-unit",
-    "--benchmark-verbose",
-    "--benchmark-histogram",
-    "--benchmark-compare",
-    "--benchmark-compare-fail",
-    "--benchmark-cprofile",
-)
-"""Options of pytest-benchmark that ask for its table."""
+_TABLE_OPTION = re.compile(
+    r"--benchmark-(columns|sort|group-by|name|time-unit|verbose|histogram|compare|compare-fail"
+    r"|cprofile)(=|$)"
+)  # options of pytest-benchmark that ask for its table
 
 
 @contextmanager
@@ -153,7 +145,7 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
         *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
         *[str(argument) for argument in config.invocation_params.args],
     ]
-    wanted = any(word.partition("=")[0] in TABLE_OPTIONS for word in words)
+    wanted = any(_TABLE_OPTION.match(word) for word in words)
     if not groups or (wanted and not always):
         yield
         return
@@ -180,12 +172,11 @@ def write_json(config: pytest.Config) -> Path | None:
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:
         return None
-    machine_info = session.get_machine_info()
     output: dict[str, Any] = config.hook.pytest_benchmark_generate_json(
         config=config,
         benchmarks=[],
         include_data=True,
-        machine_info=machine_info,
+        machine_info=session.get_machine_info(),
         commit_info=commit_info(config),
     )
     config.hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=output)

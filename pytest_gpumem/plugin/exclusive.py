@@ -24,9 +24,9 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.session import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import WORKERS_RUN, marker_keywords, of_marker
+from pytest_gpumem.settings import marker_keywords, of_marker
 
-PATIENCE = 3.0  # seconds before a message
+PATIENCE = 15.0  # seconds before a message: workers of a run wait all the time
 REPEAT = 60.0  # seconds between messages
 LIMIT = 600.0  # seconds of waiting for the same test
 _POLL = 0.5
@@ -115,8 +115,7 @@ def exclusive(
     lock, holder = FileLock(path), path.with_suffix(".json")
     try:
         _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, limit)
-        user = {"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}
-        holder.write_text(json.dumps(user))
+        holder.write_text(json.dumps({"pid": os.getpid(), "test": test}))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -143,8 +142,7 @@ def _acquire(
         if now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
             raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
-        # Workers of a run wait all the time.
-        if now - begun >= (REPEAT if user.startswith("worker") else PATIENCE):
+        if now - begun >= PATIENCE:
             tell(
                 f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
                 f"{since + limit - now:.0f} s; the lock is {lock.lock_file}"
@@ -155,8 +153,7 @@ def _user(holder: Path) -> str:
     try:
         written = json.loads(holder.read_text(encoding="utf-8", errors="replace"))
         test = f" ({written['test']})" if written["test"] else ""
-        of_this_run = written.get("run") == os.environ.get(WORKERS_RUN, "")
-        return printable(f"{'worker' if of_this_run else 'process'} {written['pid']}{test}")
+        return printable(f"process {written['pid']}{test}")
     except (OSError, ValueError, TypeError, KeyError):  # it has just begun, or has just ended
         return "another process"
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.plugin import exclusive as module
 from pytest_gpumem.plugin.exclusive import GpuBusy, LockUnusable, exclusive, lock_file
-from pytest_gpumem.settings import WORKERS_RUN
 
 FACTS = choose("sim:h100").facts
 GPU = replace(FACTS, uuid="GPU-1234")
@@ -26,7 +25,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own folder, as a login makes it."""
     folder = tmp_path / "runtime"
     folder.mkdir(mode=0o700)
-    monkeypatch.delenv(WORKERS_RUN, raising=False)  # of the workers of these tests
     monkeypatch.setattr(module, "user_runtime_path", lambda name, appauthor: folder / name)
     return folder
 
