@@ -52,9 +52,8 @@ class Side:
     runs: list[SavedRun] = field(default_factory=list)  # newest last
     baseline: Baseline = field(default_factory=Baseline)  # of all runs
     left_out: dict[str, LeftOut] = field(default_factory=dict)  # rows of no run, by key
-    missing: dict[str, Omission] = field(default_factory=dict)
-    """Measurements that its runs themselves lacked, by key."""
-    unjudged: list[Omission] = field(default_factory=list)  # limits that its runs did not judge
+    missing: dict[tuple[str, str], Omission] = field(default_factory=dict)
+    """What its runs themselves did not judge, by key and by what it is."""
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:
@@ -136,10 +135,7 @@ def _read(path: Path, into: Side) -> SavedRun:
             # Not reduced: the judge needs more of a run than a baseline keeps.
             rows.append(SavedRow(row.nodeid, row.label, times, row.footprint, row.limits))
     for omission in document.missing:
-        if omission.what == ROW:
-            into.missing[omission.key] = omission
-        elif omission.status == UNJUDGED:
-            into.unjudged.append(omission)
+        into.missing[omission.key, omission.what] = omission
     mode = document.settings.get("mode")
     return SavedRun(
         id=hashlib.sha256(text).hexdigest(),
@@ -281,8 +277,8 @@ def _pair(row: Row, baseline: Baseline) -> Pair:
 
 
 def _missing(base: Side, head: Side) -> list[Omission]:
-    """Return the rows of the first side that the second lacks, and limits that its runs did not
-    judge."""
+    """Return the rows of the first side that the second lacks, and limits that its runs alone
+    did not judge."""
     expected = base.baseline.expected(head.runs[-1].mode)
     for key, runs in base.baseline.rows.items():
         # A row with times too is expected in the mode of its times.
@@ -292,8 +288,11 @@ def _missing(base: Side, head: Side) -> list[Omission]:
     for key, saved in expected.items():
         if key not in head.baseline.rows and key not in head.left_out:
             lacks = Omission(saved.nodeid, saved.label, LOST, f"not in {head.name}")
-            missing.append(head.missing.get(key, lacks))
-    return missing + head.unjudged
+            missing.append(head.missing.get((key, ROW), lacks))
+    for what, omission in head.missing.items():
+        if omission.status == UNJUDGED and what not in base.missing:
+            missing.append(omission)
+    return missing
 
 
 def _refuse_incomparable(base: Side, head: Side) -> None:
