@@ -32,6 +32,7 @@ from pytest_gpumem.units import parse_growth, parse_margin, short_bytes, sizes
 
 USUAL_LIMIT = "5%"
 """Limit of a row without one, for what begins a reference anew."""
+ACCEPTED = "accepted"  # in an identity: the digest of what was accepted of the figure
 
 Days = Sequence[Sequence[PastRow]]  # the runs of each date, oldest first
 
@@ -100,20 +101,16 @@ class Baseline:
         runs = self._saved(row.key, figure)
         if not runs:
             return self.note or "the baseline holds no such row"
-        newest = runs[-1]
-        then, now = _settings(newest, figure), _settings(row, figure)
-        if self.device is not None:
-            then.update(_software(newest.process.device))
-            now.update(_software(self.device))
+        now = self._identity(row, figure)
         words = []
-        for name, value in then.items():
-            if value != now[name]:
+        for name, value in _identity_of(runs[-1], figure).items():
+            if now.get(name, value) == value:
+                continue
+            if name != ACCEPTED:
                 words.append(f"{name} {' -> '.join(_texts(value, now[name]))}")
-        if self.device is not None:
+                continue
             accepted = self.acceptances.of(row.key, figure)
-            if self.acceptances.digest(row.key, figure) == newest.accepted(figure):
-                pass
-            elif accepted is None:
+            if accepted is None:
                 words.append(f"an accepted change of its {figure} was taken back")
             else:
                 why = f"{accepted[0].who}: {accepted[0].reason}"
@@ -123,38 +120,28 @@ class Baseline:
     def _saved(self, key: str, figure: Figure) -> list[PastRow]:
         return [run for run in self.rows.get(key, ()) if run.has(figure)]
 
+    def _identity(self, row: Row, figure: Figure) -> dict[str, Any]:
+        """Return what the runs of a figure's reference have in common."""
+        settings = _settings(row, figure)
+        if self.device is not None:
+            accepted = self.acceptances.digest(row.key, figure)
+            return {**settings, **_software(self.device), ACCEPTED: accepted}
+        for run in reversed(self._saved(row.key, figure)):
+            if _settings(run, figure) == settings:
+                return _identity_of(run, figure)
+        return settings
+
     def _days(self, row: Row, figure: Figure) -> Days:
         """Return the runs from the begin of a figure's reference on, by their date."""
-        settings = _settings(row, figure)
-        identity = (row.key, figure, *settings.values())
-        if identity not in self._known:
-            runs = []
+        identity = self._identity(row, figure)
+        key = (row.key, figure, *identity.values())
+        if key not in self._known:
+            by_date: dict[date, list[PastRow]] = {}
             for run in self._saved(row.key, figure):
-                if _settings(run, figure) == settings:
-                    runs.append(run)
-            self._known[identity] = self._from_begin(runs, row.key, figure)
-        return self._known[identity]
-
-    def _from_begin(self, runs: Sequence[PastRow], key: str, figure: Figure) -> Days:
-        """Return those of today's software and acceptances, from the last gain on."""
-        if not runs:
-            return []
-        software = _software(runs[-1].process.device)
-        accepted = runs[-1].accepted(figure)
-        if self.device is not None:
-            software = _software(self.device)
-            accepted = self.acceptances.digest(key, figure)
-        by_date: dict[date, list[PastRow]] = {}
-        for run in runs:
-            if _software(run.process.device) == software and run.accepted(figure) == accepted:
-                by_date.setdefault(run.process.utc.date(), []).append(run)
-        days = [by_date[day] for day in sorted(by_date)]
-        begin = 0
-        for newest in range(1, len(days) - SUCCESSIVE + 1):
-            reference = days[begin:newest][:DAYS]
-            if reference and gained(reference, days[newest : newest + SUCCESSIVE], figure):
-                begin = newest
-        return days[begin:]
+                if _identity_of(run, figure) == identity:
+                    by_date.setdefault(run.process.utc.date(), []).append(run)
+            self._known[key] = _from_last_gain(list(by_date.values()), figure)
+        return self._known[key]
 
     # All runs
 
@@ -217,6 +204,12 @@ def _settings(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
     }
 
 
+def _identity_of(run: PastRow, figure: Figure) -> dict[str, Any]:
+    """Return how a figure of a saved row was measured, with what, and what was accepted of it."""
+    accepted = run.accepted(figure)
+    return {**_settings(run, figure), **_software(run.process.device), ACCEPTED: accepted}
+
+
 def _software(device: DeviceFacts) -> dict[str, str | None]:
     return {"driver": device.driver, "CUDA": device.cuda}
 
@@ -247,6 +240,15 @@ def _limits_of_test(row: Row | SavedRow) -> dict[str, str | None]:
 
 
 # Gains
+
+
+def _from_last_gain(days: Days, figure: Figure) -> Days:
+    begin = 0
+    for newest in range(1, len(days) - SUCCESSIVE + 1):
+        reference = days[begin:newest][:DAYS]
+        if reference and gained(reference, days[newest : newest + SUCCESSIVE], figure):
+            begin = newest
+    return days[begin:]
 
 
 def gained(reference: Days, newest: Sequence[Sequence[Row | SavedRow]], figure: Figure) -> bool:
