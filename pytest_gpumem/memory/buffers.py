@@ -44,7 +44,7 @@ class Buffer:
         self._arena = arena
         self.allocation = allocation  # the memory now behind the handle; another one after a move
         self.home: Home = home  # where its pages are before every sample, for managed memory
-        self._followers: list[Callable[[], None]] = []
+        self.followers: list[Callable[[], None]] = []  # called after every move
         self.shape = shape
         self.dtype = dtype
         self.written = False  # the user replaced the seeded content, or got an array that can
@@ -162,16 +162,6 @@ class Buffer:
     def __dlpack_device__(self) -> Any:
         return self.view().__dlpack_device__()
 
-    def follow(self, follower: Callable[[], None]) -> Callable[[], None]:
-        """Call `follower` after every move. Returns what ends that."""
-        self._followers.append(follower)
-
-        def unfollow() -> None:
-            if follower in self._followers:
-                self._followers.remove(follower)
-
-        return unfollow
-
     def move(self) -> None:
         """Put the same content at a fresh address. Raises `OutOfMemory`: both do not fit at
         once."""
@@ -189,7 +179,7 @@ class Buffer:
         self._arena.replaced(old, new)
         device.memory.free(old)
         self.put_home(self._arena.stream)
-        for follower in list(self._followers):
+        for follower in list(self.followers):
             follower()
 
     def put_home(self, stream: Stream) -> None:

@@ -6,7 +6,7 @@ Guide, 9.2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -285,21 +285,18 @@ class _Ledger:
                 f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were "
                 "asked for"
             )
-        left, fitted = float(self.granted), 0
-        for stream in self.live:
-            ratio = stream.request.hit_ratio
-            if stream.request.persists and ratio is None:
-                fitted += stream.nbytes
-            elif stream.request.persists and ratio is not None:
-                left -= ratio * stream.nbytes
+        left, fitted = float(self.granted), list[PersistingStream]()
         for stream in self.live:
             stream.set_aside = self.granted
+            stream.hit_ratio = 1.0
             if stream.request.hit_ratio is not None:
                 stream.hit_ratio = stream.request.hit_ratio
+                left -= stream.demand
             elif stream.request.persists:
-                stream.hit_ratio = fit_hit_ratio(max(0, int(left)), fitted)
-            else:
-                stream.hit_ratio = 1.0
+                fitted.append(stream)
+        nbytes = sum(stream.nbytes for stream in fitted)
+        for stream in fitted:
+            stream.hit_ratio = fit_hit_ratio(max(0, int(left)), nbytes)
         # Lines of a window that has ended, or of a ratio that no longer holds, take the others'
         # room.
         self.device.l2.reset_persisting()
@@ -387,13 +384,12 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
         ledger = _LEDGERS.get(device)
         if ledger is None or not ledger.live:  # a ledger without streams was interrupted
             ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
-    unfollow: Callable[[], None] | None = None
     try:
         with device.current():
             ledger.open(stream)
-        unfollow = buffer.follow(stream.apply)
+        buffer.followers.append(stream.apply)
         yield stream
     finally:
-        if unfollow is not None:
-            unfollow()
+        if stream.apply in buffer.followers:
+            buffer.followers.remove(stream.apply)
         stream.close()

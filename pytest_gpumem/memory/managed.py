@@ -193,15 +193,16 @@ def managed(
     dtype: Any,
     *,
     home: Home,
-    populate: bool,
-    advice: BufferAdvice,
+    populate: bool = True,
     discard: bool = False,
+    **advice: Any,
 ) -> ManagedBuffer:
-    """Return a managed buffer with its advice and its pages at `home`.
+    """Return a managed buffer with its advice and its pages at `home`. `advice`: as `advised`.
     Raises `Unsupported`: see `no_migration`; or the driver cannot discard.
     Raises `OutOfMemory`: it is more than the device has free, and the test did not opt in to that.
-    Raises `BadBuffer`: as `Arena.buffer`, or `discard` without a home.
+    Raises `BadBuffer`: as `Arena.buffer` and `advised`, or `discard` without a home.
     """
+    wanted = advised(BufferAdvice(), **advice)
     why = no_migration(arena.device.facts)
     if why is not None:
         raise Unsupported(why)
@@ -226,7 +227,7 @@ def managed(
                 "@pytest.mark.gpumem(oversubscribe=True) on the test"
             )
         over = True
-        return arena.device.memory.oversubscribe(nbytes)
+        return memory.oversubscribe(nbytes)
 
     buffer = arena.buffer(
         shape,
@@ -239,7 +240,7 @@ def managed(
     )
     assert isinstance(buffer, ManagedBuffer)
     buffer.oversubscribed = over
-    buffer._wanted = advice
+    buffer._wanted = wanted
     buffer.discards = discard
     arena.populate(buffer, content=populate)
     return buffer

@@ -11,7 +11,7 @@ import numpy as np
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, Buffer, Home
-from pytest_gpumem.memory.managed import BufferAdvice, Place, advised, managed
+from pytest_gpumem.memory.managed import Place, managed
 from pytest_gpumem.memory.shapes import BadBuffer, parse_shape
 
 
@@ -89,20 +89,16 @@ class Memory:
             raise BadBuffer(
                 f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}"
             )
-        advice = advised(
-            BufferAdvice(),
-            read_mostly=read_mostly,
-            preferred_location=preferred_location,
-            accessed_by=accessed_by,
-        )
         buffer = managed(
             self.arena,
             shape,
             dtype,
             home=homes[first_touch],
             populate=first_touch != "none",
-            advice=advice,
             discard=discard,
+            read_mostly=read_mostly,
+            preferred_location=preferred_location,
+            accessed_by=accessed_by,
         )
         return self._give(buffer, like)
 
@@ -120,15 +116,16 @@ class Memory:
 
         Args as for `managed`.
         """
-        advice = advised(
-            BufferAdvice(),
+        buffer = managed(
+            self.arena,
+            shape,
+            dtype,
+            home="prefetched",
             read_mostly=read_mostly,
             preferred_location=preferred_location,
             accessed_by=accessed_by,
         )
-        return self._give(
-            managed(self.arena, shape, dtype, home="prefetched", populate=True, advice=advice), like
-        )
+        return self._give(buffer, like)
 
     def pinned(
         self,

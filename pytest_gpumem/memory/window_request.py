@@ -6,6 +6,7 @@ Guide, 9.2.2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from reprlib import repr as shortened
@@ -21,8 +22,9 @@ Where = Literal["stream", "graph", "launch"]
 SetAside = Literal["fit", "max", "off"] | int
 
 _WHERE = ("stream", "graph", "launch")
-_MISS = ("streaming", "normal")
-_HIT = ("persisting", *_MISS)
+_MISS = ("fit", "streaming", "normal")
+_HIT = ("persisting", "streaming", "normal")
+_WORDS: Mapping[str, SetAside] = {"fit": "fit", "max": "max", "off": "off"}
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
 FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
 
@@ -84,12 +86,10 @@ def window_request(
     fitted = isinstance(hit_ratio, str) and hit_ratio == "fit"  # an array compares its elements
     if not fitted and not _is_ratio(hit_ratio):
         raise BadWindow(f'hit_ratio={hit_ratio!r}; accepted are "fit" and a number from 0 to 1')
-    if hit not in _HIT:
-        raise BadWindow(f'hit={hit!r}; accepted are "persisting", "streaming" and "normal"')
-    if miss not in ("fit", *_MISS):
-        raise BadWindow(f'miss={miss!r}; accepted are "fit", "streaming" and "normal"')
-    if where not in _WHERE:
-        raise BadWindow(f'where={where!r}; accepted are "stream", "graph" and "launch"')
+    for name, value, words in (("hit", hit, _HIT), ("miss", miss, _MISS), ("where", where, _WHERE)):
+        if value not in words:
+            accepted = '"{}", "{}" and "{}"'.format(*words)
+            raise BadWindow(f"{name}={value!r}; accepted are {accepted}")
     if not isinstance(allow_thrash, bool):
         raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
     start = _offset(buffer, offset)
@@ -159,13 +159,8 @@ def _window_bytes(facts: DeviceFacts, buffer: Buffer, window: Any, offset: int) 
 
 
 def _set_aside(facts: DeviceFacts, given: Any) -> SetAside:
-    if isinstance(given, str):
-        if given == "fit":
-            return "fit"
-        if given == "max":
-            return "max"
-        if given == "off":
-            return "off"
+    if isinstance(given, str) and given in _WORDS:
+        return _WORDS[given]
     try:
         if isinstance(given, str) and given.rstrip().endswith("%"):
             size = round(parse_share(given) * facts.l2_bytes)

@@ -23,7 +23,7 @@ def test_a_move_keeps_everything_but_the_address(
     buffer = arena.buffer((64, 1024), "f4", kind)
     content, address, old = buffer.read(), buffer.address, buffer.allocation
     followed: list[int] = []
-    buffer.follow(lambda: followed.append(buffer.address))
+    buffer.followers.append(lambda: followed.append(buffer.address))
     buffer.move()
     assert buffer.address != address
     assert followed == [buffer.address]
@@ -44,7 +44,7 @@ def test_where_memory_is_short_all_stays_as_it_was() -> None:
     buffer = arena.buffer(2 * GiB)
     content, address = buffer.read(), buffer.address
     followed: list[int] = []
-    buffer.follow(lambda: followed.append(1))
+    buffer.followers.append(lambda: followed.append(1))
     with pytest.raises(OutOfMemory):
         buffer.move()
     assert (buffer.address, followed, device.live) == (address, [], [buffer.allocation])
