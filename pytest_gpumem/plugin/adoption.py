@@ -51,11 +51,7 @@ EMPTY_LOOKS = 3  # calls without work after which there is none: CUPTI may lose 
 
 
 class CannotAdopt(Exception):
-    """A benchmark that has no GPU figure; the message is the reason."""
-
-
-class NoGpu(Exception):
-    """A benchmark that uses no GPU."""
+    """A benchmark that has no GPU figure; the message is the reason, empty if it uses no GPU."""
 
 
 def adopts(item: pytest.Item, settings: Settings) -> bool:
@@ -166,14 +162,15 @@ class AdoptionFeature(Feature):
             in_use = session.is_open
         try:
             if not in_use:
-                raise NoGpu
+                raise CannotAdopt
             measure(session, item, fixture, call_of(arguments))
-        except NoGpu:
-            session.without_gpu.add(item.nodeid)
         except pytest.exit.Exception:
             raise
         except CannotAdopt as reason:
-            self._name(item, str(reason))
+            if str(reason):
+                self._name(item, str(reason))
+            else:
+                session.without_gpu.add(item.nodeid)
         except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
             first_line = str(error).partition("\n")[0]
             self._name(item, f"{type(error).__name__}: {first_line}")
@@ -265,7 +262,7 @@ def call_of(arguments: Mapping[str, Any]) -> BenchmarkCall:
 
 def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: BenchmarkCall) -> None:
     """Add a measurement of the call to the test.
-    Raises `CannotAdopt`, `NoGpu`, or what the call raises.
+    Raises `CannotAdopt`, or what the call raises.
     """
     from pytest_gpumem.measuring.bound import BoundKernel
 
@@ -295,7 +292,7 @@ def measure(session: GpuSession, item: pytest.Item, fixture: Any, call: Benchmar
             _measure(test, fixture, call, is_kernel=is_kernel)
             measurement, limits = test.measurements[-1]
             if measurement.work_seen is False:
-                raise NoGpu
+                raise CannotAdopt
             peak = _peak_of(session, item, call)
     except BaseException:
         test.measurements.clear()
@@ -333,7 +330,7 @@ def _busy_seconds(session: GpuSession, call: BenchmarkCall) -> float:
         if work and work == last:
             return sum(span.end - span.start for span in spans)
         if look >= EMPTY_LOOKS and not work and not last:
-            raise NoGpu
+            raise CannotAdopt
         last = work
     raise CannotAdopt("calls that follow each other run other work")
 

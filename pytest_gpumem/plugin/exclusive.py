@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -10,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -101,7 +100,7 @@ class ExclusiveFeature(Feature):
 
 @contextmanager
 def exclusive(
-    facts: DeviceFacts, tell: Callable[[str], None], *, test: str | None = None, limit: float
+    facts: DeviceFacts, tell: Callable[[str], None], *, test: str, limit: float
 ) -> Iterator[None]:
     """Wait until no other process uses a GPU, and lock it. A device without a UUID has no lock.
 
@@ -112,10 +111,10 @@ def exclusive(
         yield
         return
     path = lock_file(facts.uuid)
-    lock, holder = FileLock(path), path.with_suffix(".json")
+    lock, holder = FileLock(path), path.with_suffix(".txt")
     try:
         _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, limit)
-        holder.write_text(json.dumps({"pid": os.getpid(), "test": test}))
+        holder.write_text(f"process {os.getpid()} ({test})", encoding="utf-8", errors="replace")
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -150,12 +149,9 @@ def _acquire(
 
 
 def _user(holder: Path) -> str:
-    try:
-        written = json.loads(holder.read_text(encoding="utf-8", errors="replace"))
-        test = f" ({written['test']})" if written["test"] else ""
-        return printable(f"process {written['pid']}{test}")
-    except (OSError, ValueError, TypeError, KeyError):  # it has just begun, or has just ended
-        return "another process"
+    with suppress(OSError):  # it has just begun, or has just ended
+        return printable(holder.read_text(encoding="utf-8", errors="replace")) or "another process"
+    return "another process"
 
 
 def lock_file(uuid: str) -> Path:

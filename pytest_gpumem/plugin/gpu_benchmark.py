@@ -28,12 +28,12 @@ from pytest_gpumem.memory.l2 import PersistingStream, Thrashing, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.memory.window_request import window_request
 from pytest_gpumem.plugin.entries import Entries
+from pytest_gpumem.plugin.gpu_memory import check_label
 from pytest_gpumem.plugin.marks import marks_of
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.session import TEST, GpuSession
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import (
     marker_keywords,
     marker_limits,
@@ -388,29 +388,16 @@ class GpuBenchmark:
         test.measurements[index] = measurement, limits
 
     def _check_label(self, label: str | None) -> str:
-        if label is None:
-            label = ""
-        elif not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise BadCall(
-                f"label={label!r}; it is a short text that tells this measurement from others of "
-                "the same test"
-            )
         test = self._test
-        if label in [measurement.label for measurement, _ in test.measurements]:
-            why = f"label={label!r} was used for another measurement of this test"
-            if not label:
-                why = (
-                    "this test measures a second time without label=; pass a different label= to "
-                    "each, which names its result"
-                )
-            raise BadCall(why)
-        key = key_of(test.item.nodeid, label)
-        if label and key in test.session.tests:
+        labels = [measurement.label for measurement, _ in test.measurements]
+        if label is not None:
+            check_label(f"label={label!r}", label, labels, test.item, test.session)
+        elif "" in labels:
             raise BadCall(
-                f"label={label!r} gives this measurement the name of the test {key}; choose "
-                "another label"
+                "this test measures a second time without label=; pass a different label= to each, "
+                "which names its result"
             )
-        return label
+        return label or ""
 
     def _limits(self, given: Mapping[str, object]) -> Limits:
         for name in given:

@@ -284,6 +284,20 @@ def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
 # The fixture
 
 
+def check_label(
+    call: str, label: object, used: Sequence[str], item: pytest.Item, session: GpuSession
+) -> None:
+    """Raise `BadCall`: the label is no short text, or is that of another part of the test, or makes
+    the name of another test. `call`: in words.
+    """
+    if not isinstance(label, str) or not label.strip() or not label.isprintable():
+        raise BadCall(
+            f"{call}: a label is a short text that tells this part from others of the same test"
+        )
+    if label in used or key_of(item.nodeid, label) in session.tests:
+        raise BadCall(f"{call}: the label is used already; choose another one")
+
+
 class BlockMemory:
     """The memory that a part of a test took, in bytes: inside the block so far, afterwards in
     total."""
@@ -348,17 +362,11 @@ class GpuMemory:
         __tracebackhide__ = True
         item = self._item
         session: GpuSession = item.config.stash[SESSION]
-        call = f"gpu_memory.watch({label!r})"
         watched: WatchedTest | None = item.stash.get(WATCHED, None)
         if watched is None or session.settings.footprint == "off":
-            raise BadCall(f"{call}: memory is not watched: --gpumem-footprint=off")
-        if not isinstance(label, str) or not label.strip() or not label.isprintable():
-            raise BadCall(
-                f"{call}: a label is a short text that tells this part from others of the same test"
-            )
+            raise BadCall("gpu_memory.watch(): memory is not watched: --gpumem-footprint=off")
         labels = [part[0] for part in watched.parts]
-        if label in labels or key_of(item.nodeid, label) in session.tests:
-            raise BadCall(f"{call}: the label is used already; choose another one")
+        check_label(f"gpu_memory.watch({label!r})", label, labels, item, session)
         for name in limits:
             if name not in OF_FOOTPRINT:
                 raise BadCall(

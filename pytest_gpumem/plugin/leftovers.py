@@ -47,19 +47,14 @@ class LeftoverFeature(Feature):
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         watch = self._session.watch
-        if watch is not None and fixturedef.scope == "function":
+        if watch is None or fixturedef.scope == "function":
             yield
             return
-        before = None if watch is None else watch.look()
+        before = watch.look()
         # Finalizers run in reverse order: after the fixture's own teardown.
-        fixturedef.addfinalizer(partial(self._ended, fixturedef))
+        fixturedef.addfinalizer(partial(watch.ended, fixturedef))
         yield
-        if watch is not None and before is not None:
-            watch.keep(fixturedef, before)
-
-    def _ended(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        if self._session.watch is not None:
-            self._session.watch.ended(fixturedef)
+        watch.keep(fixturedef, before)
 
     def end(self, session: pytest.Session) -> None:
         """Tear down a test that was interrupted, as pytest is about to, and look at it."""
@@ -75,11 +70,7 @@ class LeftoverFeature(Feature):
             self._settle(item)
 
     def _settle(self, item: pytest.Item) -> None:
-        """Restore the state that the test changed, and warn of it.
-        Raises `ContextLost`: the test lost the context since its body ended.
-        Raises `pytest.fail.Exception`: the state cannot be put back, under `--gpumem-strict`.
-        Raises `LeftoverWarning`: warnings of this class are errors.
-        """
+        """Restore the state that the test changed, and warn of it, or fail by it under strict."""
         self._running = None
         try:
             self._session.wait(item)
@@ -87,9 +78,8 @@ class LeftoverFeature(Feature):
             raise
         except DeviceError:  # such as a capture that is still open
             pass
-        if self._session.lost_in is not None or self._session.watch is None:
-            return
-        left = self._session.watch.settle()
+        watch = self._session.watch
+        left = None if watch is None or self._session.lost_in is not None else watch.settle()
         if left is None:
             return
         from pytest_gpumem.memory.l2 import LeftoverWarning

@@ -29,7 +29,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def hold(test: str | None = None, limit: float = 60.0) -> AbstractContextManager[None]:
+def hold(test: str = "test_it", limit: float = 60.0) -> AbstractContextManager[None]:
     return exclusive(GPU, pytest.fail, test=test, limit=limit)
 
 
@@ -83,5 +83,5 @@ def test_a_folder_that_others_can_replace_is_refused(runtime: Path, tmp_path: Pa
 
 
 def test_a_model_is_nobody_elses(runtime: Path) -> None:
-    with exclusive(FACTS, print, limit=0.0), exclusive(FACTS, print, limit=0.0):
+    with exclusive(FACTS, print, test="", limit=0.0), exclusive(FACTS, print, test="", limit=0.0):
         assert not list(runtime.iterdir())

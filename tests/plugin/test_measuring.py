@@ -222,7 +222,7 @@ def test_several_measurements_have_labels(pytester: pytest.Pytester, gpumem: Run
     result.assert_outcomes(passed=1, failed=5)
     result.stdout.fnmatch_lines(
         [
-            "*test_several_measurements_have_labels.py:11: BadCall: label='there' was used for another measurement of this test*",
+            "*test_several_measurements_have_labels.py:11: BadCall: label='there': the label is used already*",
             "*test_several_measurements_have_labels.py:16: BadCall: this test measures a second time without label=*",
         ]
     )

@@ -52,7 +52,7 @@ TWO_GPUS = """
         "The GPUs whose lock a process holds, and which."
         folder = Path({runtime!r}) / "gpumem"
         found = {{}}
-        for path in folder.glob("*.json"):
+        for path in folder.glob("*.txt"):
             with suppress(FileNotFoundError):  # its process has ended meanwhile
                 found[path.stem] = path.read_text()
         return found
@@ -66,7 +66,7 @@ WRITTEN = """
 
     def write(name, holders):
         with open(Path({runtime!r}) / "seen.jsonl", "a") as file:
-            mine = sorted(gpu for gpu, text in holders.items() if f'"pid": {{os.getpid()}},' in text)
+            mine = sorted(gpu for gpu, text in holders.items() if f"process {{os.getpid()}} " in text)
             worker = os.environ.get("PYTEST_XDIST_WORKER")
             file.write(__import__("json").dumps([name, worker, os.environ.get("CUDA_VISIBLE_DEVICES"), mine]) + "\\n")
 """

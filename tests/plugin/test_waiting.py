@@ -33,7 +33,7 @@ def held(pytester: pytest.Pytester) -> FileLock:
     folder.mkdir(parents=True, mode=0o700)
     lock = FileLock(folder / "GPU-1.lock")
     lock.acquire()
-    Path(folder, "GPU-1.json").write_text('{"pid": 4242, "test": "test_hangs"}')
+    Path(folder, "GPU-1.txt").write_text("process 4242 (test_hangs)")
     pytester.makepyfile(
         "def test_a(gpu_device): pass\ndef test_b(gpu_device): pass\ndef test_cpu(): pass"
     )
