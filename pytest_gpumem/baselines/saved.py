@@ -38,7 +38,6 @@ LAYOUT = 4  # version of the layout
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
-_LFS = b"version https://git-lfs"
 
 
 class SavedRow(Record, frozen=True):
@@ -141,8 +140,6 @@ def read(text: bytes) -> SavedRun:
 
     Raises `FileError`: not JSON, another version, a wrong digest, or impossible values.
     """
-    if text.startswith(_LFS):
-        raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
     try:
         file = parsed(text)
     except FileError as error:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -28,7 +27,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
-from pytest_gpumem.revisions import DIRTY, Ancestry
+from pytest_gpumem.revisions import Ancestry
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class SaveResult:
     """The result of saving a run."""
 
     path: Path | None  # the new file; None where no row entered
-    accepted: tuple[Row, ...] = ()
-    full: tuple[Row, ...] = ()  # rows whose references are full, and that gained nothing
+    accepted: int = 0  # number of rows in it
+    full: int = 0  # number of rows whose references are full, and that gained nothing
     refused: tuple[tuple[Row, str], ...] = ()  # rows that stay out, each with the reason
 
 
@@ -49,10 +48,6 @@ class Store:
         self.storage = where if isinstance(where, Storage) else Storage(where)
         self._facts = facts
         self.folder = self.storage.at(facts.key)  # folder of this device's files
-
-    def unwritable(self) -> str | None:
-        """Return why nothing can be stored here, to be checked before long work, or None."""
-        return self.storage.unwritable(self._facts.key)
 
     def load(
         self,
@@ -102,7 +97,7 @@ class Store:
             revision=revision,
             mode=mode if isinstance(mode, str) else None,
         )
-        accepted, full, refused = list[Row](), list[Row](), list[tuple[Row, str]]()
+        full, refused = 0, list[tuple[Row, str]]()
         saved: dict[str, SavedRow] = {}
         for row in rows:
             why = refusal(row, self._facts.simulated)
@@ -113,14 +108,13 @@ class Store:
                 continue
             entering = _entering(row, baseline, run)
             if entering is None:
-                full.append(row)
+                full += 1
             else:
-                accepted.append(row)
                 saved[row.key] = entering
         path = None
         if saved:
             path = self._write(structs.replace(run, rows=tuple(saved.values())))
-        return SaveResult(path, tuple(accepted), tuple(full), tuple(refused))
+        return SaveResult(path, len(saved), full, tuple(refused))
 
     def _write(self, run: SavedRun) -> Path:
         revision = re.sub(r"[^A-Za-z0-9.]+", "-", run.revision or "").strip("-.")[:12]
@@ -229,21 +223,19 @@ def _of_history(
         return list(runs), None
     known = ancestry(frozenset(run.revision for run in runs if run.revision is not None))
     counting = []
-    reasons = Counter[str]()
+    unknown = 0
     for run in runs:
-        revision = run.revision
-        if revision in known.base:
+        if run.revision in known.base:
             counting.append(run)
-        elif revision is not None and revision.endswith(DIRTY):
-            reasons["of uncommitted changes"] += 1
-        elif revision is None or revision in known.unknown:
-            reasons["of a revision that this repository does not know"] += 1
-        else:
-            reasons[f"are not of the history of {known.merge_base[:12]}"] += 1
-    if not reasons:
+        elif run.revision is None or run.revision in known.unknown:
+            unknown += 1
+    left = len(runs) - len(counting)
+    if not left:
         return counting, None
-    texts = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-    return counting, f"{reasons.total()} of {len(runs)} files do not count: {texts}"
+    text = f"{left} of {len(runs)} files do not count: of no commit up to {known.merge_base[:12]}"
+    if unknown:
+        text += f"; this repository does not know the revision of {unknown}"
+    return counting, text
 
 
 # Whose code runs: code of a fork may report any time, and enters no reference.

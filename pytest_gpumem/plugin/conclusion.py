@@ -87,11 +87,11 @@ def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     saved = session.store.save(rows, revision, session.settings.to_json(), session.baseline)
     if saved.path is not None:
         place = session.store.storage
-        yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {place}"
+        yield f"{saved.accepted} of {counted(len(rows), 'row')} stored in {place}"
     elif saved.refused:
         yield "no row was accepted, nothing is stored"
     else:
-        full = counted(len(saved.full), "row")
+        full = counted(saved.full, "row")
         yield f"nothing is stored: the reference of {full} is full, and nothing became faster"
     changed = []
     for row, why in saved.refused:

@@ -200,7 +200,7 @@ def _session(
             added = Acceptances()
     baseline = store.load(history, accepted)
     if settings.save and not config.option.collectonly and not is_part(config):
-        why = store.unwritable()
+        why = place.unwritable(chosen.facts.key)
         if why is not None:
             raise UserError(f"{settings.origins['save']}: {why}")
     selection = None if of_base is None else of_base.selection
