@@ -83,12 +83,9 @@ def test_what_ran_differently_is_listed_by_row(project: Path) -> None:
 @pytest.fixture
 def gpumem(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Runs `gpumem explain` with tools that print a file, as if there were a GPU; no pytest runs."""
-    monkeypatch.setattr(explain, "choose", lambda _: None)
-    monkeypatch.setattr(
-        explain,
-        "ran_differently",
-        lambda *_: {"test_a.py::test_copy": ["kernel copy: block 256 → 128"]},
-    )
+    differs = {"test_a.py::test_copy": ["kernel copy: block 256 → 128"]}
+    for name, answer in (("choose", None), ("ran_differently", differs)):
+        monkeypatch.setattr(explain, name, lambda *_, answer=answer: answer)
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, log in (
