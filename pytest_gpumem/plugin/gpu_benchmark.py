@@ -67,9 +67,9 @@ class GpuTest:
         self.device: Device = session.device
         if session.watch is not None:
             session.watch.fresh()
-        self.exit = ExitStack()  # closed at the test's end, after its memory is freed
+        self._exit = ExitStack()  # closed at the test's end, after its memory is freed
         if self.device.elsewhere() != OWN_CONTEXT:
-            self.exit.enter_context(self.device.current())
+            self._exit.enter_context(self.device.current())
         self.arena = Arena(
             self.device,
             zlib.crc32(item.nodeid.encode(errors="surrogatepass")),
@@ -148,20 +148,16 @@ class GpuTest:
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left."""
         # What a lost context held went with it.
-        with self.exit, suppress(ContextLost), self.device.current():
+        with self._exit, suppress(ContextLost), self.device.current(), ExitStack() as stack:
             if self.device.gone() is not None:
                 return  # everything went with the context that was opened
-            try:
-                for stream in reversed(self.streams):
-                    if not stream.closed:
-                        stream.close()
-                        if self.session.watch is not None:
-                            self.session.watch.forgotten(stream)
-            finally:
-                try:
-                    self.works.close()
-                finally:
-                    self.arena.close()
+            stack.callback(self.arena.close)
+            stack.callback(self.works.close)
+            for stream in reversed(self.streams):
+                if not stream.closed:
+                    stream.close()
+                    if self.session.watch is not None:
+                        self.session.watch.forgotten(stream)
 
 
 def parameters_of(function: object) -> set[str]:
