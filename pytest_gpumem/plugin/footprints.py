@@ -121,7 +121,6 @@ class FootprintFeature(Feature):
             watched.begin(partial(self._start, watched))
         if watched.trouble is not None:
             self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
-        watched.look()
         return watched
 
     def _start(self, watched: WatchedTest) -> None:

@@ -376,7 +376,6 @@ class GpuMemory:
         of_part = marker_limits(limits, "call")  # a marker's limits are of the whole test
         used = BlockMemory(watched)
         try:
-            watched.look()
             yield used
         finally:
             ended = used.end()
