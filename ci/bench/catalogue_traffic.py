@@ -89,7 +89,7 @@ def record_of(row: Row, launches: Sequence[Launch], facts: DeviceFacts) -> Recor
     plain["difference"] = (counted["reads"] + counted["writes"]) / moved.total - 1
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
     too_few_writes = counted["writes"] < (1 - SHARE) * moved.writes - facts.l2_bytes
-    if measurement.not_of_dram(facts) is not None:
+    if measurement.no_share_of_peak(facts) is not None:
         plain["finding"] = UNJUDGED
     elif counted["reads"] < (1 - SHARE) * moved.reads or too_few_writes:
         plain["finding"] = WRONG

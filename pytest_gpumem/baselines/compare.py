@@ -154,7 +154,8 @@ class Pair(NamedTuple):
     """A row of the second side, and its newest run of the first."""
 
     row: Row  # judged against the first side
-    before: Row | None  # None if the first side has no such row, or measured it in another way only
+    before: SavedRow | None
+    """None if the first side has no such row, or measured it in another way only."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,9 @@ def _pair(row: Row, baseline: Baseline) -> Pair:
     times, memory = times_of(runs), memory_of(baseline.saved(row))
     if not times and not memory:
         return Pair(row, None)
-    before = Row(row.nodeid, Limits(), row.verdict, times[-1][1] if times else None, row.label)
-    return Pair(row, replace(before, footprint=memory[-1] if memory else None))
+    measurement = times[-1][1] if times else None
+    footprint = memory[-1] if memory else None
+    return Pair(row, SavedRow(row.nodeid, row.label, measurement, footprint))
 
 
 def _missing(base: Side, head: Side) -> list[Omission]:

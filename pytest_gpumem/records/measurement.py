@@ -339,9 +339,8 @@ class Measurement(Record, frozen=True, dict=True):
             return None
         return self.requested / self.latency
 
-    def not_of_dram(self, facts: DeviceFacts) -> NoShare | None:
-        """Why the bytes of a launch need not cross the DRAM bus, or are unknown; None if they cross
-        it."""
+    def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
+        """Why a share of the device's DRAM peak means nothing; None if it means something."""
         if self.moved_bytes is None:
             return NoShare.UNKNOWN_TRAFFIC
         if self.moved_bytes.link:
@@ -352,13 +351,7 @@ class Measurement(Record, frozen=True, dict=True):
             return NoShare.UNKNOWN_FOOTPRINT
         if self.footprint < L2_MULTIPLES * facts.l2_bytes:
             return NoShare.SMALL_FOOTPRINT
-        return None
-
-    def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
-        """Why a share of the device's DRAM peak means nothing; None if it means something."""
-        if not facts.dram_peak:
-            return self.not_of_dram(facts) or NoShare.UNKNOWN_PEAK
-        return self.not_of_dram(facts)
+        return None if facts.dram_peak else NoShare.UNKNOWN_PEAK
 
     def share_of_peak(self, facts: DeviceFacts) -> float | None:
         """Bandwidth over the device's DRAM peak, or None where `no_share_of_peak` has a reason."""
