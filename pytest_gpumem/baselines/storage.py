@@ -43,11 +43,6 @@ class Storage:
         """For messages: without credentials."""
         return str(self.folder)
 
-    @property
-    def location(self) -> str:
-        """The place as `storage` takes it, with its credentials."""
-        return str(self.folder)
-
     def at(self, key: str) -> Path:
         """Return the folder of the files of a kind of device."""
         return self.folder / key / SUBFOLDER
@@ -102,7 +97,7 @@ class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
     def __init__(self, url: str) -> None:
-        """`url`: as fsspec reads it."""
+        """`url`: as fsspec reads it; it may have credentials."""
         self.url = url.rstrip("/")
         # Without credentials: a gate knows the place by its results, which have none.
         name = hashlib.sha256(str(self).encode()).hexdigest()[:16]
@@ -112,10 +107,6 @@ class RemoteStorage(Storage):
 
     def __str__(self) -> str:
         return masked(self.url)
-
-    @property
-    def location(self) -> str:
-        return self.url
 
     def devices(self) -> list[str]:
         with self._opened() as (files, root):
@@ -187,16 +178,14 @@ def _names(files: Any, folder: str) -> set[str]:
     return {name for name in names if name.endswith(".json")}
 
 
-def storage(written: str, base: Path | None = None, *, offline: bool = False) -> Storage:
+def storage(written: str, base: Path | None = None) -> Storage:
     """Return the place that an option names.
 
     `written`: a folder, which may begin with "~", or a URL.
     `base`: a relative folder is below it; None: the working directory.
-    `offline`: of a URL, the copy as another process updated it.
     Raises `QuantityError`: it is no place.
     """
     text = place(written)
     if _URL.match(text) and not text.startswith("file://"):
-        remote = RemoteStorage(text)
-        return Storage(remote.folder) if offline else remote
+        return RemoteStorage(text)
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())

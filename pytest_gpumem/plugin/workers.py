@@ -167,7 +167,7 @@ class Refusal:
 def baseline_of_session(config: pytest.Config) -> Storage | None:
     """In a worker, which may run in another folder: the baseline of the controller."""
     session = given(config, SESSION)
-    return None if session is None else storage(session["baseline"], offline=session["offline"])
+    return None if session is None else storage(session["baseline"])
 
 
 def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
@@ -266,11 +266,13 @@ class Controller:
 
     def _session(self, is_here: bool) -> dict[str, object]:
         place = self._baseline
+        where = str(place.folder)
+        if isinstance(place, RemoteStorage) and not is_here:
+            where = place.url
         return {
             "key": self._facts.key,
             "name": self._facts.name,
-            "baseline": place.location,
+            "baseline": where,
             "baseline_of": self._baseline_of,
-            "offline": is_here,
             "exists": place.folder.exists(),
         }

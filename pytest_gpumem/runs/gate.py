@@ -272,4 +272,5 @@ class Gate:
 
 
 def _storage(document: Document) -> Storage:
-    return storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
+    """Return the folder of the session's saved runs; of a URL, the copy that it updated."""
+    return Storage(storage(str(document.settings.get("baseline") or ".benchmarks")).folder)

@@ -418,7 +418,6 @@ def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) 
             "key": facts.key,
             "name": facts.name,
             "baseline": str(folder),
-            "offline": False,
             "exists": exists,
         }
         config: Any = SimpleNamespace(workerinput={f"gpumem_{workers.SESSION}": given})

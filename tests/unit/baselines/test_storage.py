@@ -140,12 +140,8 @@ def test_credentials_of_a_url_are_in_no_message_and_no_file(
     with pytest.raises(BaselineError, match=r"^sftp://\*\*\*@host/runs: ") as caught:
         secret.devices()  # there is no such host, or no package for it
     assert "S3CRET" not in str(caught.value)
-    assert (
-        storage(secret.location).location == "sftp://user:S3CRET@host/runs"
-    )  # a worker reaches the same store
-    assert (
-        storage(str(secret), offline=True).folder == secret.folder
-    )  # a gate reads the copy of its screen
+    assert secret.url == "sftp://user:S3CRET@host/runs"  # a worker reaches the same store
+    assert storage(str(secret)).folder == secret.folder  # a gate reads the copy of its screen
     assert "S3CRET" not in f"{secret} {secret.shown(secret.at('key') / 'a.json')}"
-    resolved = resolve({"gpumem_baseline": secret.location}, {}, {}, "pytest.ini")
+    resolved = resolve({"gpumem_baseline": secret.url}, {}, {}, "pytest.ini")
     assert resolved.to_json()["baseline"] == "sftp://***@host/runs"
