@@ -153,10 +153,8 @@ def read(text: bytes) -> SavedRun:
         raise FileError("$: not the keys schema, sha256 and content")
     try:
         fits = digest(content) == file["sha256"]
-    except ValueError:
-        raise FileError("$.content: a number in it is not finite") from None
-    except RecursionError:
-        raise FileError("$.content: nested too deeply") from None
+    except (ValueError, RecursionError) as error:  # such as infinity
+        raise FileError(f"$.content: {error}") from None
     if not fits:
         raise FileError(
             "its content does not fit its sha256: it was edited by hand, or is damaged; " + _REMEDY
