@@ -132,42 +132,36 @@ class WatchedTest:
         self, watch: MemoryWatch, frees: Iterable[Callable[[], object]] = (), *, ended: bool = True
     ) -> Footprint:
         """Read a watch after as many calls of `frees`, in order, as it takes until nothing is kept.
-        With `--gpumem-footprint=trace` it has the lines that allocated.
+        What lines allocated that `allow_kept` names is not kept.
         """
-        footprint = self._without_allowed(watch)
+        footprint = watch.read()
         for free in frees:
             if footprint.kept:
                 free()
-                footprint = self._without_allowed(watch)
-        if self.session.settings.footprint == "trace":
+                footprint = watch.read()
+        traces, allowed = self.session.settings.footprint == "trace", self.settings.allow_kept
+        if traces or allowed:
             accounts, root = watch.accounts(), self.item.config.rootpath
-            kept = []
-            if ended and footprint.kept:
-                for event in accounts.kept:
-                    if not is_named(event.line, self.settings.allow_kept, root):
-                        kept.append(event)
-            footprint = replace(footprint, sites=sites(accounts.at_peak, kept, root))
+            kept, of_allowed, of_others = [], Counter[Series](), Counter[Series]()
+            for event in accounts.kept:
+                if is_named(event.line, allowed, root):
+                    of_allowed[event.series] += event.nbytes
+                else:  # or of an unknown line
+                    of_others[event.series] += event.nbytes
+                    kept.append(event)
+            uses = []
+            for use in footprint.uses:
+                series, nbytes = (use.library, use.kind), use.kept
+                if nbytes > 0:
+                    # A free that the log missed counts as that of an allowed line.
+                    nbytes = max(nbytes - of_allowed[series], min(nbytes, of_others[series]))
+                uses.append(replace(use, kept=nbytes, allowed=use.kept - nbytes))
+            footprint = replace(footprint, uses=tuple(uses))
+            if not ended or not footprint.kept:
+                kept = []
+            if traces:
+                footprint = replace(footprint, sites=sites(accounts.at_peak, kept, root))
         return replace(footprint, ended=ended)
-
-    def _without_allowed(self, watch: MemoryWatch) -> Footprint:
-        """A footprint whose kept memory leaves out what lines that `allow_kept` names allocated.
-        Memory of an unknown line counts. A free that the log missed counts as one of such a line.
-        """
-        footprint, allowed = watch.read(), self.settings.allow_kept
-        if not allowed or not footprint.kept:
-            return footprint
-        named, others = Counter[Series](), Counter[Series]()
-        for event in watch.accounts().kept:
-            side = named if is_named(event.line, allowed, self.item.config.rootpath) else others
-            side[event.series] += event.nbytes
-        uses = []
-        for use in footprint.uses:
-            series = use.library, use.kind
-            kept = use.kept
-            if kept > 0:
-                kept = max(kept - named[series], min(kept, others[series]))
-            uses.append(replace(use, kept=kept, allowed=use.kept - kept))
-        return replace(footprint, uses=tuple(uses))
 
     def unread(self, *, ended: bool = True) -> Footprint:
         """The footprint of the test, or of a part of it, that could not be read."""
