@@ -344,6 +344,8 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
     function: tuple[Any, tuple[Any, ...], dict[str, Any]] = (call, (), {})
     if is_kernel:
         function = (call.function, call.args, call.kwargs)
+    benchmark = GpuBenchmark(test, fixture, adopted=True)
+    label = benchmark._check_label(None)
     target = test.session.conductor.target(*function, arena=test.arena, on_simulated=True)
     if call.restores:
 
@@ -353,8 +355,7 @@ def _measure(test: GpuTest, fixture: Any, call: BenchmarkCall, *, is_kernel: boo
 
         target = dataclasses.replace(target, prepare=prepare, restores=True)
     mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
-    benchmark = GpuBenchmark(test, fixture, adopted=True)
-    benchmark._measure(target, "", benchmark._limits({}), mode, None)
+    benchmark._measure(target, label, benchmark._limits({}), mode, None)
 
 
 def _peak_of(session: GpuSession, item: pytest.Item, call: BenchmarkCall) -> int | None:

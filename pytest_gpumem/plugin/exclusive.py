@@ -112,8 +112,27 @@ def exclusive(
         return
     path = lock_file(facts.uuid)
     lock, holder = FileLock(path), path.with_suffix(".txt")
+    gpu = f"{printable(facts.name)} ({facts.uuid})"
+    begun = since = time.monotonic()
+    last_user = _user(holder)
     try:
-        _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, limit)
+        while not lock.is_locked:
+            with suppress(Timeout):
+                lock.acquire(timeout=min(_POLL, PATIENCE, limit))
+                continue
+            now, user = time.monotonic(), _user(holder)
+            if user != last_user:  # the wait for another test begins
+                since, last_user = now, user
+            if now - since >= limit:
+                waited = "and was not waited for again"
+                if limit:
+                    waited = f"for {limit:.0f} s of waiting"
+                raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
+            if now - begun >= PATIENCE:
+                tell(
+                    f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
+                    f"{since + limit - now:.0f} s; the lock is {path}"
+                )
         holder.write_text(f"process {os.getpid()} ({test})", encoding="utf-8", errors="replace")
     except OSError as error:
         lock.release()
@@ -123,29 +142,6 @@ def exclusive(
     finally:
         holder.unlink(missing_ok=True)
         lock.release()
-
-
-def _acquire(
-    lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None], limit: float
-) -> None:
-    begun = since = time.monotonic()
-    last_user = _user(holder)
-    while True:
-        try:
-            lock.acquire(timeout=min(_POLL, PATIENCE, limit))
-            return
-        except Timeout:
-            now, user = time.monotonic(), _user(holder)
-        if user != last_user:  # the wait for another test begins
-            since, last_user = now, user
-        if now - since >= limit:
-            waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-            raise GpuBusy(f"{gpu} is in use {waited}: {user} measures on it")
-        if now - begun >= PATIENCE:
-            tell(
-                f"gpumem: waiting for {gpu}: {user} measures on it; gives up in "
-                f"{since + limit - now:.0f} s; the lock is {lock.lock_file}"
-            )
 
 
 def _user(holder: Path) -> str:

@@ -320,9 +320,6 @@ class GpuBenchmark:
     ) -> Result:
         __tracebackhide__ = True
         test, session = self._test, self._test.session
-        if test.judged:
-            target.close()
-            raise BadCall(_JUDGED)
         if count_pages not in (None, True, False):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         passes = Passes(
@@ -354,19 +351,16 @@ class GpuBenchmark:
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _claim(self, label: str, other: str, by: float) -> None:
-        """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when
-        the test ends.
-        """
+        """Add a claim of `Result.faster_than`, which is judged when the test ends."""
         test = self._test
         if test.judged:
             raise BadCall(_JUDGED)
         labels = [measurement.label for measurement, _ in test.measurements]
         if other not in labels or other == label:
             known = ", ".join(repr(name) for name in labels if name != label)
-            others = f"others are {known}" if known else "it is the only one"
             raise BadCall(
-                f"faster_than({other!r}): no other measurement of this test has that label; "
-                f"{others}"
+                f"faster_than({other!r}): no other measurement of this test has that label; others "
+                f"are {known or 'none'}"
             )
         if not isinstance(by, (int, float)) or not math.isfinite(by) or by < 1:
             raise BadCall(
@@ -375,16 +369,15 @@ class GpuBenchmark:
         index = labels.index(label)
         measurement, limits = test.measurements[index]
         if limits.origin.get("faster_than") == "result":
-            raise BadCall(
-                f"faster_than({other!r}): this measurement has the claim {limits.faster_than} "
-                "already"
-            )
+            raise BadCall(f"faster_than({other!r}): {limits.faster_than} is claimed already")
         origin = {**limits.origin, "faster_than": "result"}
         limits = replace(limits, faster_than=f"{by!r} x {other}", origin=origin)
         test.measurements[index] = measurement, limits
 
     def _check_label(self, label: str | None) -> str:
         test = self._test
+        if test.judged:
+            raise BadCall(_JUDGED)
         labels = [measurement.label for measurement, _ in test.measurements]
         if label is not None:
             check_label(f"label={label!r}", label, labels, test.item, test.session)
