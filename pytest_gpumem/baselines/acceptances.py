@@ -266,42 +266,43 @@ def changes_of(row: Row) -> Iterator[AcceptedChange]:
     if row.test_error is True:
         return
     for result in row.verdict.limits:
-        figure = FORGIVES.get(result.limit)
         if result.code is Code.MEASURED_DIFFERENTLY:
             yield AcceptedChange(row.key, "measured")
-        elif figure is None or result.outcome is not Outcome.FAIL:
-            continue
-        elif figure == "time":
-            change = _slow_down(row)
-            if change is not None:
-                # Rounded up, in hundredths of a percent.
-                hundredths = math.ceil(max(change, 0.0) * 1e4 - 1e-6)
-                yield AcceptedChange(row.key, figure, f"{hundredths / 100:g}%")
-        elif figure == "memory":
-            if row.footprint is not None:
-                peak = format_bytes(max(peaks_of(row.footprint)))
-                yield AcceptedChange(row.key, figure, peak)
-        elif result.limit in relative(row.limits) and row.measurement is not None:
-            count = exact_count(row.measurement, result.limit)
-            if not isinstance(count, str):
-                value = LIMITS[result.limit].parse(count)
-                yield AcceptedChange(row.key, figure, f"{result.limit}={value}")
+        elif result.outcome is Outcome.FAIL and result.limit in FORGIVES:
+            up_to = _measured(row, result.limit)
+            if up_to is not None:
+                yield AcceptedChange(row.key, FORGIVES[result.limit], up_to)
 
 
-def _slow_down(row: Row) -> float | None:
-    """Return the measured slow-down of a row and its limit on top, as a share, or None.
+def _measured(row: Row, limit: str) -> str | None:
+    """Return how far a row is to be accepted beyond a limit that compares, or None."""
+    if FORGIVES[limit] == "time":
+        return _slow_down(row)
+    if FORGIVES[limit] == "memory":
+        return None if row.footprint is None else format_bytes(max(peaks_of(row.footprint)))
+    if limit not in relative(row.limits) or row.measurement is None:
+        return None
+    count = exact_count(row.measurement, limit)
+    return None if isinstance(count, str) else f"{limit}={LIMITS[limit].parse(count)}"
+
+
+def _slow_down(row: Row) -> str | None:
+    """Return the measured slow-down of a row and its limit on top, rounded up, or None.
 
     A duet could not decide about a limit that is the measured slow-down itself.
     """
     verdict, written = row.verdict, row.limits.max_regression
     if written is None or row.measurement is None:
         return None
-    limit = parse_margin(written).over(row.measurement.latency)
     if verdict.paired is not None:
-        return (1 + verdict.paired.change) * (1 + limit) - 1
-    if verdict.comparison is not None:
-        return (1 + verdict.comparison.delta) * (1 + limit) - 1
-    return None
+        change = verdict.paired.change
+    elif verdict.comparison is not None:
+        change = verdict.comparison.delta
+    else:
+        return None
+    limit = parse_margin(written).over(row.measurement.latency)
+    change = (1 + change) * (1 + limit) - 1
+    return f"{math.ceil(max(change, 0.0) * 1e4 - 1e-6) / 100:g}%"
 
 
 def absolute_limits(row: Row) -> list[str]:
