@@ -6,6 +6,7 @@ has nothing of the kind.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -368,6 +369,18 @@ class Activity(NamedTuple):
     """The kernels of some work."""
 
     kernels: Sequence[Span]
+
+    @property
+    def at_once(self) -> float:
+        """Nanoseconds in which two kernels or more run."""
+        total = last = counted = 0.0
+        for kernel in sorted(self.kernels, key=operator.attrgetter("start")):
+            begin, end = max(kernel.start, counted), min(kernel.end, last)
+            if begin < end:
+                total += end - begin
+                counted = end
+            last = max(last, kernel.end)
+        return total * 1e9
 
 
 class Counters(Protocol):

@@ -242,7 +242,7 @@ def test_rows_after_much_power_read_as_before(
 
 
 @pytest.mark.gpumem(budget="0.5 s")
-def test_placements_of_a_small_case_are_distinct(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
+def test_placements_of_a_small_case_are_many(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
     seen = []
 
     def build(memory: Memory) -> Case:
@@ -252,7 +252,8 @@ def test_placements_of_a_small_case_are_distinct(gpu_benchmark: GpuBenchmark, cu
 
     gpu_benchmark.case(build)
     assert len(seen) > 8
-    assert len(set(seen)) > 0.9 * len(seen)  # a set that was built to be checked may come again
+    # Padding is drawn from 64 steps, with replacement: of 32 placements about seven come twice.
+    assert len(set(seen)) > 0.6 * len(seen)
 
 
 def test_work_of_the_per_thread_stream_is_named(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
