@@ -312,12 +312,7 @@ class Sampler:
         return device.now() - start
 
     def _plain(self, place: int) -> float:
-        """Launch under a profiler, alone in a range `measure`, after a range `flush`.
-
-        A filter on a test's `measure` range finds the kernels of the test and no others. The range
-        of the launch has its category and the compulsory bytes as payload. There is no hold: a
-        profiler that replays kernels would wait for ever.
-        """
+        """Launch under a profiler, in a range `measure` that holds no other kernel."""
         device, stream, ranges = self._device, self._streams[0], self._harness.ranges
         traffic = self.target.moved_bytes
         with ranges.range(phase(self._test, "flush")):

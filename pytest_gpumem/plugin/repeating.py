@@ -46,11 +46,7 @@ class Repeats:
         yield
 
     def _run_processes(self) -> None:
-        """Run the further processes: the same command in this environment.
-
-        They save, report and compare nothing: this process judges the rows of all. None is
-        repeated: a test that crashes now and then fails.
-        """
+        """Run the further processes, which save and compare nothing."""
         gpu, config = self._session, self._session.config
         arguments = [str(argument) for argument in config.invocation_params.args]
         total = gpu.settings.total_budget

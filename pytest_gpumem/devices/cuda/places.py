@@ -163,11 +163,7 @@ def memory_kind(
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
-    """True if an address lies in the padding of an allocation: the driver rounds sizes up.
-
-    The driver's allocation may end before the address, contain it though less was requested,
-    or, on the host, be of unknown size: then the rest of the last page belongs to it.
-    """
+    """True if an address lies in the padding of an allocation: the driver rounds sizes up."""
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
     if known and not int(base) <= address < int(base) + int(size):

@@ -120,11 +120,7 @@ class SimulatedKernels(Facet, protocol.DeviceKernels):
 
 
 def _computation(launch: Launch) -> Callable[[], None]:
-    """Return what writes a kernel's results, of what is real, by its reference.
-
-    If an array is backed in part, all are cut to the elements of the shortest of those: a smaller
-    table stays whole, a stream becomes its first elements. Unchanged inputs are not computed again.
-    """
+    """Return what writes the part of a kernel's results that is real, by its reference."""
     kernel = launch.kernel
     reference = kernel.reference
     if reference is None:
