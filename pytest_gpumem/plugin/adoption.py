@@ -90,12 +90,8 @@ class AdoptionFeature(Feature):
 
     def _state(self) -> dict[str, Any]:
         """Return what another process needs that has the results."""
-        adopted, without_gpu = self._session.adopted, self._session.without_gpu
-        return {
-            "adopted": sorted(adopted),
-            "without_gpu": sorted(without_gpu),
-            "reasons": self._reasons,
-        }
+        adopted, without_gpu = sorted(self._session.adopted), sorted(self._session.without_gpu)
+        return {"adopted": adopted, "without_gpu": without_gpu, "reasons": self._reasons}
 
     def _take(self, state: Mapping[str, Any]) -> None:
         """Take what a worker has seen."""

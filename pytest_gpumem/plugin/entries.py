@@ -52,11 +52,8 @@ class Entries:
     def add(
         self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool
     ) -> None:
-        """Add the entry of one measurement.
-        `label`: tells it apart inside its test; empty for the only one.
-        `durations`: seconds of each sample.
-        `summary`: JSON-able figures for `extra_info`.
-        `failed`: neither save nor compare may take it.
+        """Add the entry of a measurement with this label, which no save or compare takes if failed.
+        `durations`: seconds of each sample. `summary`: JSON-able figures for `extra_info`.
         """
         fixture = self._fixture
         if fixture is None or not durations:

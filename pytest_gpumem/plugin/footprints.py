@@ -95,9 +95,7 @@ class FootprintFeature(Feature):
     # A test
 
     def _begin(self, item: pytest.Item) -> WatchedTest | None:
-        """Begin to watch a test; None if it is not to be watched.
-        Raises `SettingsError`: a keyword of its marker that cannot be used.
-        """
+        """Begin to watch a test; None if it is not to be watched."""
         session, footprint = self._session, self._session.settings.footprint
         # A benchmark's limit on waits is on one launch.
         is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
@@ -106,8 +104,7 @@ class FootprintFeature(Feature):
         limited, shown = uses(item, MEMORY_FIXTURE), footprint in ("on", "trace")
         for name in names:
             limited = limited or by_marker(limits, name)
-        for name in OF_FOOTPRINT:
-            shown = shown or getattr(limits, name) is not None
+            shown = shown or (name in OF_FOOTPRINT and getattr(limits, name) is not None)
         reads_waits = not is_benchmark and (session.settings.waits or limits.max_waits is not None)
         shown = footprint != "off" and (shown or limited)
         watches = shown or (footprint != "off" and uses(item, TEST_FIXTURE))

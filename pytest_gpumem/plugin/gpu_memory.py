@@ -261,9 +261,7 @@ def attached(
 
 
 def _has_row(watched: WatchedTest, footprint: Footprint) -> bool:
-    """True if a test that measures nothing has a row.
-    A limit of the session is no reason for a test that does not touch the GPU.
-    """
+    """True if a test that measures nothing has a row: one that touches the GPU, or is limited."""
     if not watched.shown and not watched.reads_waits:
         return False
     if footprint.uses or watched.limited:
