@@ -26,10 +26,10 @@ from pytest_gpumem.runs.pairs import (
     DuetVerdict,
     RowFilter,
     RowPairs,
+    Trouble,
     check_alike,
-    fails,
-    not_measured,
     test_of,
+    trouble_of,
     under_new_names,
     under_other_name,
 )
@@ -54,20 +54,14 @@ class Pair:
         """How the first session that broke off did so."""
         return self.base.error or self.head.error
 
-    def troubles(self, key: str) -> list[str]:
-        """Return why the sides have nothing to compare of a row."""
-        troubles = []
+    def troubles(self, key: str) -> dict[str, Trouble]:
+        """Return why the sides have nothing to compare of a row, by side."""
+        troubles = {}
         for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
-            why = not_measured(key, rows.get(key), process)
-            if why is not None:
-                troubles.append(f"{process.turn.side}: {why}")
+            trouble = trouble_of(key, rows.get(key), process)
+            if trouble is not None:
+                troubles[process.turn.side] = trouble
         return troubles
-
-    def head_fails(self, key: str) -> bool:
-        """Return whether a row fails in head alone, by more than its limits."""
-        if fails(key, self.base_rows.get(key), self.base):
-            return False
-        return fails(key, self.head_rows.get(key), self.head)
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,7 @@ class Duet:
         if troubles:
             if last:
                 self._end(row, pair, troubles)
-            return troubles[0]
+            return _sentences(troubles)[0]
         base, head = pair.base_rows[row.key], pair.head_rows[row.key]
         assert self._device is not None
         for side, measured in ((BASE, base), (HEAD, head)):
@@ -229,11 +223,11 @@ class Duet:
         row.add(base, head, self._device)
         return None
 
-    def _end(self, row: RowPairs, pair: Pair, troubles: list[str]) -> None:
+    def _end(self, row: RowPairs, pair: Pair, troubles: Mapping[str, Trouble]) -> None:
         """End a row that a pair cannot compare. What fails in head alone is red."""
-        outcome = None
+        outcome, texts = None, _sentences(troubles)
         in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
-        if pair.head_fails(row.key):
+        if _head_fails(troubles):
             outcome = Outcome.FAIL
         elif not in_base and row.key in pair.head_rows and test_of(row.key, pair.base) is None:
             # The row may be another one of base under a new label.
@@ -242,11 +236,10 @@ class Duet:
                 if other.nodeid == row.nodeid and other.key not in pair.head.by_key:
                     gone.append(other.key)
             if gone:
-                text = f"base measures {', '.join(gone)} in that test, head does not"
-                troubles = [*troubles, text]
+                texts.append(f"base measures {', '.join(gone)} in that test, head does not")
             else:
                 outcome = Outcome.NEW
-        row.end(outcome, "; ".join(troubles))
+        row.end(outcome, "; ".join(texts))
 
     # The first pair
 
@@ -288,10 +281,10 @@ class Duet:
         """Add tests and files without a row that fail in head alone, such as by an import."""
         for nodeid in pair.head.outcomes:
             covered = any(covers(nodeid, key) for key in self._rows)
-            if covered or not self._wanted.selects(nodeid, nodeid) or not pair.head_fails(nodeid):
-                continue
-            row = self._rows[nodeid] = RowPairs(nodeid, nodeid, Limits())
-            row.end(Outcome.FAIL, f"head: {not_measured(nodeid, None, pair.head)}")
+            troubles = pair.troubles(nodeid)
+            if not covered and self._wanted.selects(nodeid, nodeid) and _head_fails(troubles):
+                row = self._rows[nodeid] = RowPairs(nodeid, nodeid, Limits())
+                row.end(Outcome.FAIL, f"head: {troubles[HEAD].why}")
 
     # Both sides
 
@@ -315,6 +308,17 @@ class Duet:
                 raise RunError(
                     f"{name} ({side.title}) was changed while it was measured; begin anew"
                 )
+
+
+def _head_fails(troubles: Mapping[str, Trouble]) -> bool:
+    """True if a test fails in head alone, by more than its limits."""
+    if BASE in troubles and troubles[BASE].fails:
+        return False
+    return HEAD in troubles and troubles[HEAD].fails
+
+
+def _sentences(troubles: Mapping[str, Trouble]) -> list[str]:
+    return [f"{side}: {trouble.why}" for side, trouble in troubles.items()]
 
 
 def rounded_duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -107,27 +108,38 @@ def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
             )
 
 
-def not_measured(key: str, row: Row | None, process: ProcessRecord) -> str | None:
+class Trouble(NamedTuple):
+    """Why a process has nothing to compare of a row."""
+
+    why: str
+    fails: bool  # it crashed, or the test failed by more than its limits
+
+
+def trouble_of(key: str, row: Row | None, process: ProcessRecord) -> Trouble | None:
     """Return why a process has nothing to compare of a row, whatever its conditions, or None.
 
     A test that only broke limits was measured all the same.
     """
     if process.error is not None:
-        return f"crashed: {process.error}"
-    why = "it measured nothing"
-    if row is not None and row.measured_something:
-        if not row.failed or _broke_only_limits(row.nodeid, process):
-            return None
-        why = "its test failed"
-    elif row is not None:
-        why = row.verdict.reason or why
+        return Trouble(f"crashed: {process.error}", True)
+    why, fails = "it measured nothing", False
     nodeid = test_of(key, process)
+    if row is not None:
+        fails = row.failed and not _broke_only_limits(row.nodeid, process)
+        if not row.measured_something:
+            why = row.verdict.reason or why
+        elif fails:
+            why = "its test failed"
+        else:
+            return None
     if nodeid is None:
-        return why
+        return Trouble(why, fails)
     outcome, words = process.outcomes[nodeid]
+    if row is None:
+        fails = outcome == "failed" and not _broke_only_limits(nodeid, process)
     if key.startswith(f"{nodeid}::"):  # its file
-        return words or outcome
-    return f"{outcome}, {words}" if words else outcome
+        return Trouble(words or outcome, fails)
+    return Trouble(f"{outcome}, {words}" if words else outcome, fails)
 
 
 def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
@@ -136,18 +148,6 @@ def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
     if any(row.test_error is True for row in rows):
         return False
     return any(is_failure(row.verdict, strict=False) for row in rows)
-
-
-def fails(key: str, row: Row | None, process: ProcessRecord) -> bool:
-    """Return whether a process crashed, or the test of a row failed by more than its limits."""
-    if process.error is not None:
-        return True
-    if row is not None:
-        return row.failed and not _broke_only_limits(row.nodeid, process)
-    nodeid = test_of(key, process)
-    if nodeid is None or process.outcomes[nodeid][0] != "failed":
-        return False
-    return not _broke_only_limits(nodeid, process)
 
 
 def test_of(key: str, process: ProcessRecord) -> str | None:

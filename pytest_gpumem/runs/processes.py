@@ -92,11 +92,6 @@ class ProcessRecord:
     """The last words of a session that failed, and no test of it did."""
 
     @property
-    def simulated(self) -> bool:
-        """True if its device was simulated."""
-        return self.device is not None and self.device.simulated
-
-    @property
     def by_key(self) -> dict[str, Row]:
         """Its rows by `Row.key`."""
         return {row.key: row for row in self.rows}
@@ -117,10 +112,6 @@ class ProcessRecord:
                 self.texts[nodeid] = text
 
 
-def _nothing(_: object) -> None:
-    pass
-
-
 class Processes:
     """The processes of an experiment."""
 
@@ -133,7 +124,7 @@ class Processes:
         evidence: bool = False,
         tree: Side | None = None,
         title: Callable[[Turn], str] | None = None,
-        say: Callable[[str], object] = _nothing,
+        say: Callable[[str], object] = str,
     ) -> None:
         """Start none yet.
 
@@ -151,8 +142,6 @@ class Processes:
         self._anew: set[str] = set()  # sides whose processes are not forked
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
         self._folder = Path(self._temporary.name)
-        self._nothing = self._folder / "no-baseline"
-        self._nothing.mkdir()
 
     def close(self) -> None:
         """End all processes."""
@@ -216,9 +205,11 @@ class Processes:
             arguments = [moved_word(word, side, tree) for word in arguments]
         # The last of an option counts. One word each: pytest looks for its root folder among all
         # words that are paths.
+        empty = self._folder / "no-baseline"
+        empty.mkdir(exist_ok=True)
         arguments += [
             "--no-header",  # which would read the state of the GPU before the fork
-            f"--gpumem-baseline={self._nothing}",
+            f"--gpumem-baseline={empty}",
             f"--benchmark-storage=file://{self._folder}",
             f"--benchmark-json={self._folder / 'unused.json'}",
         ]

@@ -35,7 +35,8 @@ def exit_code(result: DuetResult, *, strict: bool) -> int:
         return Exit.FAILED
     if not any(verdict.results for verdict in result.verdicts):
         return Exit.NO_VERDICT
-    simulated = any(process.simulated for process in result.processes)
+    device = _device_of(result)
+    simulated = device is not None and device.simulated
     if strict and (simulated or any(outcome is not Outcome.PASS for outcome in outcomes)):
         return Exit.NO_VERDICT
     return Exit.FINE
