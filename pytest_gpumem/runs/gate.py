@@ -10,7 +10,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -35,8 +35,7 @@ from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
 from pytest_gpumem.runs.duet import DuetResult
 from pytest_gpumem.runs.open_rows import (
-    crept_in_memory,
-    crept_in_time,
+    crept_limits,
     limits_for_duet,
     not_checked,
     with_creep,
@@ -188,8 +187,9 @@ class Gate:
         crept: dict[str, dict[str, Limits]] = {}  # by revision and row key, the limits to judge
         for row in rows:
             if row.key in verdicts:
-                for revision, limits in self._crept(row, verdicts[row.key]):
-                    crept.setdefault(revision, {})[row.key] = limits
+                limits = crept_limits(row, verdicts[row.key], self.accepted, self.baseline)
+                for revision, of_row in limits.items():
+                    crept.setdefault(revision, {})[row.key] = of_row
         for revision, of_rows in crept.items():
             words = f"{counted(len(of_rows), 'row')} beyond the limit over the reference"
             self.say(f"{words}: a duet with its oldest revision {revision[:10]} decides")
@@ -203,21 +203,6 @@ class Gate:
             else:
                 for verdict in oldest.verdicts:
                     verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
-
-    def _crept(self, row: Row, verdict: DuetVerdict) -> Iterator[tuple[str, Limits]]:
-        """The oldest revision of each reference that the row is above a limit over."""
-        accepted, written, origin = self.accepted, row.limits, row.limits.origin
-        if row.measurement is not None and accepted.of(row.key, "time") is None:
-            runs = self.baseline.reference_runs(row)
-            if crept_in_time(verdict, runs):
-                limits = Limits(max_regression=written.max_regression, origin=origin)
-                yield str(runs[0].process.revision), limits
-        growth = written.max_peak_regression
-        if row.footprint is not None and growth and accepted.of(row.key, "memory") is None:
-            runs = self.baseline.reference_runs(row, "memory")
-            if crept_in_memory(verdict, growth, runs):
-                limits = Limits(max_peak_regression=growth, origin=origin)
-                yield str(runs[0].process.revision), limits
 
     def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> DuetResult:
         """Raises `RunError`: the revision cannot be measured."""

@@ -9,6 +9,7 @@ from statistics import fmean
 from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import FORGIVES, NONE, Acceptances, AcceptedChange
+from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import worst
@@ -159,29 +160,45 @@ def _up_to_accepted(
 # Against the oldest revision of the reference
 
 
-def crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
-    """Return whether head is slower than its reference by more than a limit that it did not fail.
+def crept_limits(
+    row: Row, verdict: DuetVerdict, accepted: Acceptances, baseline: Baseline
+) -> dict[str, Limits]:
+    """Return the limits that head is above over its reference, and did not fail against BASE.
 
-    Steps that each pass against BASE may add up to more than the limit.
-    `reference`: the saved runs of the row's reference.
+    By the oldest revision of the reference. Steps that each pass may add up to more than a limit.
     """
+    references = {}
+    if row.measurement is not None and accepted.of(row.key, "time") is None:
+        runs = baseline.reference_runs(row)
+        if _crept_in_time(verdict, runs):
+            references[TIME] = runs
+    growth = row.limits.max_peak_regression
+    if row.footprint is not None and growth and accepted.of(row.key, "memory") is None:
+        runs = baseline.reference_runs(row, "memory")
+        if _crept_in_memory(verdict, growth, runs):
+            references[PEAK] = runs
+    limits: dict[str, Limits] = {}
+    for name, runs in references.items():
+        revision = str(runs[0].process.revision)
+        of_row = limits.get(revision, Limits(origin=row.limits.origin))
+        limits[revision] = structs.replace(of_row, **{name: getattr(row.limits, name)})
+    return limits
+
+
+def _crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
+    """True if head is slower than its reference by more than the limit."""
     pairs = verdict.pairs
-    if pairs is None or not reference:
-        return False
-    if pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED):
+    if pairs is None or pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED) or not reference:
         return False
     changes = []
-    for row in verdict.head:
-        if row.measurement is not None:
-            changes.append(against_reference(row.measurement, times_of(reference)).log_ratio)
+    for head in verdict.head:
+        if head.measurement is not None:
+            changes.append(against_reference(head.measurement, times_of(reference)).log_ratio)
     return fmean(changes) > pairs.limit
 
 
-def crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRow]) -> bool:
-    """Return whether head takes more memory than its reference allows, and passes against BASE.
-
-    `limit`: the allowed growth, as written. `reference`: the saved runs of the row's reference.
-    """
+def _crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRow]) -> bool:
+    """True if the peak of head grew over its reference by more than the limit."""
     passed = [result.limit for result in verdict.results if result.outcome is Outcome.PASS]
     if PEAK not in passed or not reference:
         return False

@@ -13,6 +13,7 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptances import Acceptance, Acceptances, AcceptedChange
+from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, SavedRun
 from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import Selection
@@ -20,8 +21,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.runs.open_rows import (
-    crept_in_memory,
-    crept_in_time,
+    crept_limits,
     limits_for_duet,
     not_checked,
     with_creep,
@@ -173,21 +173,40 @@ def test_another_way_of_measuring_is_red_unless_it_is_accepted() -> None:
     assert found.verdict.outcome is Outcome.ACCEPTED
 
 
-def test_a_row_that_did_not_fail_is_held_against_its_reference() -> None:
-    for outcome, head, expected in [
-        (Outcome.PASS, 1.02e-3, True),
-        (Outcome.UNDECIDED, 1.02e-3, True),
-        (Outcome.FAIL, 1.02e-3, False),
-        (None, 1.02e-3, False),
-        (Outcome.PASS, 1.005e-3, False),
-    ]:
-        pairs = Pairs((0.001, 0.002), 0.01, outcome)
-        heads = (replace(row(), measurement=measurement(placements=((head,),))),)
-        verdict = replace_pairs(judged(Outcome.PASS), pairs=pairs, head=heads)
-        run = SavedRun(id="a", utc=datetime(2026, 11, 1, tzinfo=timezone.utc), device=H100)
-        saved = PastRow("t.py::a", measurement=measurement(), process=run)
-        assert crept_in_time(verdict, [saved]) == expected
-        assert not crept_in_time(verdict, [])
+@pytest.mark.parametrize(
+    ("outcome", "latency", "peak", "crept"),
+    [
+        (Outcome.PASS, 1.02e-3, 64, {"b": [TIME]}),
+        (Outcome.UNDECIDED, 1.02e-3, 65, {"b": [TIME, PEAK]}),
+        (Outcome.FAIL, 1.02e-3, 65, {"b": [PEAK]}),
+        (None, 1.02e-3, 64, {}),
+        (Outcome.PASS, 1.005e-3, 64, {}),
+    ],
+)
+def test_a_row_that_did_not_fail_is_held_against_its_reference(
+    outcome: Outcome | None, latency: float, peak: int, crept: dict[str, list[str]]
+) -> None:
+    base = with_peak(64)
+    head = replace(with_peak(peak), measurement=measurement(placements=((latency,),)))
+    verdict = replace_pairs(
+        judged(Outcome.PASS, PEAK), pairs=Pairs((0.001, 0.002), 0.01, outcome), head=(head,)
+    )
+    utc = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    run = SavedRun(id="a", utc=utc, device=H100, revision="b")
+    saved = PastRow(
+        base.key,
+        measurement=measurement(),
+        footprint=base.footprint,
+        limits=base.limits,
+        process=run,
+    )
+    for rows, expected in (({base.key: (saved,)}, crept), ({}, {})):
+        limits = crept_limits(head, verdict, NOTHING, Baseline(rows))
+        names = {
+            revision: [name for name in (TIME, PEAK) if getattr(of_row, name) is not None]
+            for revision, of_row in limits.items()
+        }
+        assert names == expected
 
 
 def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
@@ -199,4 +218,3 @@ def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
     unknown = not_checked(passed, "no folder")
     assert unknown.outcome is Outcome.UNDECIDED
     assert "cannot be measured: no folder" in unknown.results[0].reason
-    assert not crept_in_memory(passed, "0 B", ())
