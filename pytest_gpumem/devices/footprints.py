@@ -1,6 +1,6 @@
 """The memory that a test takes: sources report allocations into a log, and watches read it.
 
-Each source gives single allocations, its own counts, or both. Allocations tell the peak, and counts
+Each source gives single allocations, counts, or both. Allocations tell the peak, and counts
 what is kept and reserved. Where a library's allocations are not all reported, its peak is at least
 what its counts have shown, and the footprint says so.
 """
@@ -150,7 +150,7 @@ class Footprints:
             self.log.forget(freed)
 
     def figures(self) -> dict[Series, Figures]:
-        """Return the own counts of all sources."""
+        """Return the counts of all sources."""
         figures: dict[Series, Figures] = {}
         for source in self.running.values():
             figures.update(source.figures())

@@ -280,7 +280,7 @@ class Source(ABC):
         return
 
     def figures(self) -> Mapping[Series, Figures]:
-        """The library's own counts now."""
+        """The library's counts now."""
         return {}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:

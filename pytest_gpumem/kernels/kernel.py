@@ -91,7 +91,7 @@ class Call:
 
     arrays: Mapping[str, ArrayFacts]
     scalars: Mapping[str, int | float] = field(default_factory=dict)
-    blocks: int | None = None  # grid chosen by the caller; None: the kernel's own default
+    blocks: int | None = None  # grid chosen by the caller; None: the kernel's default
 
 
 Reference: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]]

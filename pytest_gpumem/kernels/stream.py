@@ -201,7 +201,7 @@ def _write(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"a": calls.filled_like(arrays["a"], scalars["value"])}
 
 
-# BabelStream's scalar is 0.4; 3 is STREAM's own, and an integer array can be scaled by it too.
+# BabelStream's scalar is 0.4; 3 is STREAM's, and an integer array can be scaled by it too.
 _S = Parameter("s", Role.SCALAR, 3.0)
 
 KERNELS = (

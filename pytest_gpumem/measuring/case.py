@@ -50,7 +50,7 @@ class Case:
     restore: Callable[[], object] | None = None
     """Restores inputs that `launch` changes; untimed, before every sample, on the same stream."""
     check: Callable[[], object] | None = None
-    """Raises, or returns something false, if the result of one launch on poisoned, restored data is
+    """Raises, or returns something false, if the result of a launch on poisoned, restored data is
     wrong; called before and after timing."""
     reads: Sequence[Any] = ()
     """Arrays or buffers that a launch reads, whole."""
@@ -60,7 +60,7 @@ class Case:
     window: Any = None
     """Buffer, or array of one, that is made persisting in L2."""
     moved: int | str | None = None
-    """Compulsory bytes of one launch, in bytes or as "64 MiB", where `reads` and `writes` do not
+    """Compulsory bytes of a launch, in bytes or as "64 MiB", where `reads` and `writes` do not
     give them."""
     reference: Callable[[], object] | None = None
     """Does on the host what `launch` does on a GPU, through the buffers' `view()`; the simulated
@@ -182,7 +182,7 @@ class _Code:
             result = check()
         except AssertionError as error:
             why = str(error) or "its check failed"
-            raise WrongResult(f"{name}: the result of one launch is wrong: {why}") from error
+            raise WrongResult(f"{name}: the result of a launch is wrong: {why}") from error
         try:
             # Libraries have a False of theirs: numpy.bool, or an array of an element.
             right = result is None or bool(result)
@@ -204,7 +204,7 @@ def _declared_bytes(name: str, moved: object) -> int | None:
         moved = parse_bytes(moved)
     if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
         raise BadCall(
-            f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a "
+            f"{name}={moved!r}; it is the compulsory bytes of a launch, a positive integer or a "
             'size such as "64 MiB"'
         )
     return int(moved)

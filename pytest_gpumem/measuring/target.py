@@ -44,7 +44,7 @@ cuSOLVER, cuSPARSE and cuRAND."""
 
 
 class WrongResult(AssertionError):
-    """The result of one launch is not the reference's; no speed is reported for it."""
+    """The result of a launch is not the reference's; no speed is reported for it."""
 
 
 class NotChecked(Exception):

@@ -36,7 +36,7 @@ TRIES = 3  # times that parts and sequence are measured until they agree
 
 
 class Works:
-    """The fixture `gpu_work`: composes work for one test. `gpu_benchmark(work)` measures it."""
+    """The fixture `gpu_work`: composes work for a test. `gpu_benchmark(work)` measures it."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -23,7 +23,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.result_files import revision_of
 
-DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
+DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's default of `--benchmark-storage`
 
 
 def gpumem_device_time() -> float:
@@ -37,7 +37,7 @@ def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
 
 
 class Entries:
-    """The entries of one test."""
+    """The entries of a test."""
 
     def __init__(self, benchmark: object, *, adopted: bool = False) -> None:
         """`benchmark`: the test's fixture. `adopted`: it has measured the same call itself."""
@@ -187,7 +187,7 @@ def write_json(config: pytest.Config) -> Path | None:
 
 
 def commit_info(config: pytest.Config) -> dict[str, Any]:
-    """The commit as pytest-benchmark finds it, the project's own hooks included."""
+    """The commit as pytest-benchmark finds it, the project's hooks included."""
     info: dict[str, Any] = config.hook.pytest_benchmark_generate_commit_info(config=config)
     config.hook.pytest_benchmark_update_commit_info(config=config, commit_info=info)
     return info

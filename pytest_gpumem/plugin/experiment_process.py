@@ -2,7 +2,7 @@
 for each process that measures.
 
 An inherited socket carries lines of JSON: tests to run come in, records go out. A forked process
-opens its own context, runs the tests, and ends. Where it could not use the GPU, this process
+opens a context, runs the tests, and ends. Where it could not use the GPU, this process
 measures itself and ends, and its controller starts another one. It ends with its controller.
 It imports nothing of this package before pytest does, so that the tree under test brings its own.
 PYTEST_DONT_REWRITE
@@ -91,7 +91,7 @@ class Experiment:
     def leave(self, code: int) -> None:
         """Report how the session ended, and end the process.
 
-        The libraries' own clean-up costs GPU time and may crash; the driver frees the memory.
+        The libraries' clean-up costs GPU time and may crash; the driver frees the memory.
         """
         self._say_reports()
         self._say(exit=code, strays=strays(self._job["roots"], self._job["foreign"]))

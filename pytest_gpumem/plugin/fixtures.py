@@ -1,4 +1,4 @@
-"""The fixtures. Public ones depend on private ones only, so that a user's own fixture of the same
+"""The fixtures. Public ones depend on private ones only, so that a user's fixture of the same
 name breaks nothing.
 
 Read in every session, also with the plugin off: nothing heavy is imported at the top.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def _gpumem_test(request: pytest.FixtureRequest) -> Iterator[GpuTest]:
-    """The device and the memory of one test; everything that it allocates is freed at its end."""
+    """The device and the memory of a test; everything that it allocates is freed at its end."""
     if not request.config.pluginmanager.hasplugin(SESSION_PLUGIN):
         # Reached by getfixturevalue only: a test that names a fixture was skipped before.
         pytest.skip(NEEDS_GPUMEM)

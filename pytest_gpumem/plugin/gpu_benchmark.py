@@ -173,7 +173,7 @@ def parameters_of(function: object) -> set[str]:
 
 
 class GpuBenchmark:
-    """Measures for one test. `label=` names each of several measurements."""
+    """Measures for a test. `label=` names each of several measurements."""
 
     def __init__(self, test: GpuTest, benchmark: object, *, adopted: bool = False) -> None:
         """`benchmark` is pytest-benchmark's fixture. `adopted`: it has measured the same call."""
@@ -217,11 +217,11 @@ class GpuBenchmark:
                 that name; wrap it in a lambda to use both.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
-            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where
+            moved: compulsory bytes of a launch, in bytes or as "64 MiB"; for callables, where
                 `reads` and `writes` do not give it.
             reads, writes: lists of the arrays or buffers that one launch of a callable reads or
                 writes, whole.
-            check: raises, or returns something false, if the result of one launch of a callable is
+            check: raises, or returns something false, if the result of a launch of a callable is
                 wrong; called before and after timing. Buffers of `writes` that are not in `reads`
                 are poisoned before it.
             reference: does on the host what a callable does on a GPU, through the `view()` of the
@@ -236,7 +236,7 @@ class GpuBenchmark:
 
         Raises:
             BadCall: arguments do not fit, or the label is missing or was used.
-            WrongResult: the result of one launch is not the reference's; no speed is reported.
+            WrongResult: the result of a launch is not the reference's; no speed is reported.
             Unsupported: the device cannot do it; the test skips with the reason.
         """
         __tracebackhide__ = True

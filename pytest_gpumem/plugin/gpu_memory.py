@@ -54,7 +54,7 @@ class WatchedTest:
         self, item: pytest.Item, session: GpuSession, limits: Limits, *, shown: bool, limited: bool
     ) -> None:
         """`shown`: an option, a limit or a fixture asks for a row of memory.
-        `limited`: its own marker or fixture does: it has a row even where it takes no memory.
+        `limited`: its marker or fixture does: it has a row even where it takes no memory.
         """
         self.item, self.session, self.limits = item, session, limits
         self.shown, self.limited = shown, limited

@@ -65,7 +65,7 @@ class IsolationFeature(Feature):
             yield
         except ENDS:
             raise
-        except BaseException as raised:  # pytest's own outcomes are no Exceptions
+        except BaseException as raised:  # pytest's outcomes are no Exceptions
             error = raised
         try:
             self._session.wait(item)

@@ -34,7 +34,7 @@ class LeftoverFeature(Feature):
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Look after every fixture's own teardown."""
+        """Look after every fixture's teardown."""
         try:
             yield
         except ENDS:
@@ -51,7 +51,7 @@ class LeftoverFeature(Feature):
             yield
             return
         before = watch.look()
-        # Finalizers run in reverse order: after the fixture's own teardown.
+        # Finalizers run in reverse order: after the fixture's teardown.
         fixturedef.addfinalizer(partial(watch.ended, fixturedef))
         yield
         watch.keep(fixturedef, before)

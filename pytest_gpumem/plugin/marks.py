@@ -29,7 +29,7 @@ BENCHMARK_FIXTURE = "_gpumem_benchmark"  # the private fixture behind `gpu_bench
 
 def uses(item: pytest.Item, fixture: str) -> bool:
     """True if a test uses one of our fixtures. Only ours depend on the private ones, whatever a
-    user's own fixture is called."""
+    user's fixture is called."""
     return fixture in getattr(item, "fixturenames", ())
 
 

@@ -21,7 +21,7 @@ from pytest_gpumem.settings import FURTHER_PROCESS
 
 
 class Repeats:
-    """Runs the further processes before the tests of this one."""
+    """Runs the further processes before the tests of this process."""
 
     def __init__(self, session: GpuSession) -> None:
         if in_parts(session.config):

@@ -21,7 +21,7 @@ class NoTraffic(ValueError):
 
 
 class Extra(dict[str, float]):
-    """Further figures of one measurement, by a name with its unit; they stand in its row, and no
+    """Further figures of a measurement, by a name with its unit; they stand in its row, and no
     limit holds for them."""
 
     def __setitem__(self, name: str, value: float) -> None:
@@ -42,7 +42,7 @@ class Extra(dict[str, float]):
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The figures of one measurement, for assertions in the test that took it."""
+    """The figures of a measurement, for assertions in the test that took it."""
 
     measurement: Measurement
     """Everything that was recorded."""
@@ -175,7 +175,7 @@ class Result:
 
     @property
     def checked(self) -> bool:
-        """True if the result of one launch was compared before and after timing."""
+        """True if the result of a launch was compared before and after timing."""
         return self.measurement.checked
 
     def __repr__(self) -> str:

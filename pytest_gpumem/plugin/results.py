@@ -154,7 +154,7 @@ class Results:
         except OSError as error:
             self.note(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
             return False
-        if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
+        if ANNOUNCE not in switched_off(os.environ):  # a gate names its files
             self.note(f"--gpumem-report: wrote {path}")
         return True
 
@@ -195,7 +195,7 @@ class Results:
         elif rows:
             lines += self._table(rows, writer)
         ledger = session.ledger
-        if ledger is not None and ledger.spent:  # workers keep their own accounts
+        if ledger is not None and ledger.spent:  # workers keep accounts
             spent, total = format_time(ledger.spent), format_time(ledger.total)
             lines.append(f"budget: {spent} of {total} spent on measuring")
         lines += self._notes  # not wrapped: some end with a command to copy

@@ -36,7 +36,7 @@ class Feature:
     - `report(item, call, report)`: after each report of a phase or of a subtest
     - `collected(report)`, `deselected(items)`, `selected(session)`: of the collection
 
-    pytest's own outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test.
+    pytest's outcomes and errors that are made for the user (`errors.MISTAKES`) fail the test.
     Any other error is a mistake of the feature. It changes no test: the feature is named in
     `broken`, takes no further part, and what it was to judge is UNDECIDED.
     """
@@ -139,7 +139,7 @@ class RunningHooks:
             if item is None:
                 raise error
             return error
-        if item is not None and not isinstance(error, Exception):  # pytest's own outcomes
+        if item is not None and not isinstance(error, Exception):  # pytest's outcomes
             return error
         shown = error if item is None else _replaced(error, item)
         if shown is error or isinstance(shown, pytest.skip.Exception):  # only a test may skip

@@ -185,7 +185,7 @@ class GpuSession:
     def binding_limits(
         self, nodeid: str, limits: Limits, names: Iterable[str] = tuple(LIMITS)
     ) -> Limits:
-        """The limits to which a test with these `limits` is held. `names`: those that apply."""
+        """The limits of a test with these `limits`. `names`: those that apply."""
         test = None if self.base is None else self.base.tests.get(nodeid)
         if test is None:
             return limits

@@ -1,2 +1,2 @@
-"""Plain data that all rooms share: frozen msgspec Structs with arithmetic on their own fields, and
+"""Plain data that all rooms share: frozen msgspec Structs with arithmetic on their fields, and
 their JSON."""

@@ -149,7 +149,7 @@ def what_ran(
 
 
 def together(records: Sequence[WhatRan]) -> WhatRan | None:
-    """Return one record of launches that should run the same, without the words of arguments that
+    """Return the record of launches that should run the same, without the words of arguments that
     differ between them; None if they differ otherwise, or if one has no digest."""
     merged = records[0]
     for record in records[1:]:

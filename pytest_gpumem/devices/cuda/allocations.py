@@ -37,7 +37,7 @@ from pytest_gpumem.records.device import DeviceFacts
 
 RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack
-memory, and the libraries' own workspaces come from it."""
+memory, and the libraries' workspaces come from it."""
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20

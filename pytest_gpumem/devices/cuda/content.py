@@ -115,7 +115,7 @@ class CudaContent:
         return Context.destroyed
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        # A copy does not move managed pages as the host's own reads would.
+        # A copy does not move managed pages as the host's reads would.
         result, doing = np.empty(size, dtype=dtype), "reading memory"
         _check_fits(result.nbytes, allocation)
         check(R.cudaDeviceSynchronize(), doing)

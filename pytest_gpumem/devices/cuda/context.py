@@ -3,7 +3,7 @@ Whoever uses or frees a handle asks there, once a phase.
 
 Streams, events, graphs, modules, pools and buffers live in the GPU's primary context, and may
 outlive it. A handle of a context that is gone is a segmentation fault in the driver, so no object
-frees its own handle when Python deletes it: it hands the handle over with `frees`, and `collect`
+frees its handle when Python deletes it: it hands the handle over with `frees`, and `collect`
 frees it while the context lives.
 
 Sources: CUDA Driver API, Primary Context Management; cuCtxGetId; CUDA Runtime API, cudaDeviceReset.

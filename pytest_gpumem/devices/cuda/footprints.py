@@ -134,7 +134,7 @@ class DriverMemory(Source):
         this device's: its handles and mappings."""
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, its handle
         self._pools: list[int] = []  # pools of the device that the process has made
-        self._default: Any = None  # the device's own stream-ordered pool
+        self._default: Any = None  # the device's stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
         self._trimmed: Figures | None = None  # of graphs, after unused memory was given back

@@ -147,7 +147,7 @@ class Modules:
 
     def digest(self, kernel: Kernel, *, in_graph: bool) -> str:
         """Return the SHA-256 of the image of a kernel's module. A kernel of a graph, whose handle
-        may be the driver's own, may be found by its name.
+        may be the driver's, may be found by its name.
         Raises `UnknownModule`: it was loaded where nobody followed, or several may be meant.
         """
         holder = self._holder(kernel.function)

@@ -47,7 +47,7 @@ class RecordedRanges(Ranges):
 
 
 def check(target: Target) -> None:
-    """Check the result of one launch, which the target is able to."""
+    """Check the result of a launch, which the target is able to."""
     target.check()
 
 

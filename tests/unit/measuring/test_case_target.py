@@ -133,8 +133,8 @@ def test_a_check_that_fails() -> None:
         (lambda: False, "build: its check returned False after one launch"),
         (lambda: np.array([1, 2]).sum() == 4, "build: its check returned False"),
         (lambda: np.zeros((1,)), r"build: its check returned \[0.\]"),
-        (no, "build: the result of one launch is wrong: the sums differ"),
-        (bare, "build: the result of one launch is wrong: its check failed"),
+        (no, "build: the result of a launch is wrong: the sums differ"),
+        (bare, "build: the result of a launch is wrong: its check failed"),
     ]:
         bench = Bench()
         with naming(check):
@@ -184,7 +184,7 @@ def test_what_is_no_case() -> None:
         (lambda memory: memory.device(64), "returned <device buffer.*, not a Case"),
         (
             with_(moved=0),
-            r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer",
+            r"Case\.moved=0; it is the compulsory bytes of a launch, a positive integer",
         ),
         (
             lambda: Case(print),

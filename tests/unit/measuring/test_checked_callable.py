@@ -78,7 +78,7 @@ def test_a_mistake_is_one_sentence() -> None:
             {"check": lambda: np.array([True, True])},
             "check= returned a value of type ndarray that is neither true nor false",
         ),
-        ({"moved": 0}, "moved=0; it is the compulsory bytes of one launch"),
+        ({"moved": 0}, "moved=0; it is the compulsory bytes of a launch"),
     ]
     for declared, message in cases:
         bench = Bench()

@@ -1,5 +1,5 @@
 """Other libraries: arrays of theirs over our memory, and our stream as their current one. Each is
-imported only in its own factory."""
+imported only in its factory."""
 
 from __future__ import annotations
 

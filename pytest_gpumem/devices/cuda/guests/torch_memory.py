@@ -198,7 +198,7 @@ class TorchMemory(Source):
         return True
 
     def _bytes_in_graphs(self) -> int:
-        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its
+        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's allocator tells its
         segments."""
         unused = 0
         for segment in self._torch.cuda.memory_snapshot() if self._is_native() else ():
