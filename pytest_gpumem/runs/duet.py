@@ -157,17 +157,18 @@ class Duet:
 
     def _take_pair(self, number: int) -> None:
         """Measure what is open in one pair, and again what is in trouble."""
-        begun = number > 1  # it is known which rows there are
-        keys = self._open()
+        keys = None  # before the first pair no row is known
+        if number > 1:
+            keys = self._open()
         for attempt in range(1, ATTEMPTS + 1):
             last = attempt == ATTEMPTS
-            pair = self._measure(number, attempt, self._tests(keys if begun else None))
-            if not begun:
+            pair = self._measure(number, attempt, self._tests(keys))
+            if keys is None:
                 if pair.crash is not None and not last:
                     self._say(f"pair {number} is taken again: {pair.crash}")
                     continue
                 self._begin(pair)
-                begun, keys = True, self._open()
+                keys = self._open()
             troubles = {}
             for key in keys:
                 trouble = self._take(self._rows[key], pair, last=last)

@@ -198,8 +198,8 @@ class Gate:
             try:
                 oldest = self._duet_with_oldest(revision, wanted)
             except RunError as error:
-                for key in of_rows:
-                    verdicts[key] = not_checked(verdicts[key], str(error))
+                for key, of_row in of_rows.items():
+                    verdicts[key] = not_checked(verdicts[key], of_row, str(error))
             else:
                 for verdict in oldest.verdicts:
                     verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)

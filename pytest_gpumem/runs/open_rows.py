@@ -219,11 +219,14 @@ def with_creep(verdict: DuetVerdict, oldest: DuetVerdict) -> DuetVerdict:
     return replace(after, pairs=oldest.pairs or verdict.pairs, differences=oldest.differences)
 
 
-def not_checked(verdict: DuetVerdict, why: str) -> DuetVerdict:
-    """Return the verdict of a row that is slower than its reference, and could not be checked."""
-    reason = f"slower than its reference, and its oldest revision cannot be measured: {why}"
-    result = LimitResult(TIME, Outcome.UNDECIDED, Code.LOOKS_SLOWER, reason)
-    return _instead(verdict, [result])
+def not_checked(verdict: DuetVerdict, limits: Limits, why: str) -> DuetVerdict:
+    """Return the verdict of a row that is above `limits` over its reference, if that is all."""
+    results = []
+    for name, word, code in ((TIME, "slower", Code.LOOKS_SLOWER), (PEAK, "larger", None)):
+        if getattr(limits, name) is not None:
+            reason = f"{word} than its reference, and its oldest revision cannot be measured: {why}"
+            results.append(LimitResult(name, Outcome.UNDECIDED, code, reason))
+    return _instead(verdict, results)
 
 
 def _instead(verdict: DuetVerdict, results: Sequence[LimitResult]) -> DuetVerdict:

@@ -19,6 +19,7 @@ from pytest_gpumem.judging.duet import Pairs
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.runs.open_rows import (
     crept_limits,
@@ -215,6 +216,8 @@ def test_a_creep_is_decided_by_the_duet_with_the_oldest_revision() -> None:
     assert (crept.outcome, crept.results[0].code) == (Outcome.FAIL, Code.CREPT)
     assert "oldest revision" in crept.results[0].reason
     assert with_creep(passed, passed).outcome is Outcome.PASS
-    unknown = not_checked(passed, "no folder")
-    assert unknown.outcome is Outcome.UNDECIDED
-    assert "cannot be measured: no folder" in unknown.results[0].reason
+    for limits in (Limits(max_regression="1%"), Limits(max_peak_regression="0 B")):
+        unknown = not_checked(passed, limits, "no folder")
+        assert unknown.outcome is Outcome.UNDECIDED
+        assert getattr(limits, unknown.results[0].limit) is not None
+        assert "cannot be measured: no folder" in unknown.results[0].reason
