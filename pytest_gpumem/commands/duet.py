@@ -99,9 +99,8 @@ def duet(
             return Exit.FINE
         limits = {row.key: Limits(max_regression=row.limits.max_regression) for row in rows}
         wanted = RowFilter(frozenset(row.nodeid for row in rows), limits)
-    ignored = [file.absolute()] if file is not None else []
     strict = strict or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
-    sides = two_sides(base, Path.cwd(), ignored, python=base_python)
+    sides = two_sides(base, Path.cwd(), python=base_python)
     with ended_by_signals(), sides as (first, second):
         code, _ = play(
             {BASE: first, HEAD: second},

@@ -6,6 +6,7 @@ The pytest of a side collects once, and forks each process before any call of CU
 
 from __future__ import annotations
 
+import site
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,6 @@ from pytest_gpumem.runs.worktree import (
     LAST_CHARACTERS,
     Side,
     moved_word,
-    package_folders,
     python_path,
 )
 
@@ -213,7 +213,9 @@ class Processes:
             f"--benchmark-storage=file://{self._folder}",
             f"--benchmark-json={self._folder / 'unused.json'}",
         ]
-        roots = [side.folder, side.root, *package_folders()]
+        # Packages of this environment are of both sides, also where it lies in a tree.
+        packages = [*site.getsitepackages(), site.getusersitepackages()]
+        roots = [side.folder, side.root, *packages]
         if side.environment is not None:
             roots.append(side.environment)
         job = {

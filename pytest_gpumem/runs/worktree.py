@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,19 +46,16 @@ class Side:
 
 
 @contextmanager
-def two_sides(
-    base: str, here: Path, ignored: Iterable[Path] = (), *, python: str | None = None
-) -> Iterator[tuple[Side, Side]]:
+def two_sides(base: str, here: Path, *, python: str | None = None) -> Iterator[tuple[Side, Side]]:
     """Base and head, ready to run. What is made for them is removed at the end.
 
     `base`: a git revision of the project around `here`, the folder of the call.
-    `ignored`: files whose content is no part of the tree's state, such as an output.
     `python`: the interpreter of base; None: this one.
     Raises `RunError`: a side does not exist or cannot be prepared.
     """
     here = here.resolve()
     commit = commit_of(base, here)
-    head = working_tree(here, ignored)
+    head = working_tree(here)
     title = f"revision {base} ({commit[:10]})"
     with revision_side(commit, here, title, name=f"BASE {base}", python=python) as side:
         yield side, head
@@ -105,13 +101,12 @@ def in_this_environment(folder: Path) -> Side:
     return Side("working tree", "", folder, folder, sys.executable, str)
 
 
-def working_tree(here: Path, ignored: Iterable[Path] = ()) -> Side:
-    """The working tree as it is, in this environment. `ignored`: as of `two_sides`."""
+def working_tree(here: Path) -> Side:
+    """The working tree as it is, in this environment."""
     here = here.resolve()
-    left_out = [path.resolve() for path in ignored]
-    title, identity = _state(here, left_out)
+    title, identity = _state(here)
     root = _top(here) or here
-    return Side(title, identity, here, root, sys.executable, lambda: _state(here, left_out)[1])
+    return Side(title, identity, here, root, sys.executable, lambda: _state(here)[1])
 
 
 # Git
@@ -156,7 +151,7 @@ def commit_of(base: str, here: Path) -> str:
     raise RunError(f"BASE {base} is no revision of {here}{reason}; {accepted}")
 
 
-def _state(folder: Path, ignored: Sequence[Path]) -> tuple[str, str]:
+def _state(folder: Path) -> tuple[str, str]:
     """A tree in words, and its identity: the commit and what differs from it."""
     top = _top(folder)
     if top is None:
@@ -170,7 +165,7 @@ def _state(folder: Path, ignored: Sequence[Path]) -> tuple[str, str]:
     dirty = bool(changes)
     for name in _git(top, "ls-files", "--others", "--exclude-standard", "-z").stdout.split(b"\0"):
         path = top / os.fsdecode(name)
-        if path.suffix in SOURCES and path not in ignored and path.is_file():
+        if path.suffix in SOURCES and path.is_file():
             digest.update(name + b"\0" + path.read_bytes() + b"\0")
             dirty = True
     title = f"working tree at {commit[:10] or 'no commit'}"
@@ -204,14 +199,6 @@ def _environment_of(python: str) -> Path:
         f"--base-python {python}: {why}; accepted is the interpreter of an environment with pytest "
         "and pytest-gpumem, such as base-venv/bin/python"
     )
-
-
-def package_folders() -> list[str]:
-    """Return the folders of this environment's packages, which both sides see, also in a tree."""
-    folders = site.getsitepackages()
-    if site.ENABLE_USER_SITE:
-        folders.append(site.getusersitepackages())
-    return folders
 
 
 # Paths of the other side

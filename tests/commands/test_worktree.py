@@ -134,9 +134,7 @@ def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
 
 
 def test_the_identity_follows_the_code_and_nothing_else(repository: Path) -> None:
-    journal = repository / "journal.toml"
-    with two_sides("main", repository, [journal]) as (_, head):
-        journal.write_text("x")
+    with two_sides("main", repository) as (_, head):
         (repository / "ignored.py").write_text("x")
         (repository / "result.json").write_text("x")
         assert head.current() == head.identity
