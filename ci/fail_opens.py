@@ -46,8 +46,8 @@ FAIL_OPENS = [
     # A status
     (
         CORE,
-        'return LOST, "its test passed without it"',
-        'return NOT_RUN, "its test passed without it"',
+        'return LOST, "its test passed unmeasured"',
+        'return NOT_RUN, "its test passed unmeasured"',
     ),
     (
         CORE,

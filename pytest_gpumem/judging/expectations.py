@@ -254,7 +254,7 @@ def discharge(expectation: Expectation, rows: Sequence[Row], ending: Ending) -> 
 
 def _of_row(ending: Ending) -> tuple[Status, str]:
     if ending.how == "passed":
-        return LOST, "its test passed without it"
+        return LOST, "its test passed unmeasured"
     if ending.base_too:
         return NOT_RUN, ending.reason
     if ending.how == "failed" and not ending.reason.startswith(DID_NOT_RUN):

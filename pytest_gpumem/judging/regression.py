@@ -99,7 +99,7 @@ def at_the_tests_end(run: ComparedRun, check: Check) -> LimitResult | None:
     """Return the FAIL of a gross slow-down; None: the session's end judges the row."""
     if not fails_in_plain_session(run.latency, run.limit(check), run.reference):
         return None
-    why = f"slower than {check.limit} allows, by 10 % more than the slowest of them"
+    why = f"slower than the slowest of them by more than {check.limit} plus 10 %"
     return check.finding(Outcome.FAIL, f"{run.text}: {why}", Code.SLOWER)
 
 

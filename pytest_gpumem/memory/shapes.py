@@ -26,8 +26,8 @@ def parse_shape(
     """Return elements per axis and element type. Raises `BadBuffer`: see `Arena.buffer`."""
     try:
         element = np.dtype(dtype)
-    except TypeError as error:
-        raise BadBuffer(f"dtype {dtype!r} is no element type: {error}") from None
+    except TypeError:
+        raise BadBuffer(f"dtype {dtype!r} is no element type such as 'f4'") from None
     check_plain(element)
     if isinstance(shape, str):
         try:

@@ -33,7 +33,7 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
     unjudged = open_under_strict(session.missing) if strict else []
     if unjudged:
         of_limits = not any(omission.what in (ROW, TEST) for omission in unjudged)
-        thing = "limit" if of_limits else "expectation"
+        thing = "limit" if of_limits else "measurement"
         causes.append(f"{counted(len(unjudged), thing)} not judged (--gpumem-strict)")
     if not causes:
         return None
@@ -89,7 +89,7 @@ def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
         place = session.store.storage
         yield f"{saved.accepted} of {counted(len(rows), 'row')} stored in {place}"
     elif saved.refused:
-        yield "no row was accepted, nothing is stored"
+        yield "no row is stored"
     else:
         full = counted(saved.full, "row")
         yield f"nothing is stored: the reference of {full} is full, and nothing became faster"

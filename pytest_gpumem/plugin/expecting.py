@@ -231,7 +231,7 @@ class ExpectationFeature(Feature):
         if nodeid in self._selected or not complete:
             return Ending("not reached", "not reached")
         if not any(name == "." or selects(name, nodeid) for name in words.tests):
-            reason = "not named" if words.name_tests else "outside of testpaths"
+            reason = "not in the arguments" if words.name_tests else "outside of testpaths"
             return Ending("not asked for", reason, words.name_tests)
         if words.deselect("--deselect", nodeid):
             return Ending("left out", "deselected by --deselect", by_words=True)

@@ -26,7 +26,7 @@ from pytest_gpumem.settings import SettingsError, by_marker, merge_limits
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.gpu_memory import WatchedTest
 
-SIMULATED = "not read: the simulated device has no calls"  # of waits
+SIMULATED = "not read: a simulated device calls no driver"  # of waits
 
 
 class FootprintFeature(Feature):

@@ -122,7 +122,7 @@ def trouble_of(key: str, row: Row | None, process: ProcessRecord) -> Trouble | N
     """
     if process.error is not None:
         return Trouble(f"crashed: {process.error}", True)
-    why, fails = "it measured nothing", False
+    why, fails = "no such measurement", False
     nodeid = test_of(key, process)
     if row is not None:
         fails = row.failed and not _broke_only_limits(row.nodeid, process)

@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         ((), "f4", "a shape is a tuple of positive integers, not ()"),
         (True, "f4", "or a tuple of elements, not True"),
         ("64 floats", "f4", "'64 floats'"),
-        (64, "float33", "dtype 'float33' is no element type"),
+        (64, "float33", "'float33' is no element type such"),
         (64, object, "dtype object cannot live in a buffer"),
         (
             64,

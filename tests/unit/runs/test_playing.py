@@ -257,7 +257,7 @@ def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head
     (renamed,) = (one.sentence for one in result.verdicts if one.key == f"{A}[renamed]")
     assert (
         renamed
-        == f"base: it measured nothing; base measures {A}[other] in that test, head does not"
+        == f"base: no such measurement; base measures {A}[other] in that test, head does not"
     )
 
 
