@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.conclusion import Run, run_lines
 from pytest_gpumem.reporting.row import (
     FINE,
@@ -83,12 +82,9 @@ def escaped(text: str) -> str:
     return re.sub(r"[^\w .,]|_", lambda match: f"&#{ord(match[0])};", line)
 
 
-def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
-    """Sentences, each on a new line, in an element within which Markdown means nothing."""
-    texts = []
-    for sentence in sentences:
-        lines = wrapped(printable(sentence), WIDTH, indent="    ")
-        texts.append(html.escape("\n".join(lines)))
+def preformatted(lines: Iterable[str], room: int = LIMIT) -> str:
+    """Lines in an element within which Markdown means nothing."""
+    texts = [html.escape(printable(line)) for line in lines]
     fitting, left = _fitting(texts, room)
     if left:
         fitting.append(f"{left} more did not fit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from collections.abc import Iterable
@@ -124,6 +125,8 @@ def test_what_the_gate_flags_is_accepted_by_the_change_and_said_so(gates: Gates)
     assert (
         f"to accept, commit what this writes and gate with --accept-from-change: {accept}" in text
     )
+    summary = (gates.project.folder / "gpumem-results" / "summary.md").read_text()
+    assert accept in html.unescape(summary)  # to copy: on its line
 
 
 def test_a_larger_slow_down_than_the_accepted_one_is_red(gates: Gates) -> None:
