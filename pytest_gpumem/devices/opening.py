@@ -38,7 +38,7 @@ class DeviceChoice(ABC):
         return False
 
     def prepare(self) -> None:
-        """Import what `open` needs: a process that waits for its turn does so beforehand."""
+        """Import what `open` needs, before a fork."""
         return
 
     def follow(self) -> AbstractContextManager[object]:

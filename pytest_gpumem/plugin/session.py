@@ -128,7 +128,7 @@ class GpuSession:
         self._device: Device | None = None
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
-        self.destroyed = False  # a context of ours, by the user's reset of the device
+        self.destroyed = False  # a context of ours, by a reset
         self._lost_how = ""  # the error, and where that test is defined
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
 

@@ -135,8 +135,8 @@ def running(
             raise
 
 
-class Background:
-    """A process that answers while this one waits, and ends with it.
+class ForkServer:
+    """A pytest that collects once, forks at each request, and ends with this one.
 
     A socket carries lines of JSON; a log keeps its output.
     """

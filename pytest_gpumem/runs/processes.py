@@ -25,7 +25,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.child import Background, ending, for_a_part
+from pytest_gpumem.runs.child import ForkServer, ending, for_a_part
 from pytest_gpumem.runs.worktree import (
     LAST_CHARACTERS,
     Side,
@@ -138,7 +138,7 @@ class Processes:
         self._arguments = arguments
         self._environment, self._evidence = environment, evidence
         self._title, self._say = title, say
-        self._parents: dict[str, Background] = {}  # the pytest that collected, by side
+        self._parents: dict[str, ForkServer] = {}  # the pytest that collected, by side
         self._anew: set[str] = set()  # sides whose processes are not forked
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
         self._folder = Path(self._temporary.name)
@@ -193,7 +193,7 @@ class Processes:
         _end(record, words, parent.output(printed))
         return record
 
-    def _start(self, name: str, tests: Sequence[str] | None) -> Background:
+    def _start(self, name: str, tests: Sequence[str] | None) -> ForkServer:
         """Start the pytest of a side."""
         side = self._sides[name]
         others = [other for key, other in self._sides.items() if key != name]
@@ -208,7 +208,6 @@ class Processes:
         empty = self._folder / "no-baseline"
         empty.mkdir(exist_ok=True)
         arguments += [
-            "--no-header",  # which would read the state of the GPU before the fork
             f"--gpumem-baseline={empty}",
             f"--benchmark-storage=file://{self._folder}",
             f"--benchmark-json={self._folder / 'unused.json'}",
@@ -232,11 +231,11 @@ class Processes:
         environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         # Unbuffered: what a process printed before it crashed is its last words.
         command = [side.python, "-u", str(SCRIPT)]
-        return Background(command, job, environment, side.folder, self._folder / f"{name}.log")
+        return ForkServer(command, job, environment, side.folder, self._folder / f"{name}.log")
 
 
 def _read(
-    parent: Background,
+    parent: ForkServer,
     record: ProcessRecord,
     words: dict[str, Any],
     until: Sequence[str],

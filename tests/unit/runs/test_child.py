@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_gpumem.runs import child
 from pytest_gpumem.runs.child import (
     ONLY_PLUGIN,
-    Background,
+    ForkServer,
     for_a_part,
     for_a_run,
     pytest_command,
@@ -68,9 +68,9 @@ def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
 
 
 @contextmanager
-def started(program: str, folder: Path) -> Iterator[Background]:
+def started(program: str, folder: Path) -> Iterator[ForkServer]:
     command = [sys.executable, "-c", program]
-    with closing(Background(command, {}, os.environ, folder, folder / "log")) as process:
+    with closing(ForkServer(command, {}, os.environ, folder, folder / "log")) as process:
         yield process
 
 
