@@ -23,6 +23,7 @@ from pytest_gpumem.measuring.target import (
     Target,
     WrongResult,
     captured,
+    move_buffers,
     nothing,
     out_of_memory,
     padding,
@@ -275,10 +276,8 @@ class CallTarget:
             device.kernels.call(self._foreign, stream)
 
     def _move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
-        self._arena.pad(padding(random))
         try:
-            for buffer in self._movable:
-                buffer.move()
+            move_buffers(self._arena, self._movable, random)
         finally:
             self._bind()
         return self.target

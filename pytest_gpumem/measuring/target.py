@@ -304,10 +304,8 @@ class KernelTarget:
             if count:
                 self._scatter(count, random)
                 return replace(self.target, places=count)
-        self._arena.pad(padding(random))
         try:
-            for buffer in self._movable:
-                buffer.move()
+            move_buffers(self._arena, self._movable, random)
         finally:
             self._bind()
         return self.target
@@ -398,6 +396,13 @@ def side_by_side(set_bytes: int, wanted: int, most: int, free: int) -> int:
 def padding(random: np.random.Generator) -> int:
     """Return bytes to keep allocated, so that the next allocation gets another address."""
     return int(random.integers(1, MOST_PADDING + 1)) * PADDING_STEP
+
+
+def move_buffers(arena: Arena, buffers: Iterable[Buffer], random: np.random.Generator) -> None:
+    """Give each buffer a new address."""
+    arena.pad(padding(random))
+    for buffer in buffers:
+        buffer.move()
 
 
 def window_notes(device: Device, window: PersistingStream | None) -> list[str]:
