@@ -138,7 +138,7 @@ def running(
 class ForkServer:
     """A pytest that collects once, forks at each request, and ends with this one.
 
-    A socket carries lines of JSON; a log keeps its output.
+    A socket carries lines of JSON, a log its output.
     """
 
     def __init__(

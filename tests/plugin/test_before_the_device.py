@@ -72,7 +72,7 @@ def test_a_session_without_our_fixtures_makes_no_cuda_call_and_no_thread(
 
         def test_cpu():
             assert threads() == ["MainThread"]
-            assert not {"cupy", "cupy_backends", "torch"} & set(sys.modules)
+            assert not {"cupy", "cupy_backends", "pynvml", "torch"} & set(sys.modules)
             child = os.fork()
             if child == 0:
                 os._exit(threads() != ["MainThread"])
