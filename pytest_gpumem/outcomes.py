@@ -102,11 +102,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "folder to write cannot be used, or a test is collected twice",
         Exit.NO_VERDICT: "under --gpumem-strict, a part of the plugin raised by mistake",
     },
-    "compare": {
-        Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
-        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, or a limit was judged by "
-        "nothing; with --strict: a row has no limit, or is not a PASS of a real GPU",
-    },
     "duet": {
         Exit.FAILED: "a test is slower, is measured in another way, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real "

@@ -1,4 +1,4 @@
-"""The verdict on a row against a baseline: a session and `gpumem compare` give the same. Pure."""
+"""The verdict on a row against a baseline. Pure."""
 
 from __future__ import annotations
 

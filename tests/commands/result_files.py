@@ -1,4 +1,4 @@
-"""Result files as the tests of `gpumem compare` write them."""
+"""Result files as tests of commands write them."""
 
 from __future__ import annotations
 

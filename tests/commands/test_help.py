@@ -98,10 +98,7 @@ def test_an_empty_argument_is_no_folder() -> None:
     for arguments, words in [
         (["duet", ""], "an argument of 'duet ' is empty"),
         (["duet", "--", ""], "BASE is empty"),
-        (
-            ["report", "results.json", "--base", ""],
-            "an argument of 'report results.json --base ' is empty",
-        ),
+        (["report", "results.json", "--csv", ""], "an argument of 'report results.json --csv '"),
     ]:
         result = CliRunner().invoke(main, arguments)
         assert (result.exit_code, result.stdout) == (4, ""), arguments

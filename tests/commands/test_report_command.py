@@ -1,13 +1,8 @@
-"""`gpumem report`: a page from a result file, also against earlier runs."""
+"""`gpumem report`: a page from a result file, and files for other programs."""
 
 from __future__ import annotations
 
-import csv
-import re
-
-import pytest
 from click.testing import CliRunner, Result
-from msgspec.structs import replace
 from result_files import Folder
 
 from pytest_gpumem.cli import main
@@ -49,38 +44,15 @@ def test_the_files_for_other_programs(folder: Folder) -> None:
         ], option
 
 
-def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
-    folder.write("base.json", [folder.row()])
-    folder.write("now.json", [folder.row(300e-6)])
-    assert report(folder, "now.json", "--base", "base.json", "--csv", "out.csv").exit_code == 0
-    (line,) = csv.DictReader((folder.path / "out.csv").read_text().splitlines())
-    assert float(line["change"]) == pytest.approx(300 / 268 - 1, abs=0.01)
-
-
-def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
-    (folder.path / "past").mkdir(exist_ok=True)
-    folder.write(
-        "now.json",
-        [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")],
-    )
-    for index in range(3):
-        broken = replace(folder.row(name="test_new"), test_error=True)
-        folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), broken])
-    assert report(folder, "now.json", "--base", "past").exit_code == 0
-    # Another mode and failed tests are no earlier runs.
-    assert page(folder).count("<figcaption>3 saved runs and this run<") == 1
-
-
 def test_bad_files_are_one_line(folder: Folder) -> None:
     for name, content, said in [
         ("now.json", "", "now.json: not JSON"),
         ("now.json", '{"gpumem": {"schema": 99}}', "now.json: $.gpumem.schema: 99"),
-        ("past/x.json", '{"gpumem": {"rows": 3}}', "x.json: "),
+        ("now.json", '{"gpumem": {"rows": 3}}', "now.json: "),
     ]:
-        (folder.path / "past").mkdir(exist_ok=True)
         folder.write("now.json", [folder.row()])
         folder.put(name, content)
-        result = report(folder, "now.json", "--base", "past")
+        result = report(folder, "now.json")
         assert result.exit_code == 4
         assert len(result.output.splitlines()) == 1
         assert said in result.output
@@ -92,9 +64,7 @@ def test_bad_arguments_are_one_line(folder: Folder) -> None:
         (("none.json",), "none.json: No such file"),
         (("now.json", "-o", "no/x.html"), "there is no folder"),
         (("now.json", "-o", "now.json"), "is RESULTS itself"),
-        (("now.json", "--base", "none"), "no such file, folder or pattern"),
     ]:
-        (folder.path / "past").mkdir(exist_ok=True)
         before = folder.write("now.json", [folder.row()])
         content = (folder.path / before).read_text()
         result = report(folder, *arguments)
@@ -105,20 +75,6 @@ def test_bad_arguments_are_one_line(folder: Folder) -> None:
 
 
 def test_a_device_is_not_read_without_end() -> None:
-    done = CliRunner().invoke(main, ["compare", "/dev/zero", "/dev/zero"])
+    done = CliRunner().invoke(main, ["report", "/dev/zero", "-o", "page.html"])
     assert (done.exit_code, done.output.count("\n")) == (4, 1)
     assert "/dev/zero: a device" in done.output
-
-
-# Against other results
-
-
-def test_a_report_against_other_results_has_their_latencies_and_changes(folder: Folder) -> None:
-    folder.write("base.json", [folder.row(name="test_a"), folder.row(name="test_gone")])
-    folder.write("head.json", [folder.row(300e-6, name="test_a")])
-    done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
-    assert done.exit_code == 0, done.output
-    text = (folder.path / "head.html").read_text()
-    assert re.search(r">268\.\d us</td>.*>\+1\d\.\d %</td>", text)
-    assert "test_gone" in text
-    assert "not in head.json" in text
