@@ -19,7 +19,11 @@ from pytest_gpumem.units import did_you_mean, refused
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "graph", "batched", "host")
-FOOTPRINTS = ("auto", "on", "trace", "off")
+FOOTPRINTS = ("auto", "on", "off")
+NO_TRACE = (
+    "'trace' has ended: PyTorch's memory snapshot, CuPy's memory hooks and tools such as memray "
+    "name the lines that allocate"
+)
 
 
 def _flag(value: object) -> bool:
@@ -46,6 +50,8 @@ def _choice(*accepted: str) -> Callable[[Any], str]:
 def _footprint(value: object) -> str:
     if value in FOOTPRINTS:
         return str(value)
+    if value == "trace":
+        raise units.QuantityError(NO_TRACE)
     try:
         return "on" if _flag(value) else "off"
     except units.QuantityError:
@@ -266,8 +272,8 @@ OPTIONS: tuple[Option, ...] = (
         MEASURING,
         _footprint,
         "How much memory tests take, keep and reserve: on (without a value), of every test that "
-        "touches the GPU; trace, with the places of allocations; auto, of tests with fixtures of "
-        "gpumem or with a limit on it; off. Default: auto.",
+        "touches the GPU; auto, of tests with fixtures of gpumem or with a limit on it; off. "
+        "Default: auto.",
         "WHAT",
         bare="on",
     ),

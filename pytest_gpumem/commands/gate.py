@@ -166,8 +166,7 @@ def _play(
 
     limits = (wanted.limits or {}).values()
     if any(getattr(of_row, PEAK) is not None for of_row in limits):
-        # Two processes of a row differ by the lines that allocate.
-        arguments = [*arguments, "--gpumem-footprint=trace"]
+        arguments = [*arguments, "--gpumem-footprint=on"]  # also where BASE has no such limit
     sides = {BASE: side, HEAD: working_tree(Path.cwd())}
     file = output / (DUET if oldest is None else CREEP)
     _, result = play(sides, wanted, arguments, file=file, evidence=True)

@@ -15,7 +15,6 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.kinds import DeviceError, MemoryKind, NotCounted
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
@@ -33,6 +32,7 @@ from pytest_gpumem.devices.memory_events import (
     live_of,
     pool_growth,
 )
+from pytest_gpumem.devices.user_lines import line_of
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
 
@@ -415,7 +415,7 @@ class MemoryWatch:
         return max(0, self._free - now - known)
 
     def accounts(self) -> Accounts:
-        """The single allocations behind the last `read`: those of the peak, and those kept."""
+        """The single allocations behind the last `read`."""
         return self._accounts
 
     def settle(self) -> bool:

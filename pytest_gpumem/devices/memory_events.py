@@ -68,7 +68,7 @@ class AllocationEvent(Struct, eq=False, gc=False):
     layer: Layer
     address: int
     nbytes: int
-    line: Line = NO_LINE  # the innermost of the user's code, where it is traced
+    line: Line = NO_LINE  # the innermost of the user's code, where `allow_kept` asks for it
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
 
@@ -162,12 +162,6 @@ class Accounts:
     peak: int  # most bytes of device memory in use at once
     uses: Mapping[Series, MemoryUse]
     changes: Sequence[Change]
-    until_peak: int  # changes up to the peak
-
-    @property
-    def at_peak(self) -> tuple[AllocationEvent, ...]:
-        """Allocations of the interval that lived at the peak, largest first."""
-        return live_of(self.changes[: self.until_peak])
 
     @property
     def kept(self) -> tuple[AllocationEvent, ...]:
@@ -178,17 +172,16 @@ class Accounts:
 def account(changes: Sequence[Change]) -> Accounts:
     """Add up an interval of a log."""
     uses = defaultdict[Series, list[int]](list)  # bytes of each change
-    device = peak = until_peak = 0
-    for number, change in enumerate(changes, 1):
+    device = peak = 0
+    for change in changes:
         if not change.counts:
             continue
         uses[change.series].append(change.nbytes)
         if change.series[1] == "device":
             device += change.nbytes
-            if device > peak:
-                peak, until_peak = device, number
+            peak = max(peak, device)
     records = {series: _memory_use(series, sizes) for series, sizes in uses.items()}
-    return Accounts(peak, records, changes, until_peak)
+    return Accounts(peak, records, changes)
 
 
 def _memory_use(series: Series, changes: Sequence[int]) -> MemoryUse:

@@ -1,31 +1,26 @@
 """The differences between two runs of a row. Pure.
 
-They are in what was declared, in what a launch ran, and in the lines that take memory.
+They are in what was declared, and in what a launch ran.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import window_text
 from pytest_gpumem.judging.limits import STEPS
-from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records import arguments
-from pytest_gpumem.records.footprint import Footprint, Site
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import (
     CPU_FAULTS,
     DECLARED,
     FURTHER,
     GPU_FAULTS,
-    KEPT,
     MIGRATED,
     ORDER,
-    PEAK,
     SECTORS,
     WINDOW,
     Difference,
@@ -35,7 +30,6 @@ from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
 from pytest_gpumem.units import short_bytes
 
 MOST = 12  # differences that are kept of a row
-LINES = 3  # lines that are named of the memory of a test
 VARIES = 0.1  # change of page faults and migrated bytes that unchanged code may show
 _MEASURED = (DECLARED, SECTORS, WINDOW, GPU_FAULTS, CPU_FAULTS, MIGRATED)
 _NOT_COMPARED = ("kind", "name", "arguments")  # fields of a step
@@ -199,86 +193,3 @@ def shape(value: Sequence[int]) -> str:
     while len(used) > 1 and used[-1] == 1:
         used.pop()
     return " × ".join(str(count) for count in used)
-
-
-# Lines that take memory
-
-
-def fails_by_memory(row: Row) -> bool:
-    """True if a row fails by its memory."""
-    for result in row.verdict.limits:
-        if result.outcome is Outcome.FAIL and result.limit in OF_FOOTPRINT:
-            return True
-    return False
-
-
-def memory_differences(base: Footprint | None, head: Footprint) -> tuple[Difference, ...]:
-    """Return the lines that take more of a test's memory than in base.
-
-    Where none does, return the lines that take most of it. `base`: None if it is unknown.
-    """
-    grown = list[Difference]()
-    if base is not None and base.sites:
-        for kind in (PEAK, KEPT):
-            grown += _grown_lines(base.sites, head.sites, kind)
-    if grown:
-        return tuple(grown)
-    kind = PEAK if any(site.at_peak for site in head.sites) else KEPT
-    taking = []
-    for site in head.sites:
-        if _bytes_of(site, kind):
-            taking.append(Difference(kind, now=_bytes_of(site, kind), site=site))
-    return tuple(_largest_growth(taking))
-
-
-def _grown_lines(base: Sequence[Site], head: Sequence[Site], kind: str) -> list[Difference]:
-    """Return the lines that grew most, of `PEAK` or `KEPT`; the largest growth first.
-
-    File, function, text, library and kind of memory tell a line that only moved. One that is new
-    stands for one of its function that is gone: its text changed.
-    """
-    before, after = _by_line(base, kind), _by_line(head, kind)
-    gone = {}
-    for line, (was, site) in before.items():
-        if line not in after:
-            gone[site.file, site.function, site.library, site.kind] = was, site.code
-    grown = []
-    for line, (now, site) in after.items():
-        was, text = 0, ""
-        if line in before:
-            was, _ = before[line]
-        else:
-            place = site.file, site.function, site.library, site.kind
-            was, text = gone.pop(place, (0, ""))
-        if now > was:
-            grown.append(Difference(kind, was, now, text, site=site))
-    return _largest_growth(grown)
-
-
-def _bytes_of(site: Site, kind: str) -> int:
-    return site.at_peak if kind == PEAK else site.kept
-
-
-def _largest_growth(lines: list[Difference]) -> list[Difference]:
-    def growth(line: Difference) -> int:
-        assert isinstance(line.now, int)
-        assert line.was is None or isinstance(line.was, int)
-        return line.now - (line.was or 0)
-
-    return sorted(lines, key=growth, reverse=True)[:LINES]
-
-
-_Line = tuple[str, str, str, str, str]
-
-
-def _by_line(sites: Iterable[Site], kind: str) -> dict[_Line, tuple[int, Site]]:
-    """Return the bytes of each line, and the site that takes most of them."""
-    lines: dict[_Line, tuple[int, Site]] = {}
-    for site in sites:
-        # A line whose text cannot be read is known by its number.
-        line = (site.file, site.code or str(site.line), site.function, site.library, site.kind)
-        total, largest = lines.get(line, (0, site))
-        if _bytes_of(site, kind) > _bytes_of(largest, kind):
-            largest = site
-        lines[line] = total + _bytes_of(site, kind), largest
-    return lines

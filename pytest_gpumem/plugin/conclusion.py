@@ -11,7 +11,7 @@ from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.options import OptionRole, of_role
-from pytest_gpumem.outcomes import Code, Exit
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
 from pytest_gpumem.plugin.session import GpuSession
@@ -52,16 +52,13 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
 
 
 def _again(row: Row, session: GpuSession) -> list[str]:
-    """The command that measures a row again; of memory, with the lines that allocate it."""
+    """The command that measures a row again."""
     config = session.config
     left_out = {option.flag for option in of_role(OptionRole.SAVING)}
     words = ["pytest"]
     for word in config.invocation_params.args:
         if word not in config.option.file_or_dir and word not in left_out:
             words.append(str(word))
-    of_memory = any(result.code is Code.TOO_MUCH_MEMORY for result in row.verdict.limits)
-    if of_memory and session.settings.footprint != "trace":
-        words.append("--gpumem-footprint=trace")
     return [*words, row.nodeid]
 
 

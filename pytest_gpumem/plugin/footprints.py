@@ -101,7 +101,7 @@ class FootprintFeature(Feature):
         is_benchmark = uses(item, BENCHMARK_FIXTURE) or uses_benchmark(item)
         names = OF_FOOTPRINT if is_benchmark else (*OF_FOOTPRINT, MAX_WAITS)
         limits = session.limits(item, names)
-        limited, shown = uses(item, MEMORY_FIXTURE), footprint in ("on", "trace")
+        limited, shown = uses(item, MEMORY_FIXTURE), footprint == "on"
         for name in names:
             limited = limited or by_marker(limits, name)
             shown = shown or (name in OF_FOOTPRINT and getattr(limits, name) is not None)
@@ -125,7 +125,7 @@ class FootprintFeature(Feature):
         if uses(watched.item, TEST_FIXTURE):
             _ = self._session.device  # opened now: it belongs to no test
         self._watching = True
-        lines = watched.settings.footprint == "trace" or bool(watched.settings.allow_kept)
+        lines = bool(watched.settings.allow_kept)
         self._session.footprints.start(driver=watched.shown, lines=lines)
 
     def _say_once(self, why: str) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import is_named, sites
 from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted, WaitCounter
+from pytest_gpumem.devices.user_lines import is_named
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.limits import OF_FOOTPRINT
@@ -139,16 +139,15 @@ class WatchedTest:
             if footprint.kept:
                 free()
                 footprint = watch.read()
-        traces, allowed = self.session.settings.footprint == "trace", self.settings.allow_kept
-        if traces or allowed:
-            accounts, root = watch.accounts(), self.item.config.rootpath
-            kept, of_allowed, of_others = [], Counter[Series](), Counter[Series]()
-            for event in accounts.kept:
+        allowed = self.settings.allow_kept
+        if allowed:
+            root = self.item.config.rootpath
+            of_allowed, of_others = Counter[Series](), Counter[Series]()
+            for event in watch.accounts().kept:
                 if is_named(event.line, allowed, root):
                     of_allowed[event.series] += event.nbytes
                 else:  # or of an unknown line
                     of_others[event.series] += event.nbytes
-                    kept.append(event)
             uses = []
             for use in footprint.uses:
                 series, nbytes = (use.library, use.kind), use.kept
@@ -157,10 +156,6 @@ class WatchedTest:
                     nbytes = max(nbytes - of_allowed[series], min(nbytes, of_others[series]))
                 uses.append(replace(use, kept=nbytes, allowed=use.kept - nbytes))
             footprint = replace(footprint, uses=tuple(uses))
-            if not ended or not footprint.kept:
-                kept = []
-            if traces:
-                footprint = replace(footprint, sites=sites(accounts.at_peak, kept, root))
         return replace(footprint, ended=ended)
 
     def unread(self, *, ended: bool = True) -> Footprint:

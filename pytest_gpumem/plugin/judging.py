@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.acceptances import NONE
 from pytest_gpumem.baselines.saved import times_of
-from pytest_gpumem.judging.differences import fails_by_memory, memory_differences, row_differences
+from pytest_gpumem.judging.differences import row_differences
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.judging.judge import is_failure, merged
@@ -228,20 +228,13 @@ def fail_by(item: pytest.Item, failing: Sequence[Row], session: GpuSession) -> N
 
 
 def _explained(row: Row, session: GpuSession) -> Row:
-    """A row with its differences from the newest run of its reference, and the lines that took
-    memory if they were traced.
-    """
-    differences: list[Difference] = []
+    """A row with its differences from the newest run of its reference."""
+    differences: tuple[Difference, ...] = ()
     if row.measurement is not None:
         runs = times_of(session.baseline.reference_runs(row))
         if runs:
-            differences += row_differences(row, runs[-1][1])
-    if row.footprint is not None and fails_by_memory(row):
-        past = session.baseline.reference_runs(row, "memory")
-        base = past[-1].footprint if past else None
-        others = [difference for difference in differences if difference.site is None]
-        differences = [*memory_differences(base, row.footprint), *others]
-    return replace(row, differences=tuple(differences))
+            differences = row_differences(row, runs[-1][1])
+    return replace(row, differences=differences)
 
 
 def text_of(rows: Sequence[Row], session: GpuSession) -> str:
@@ -255,9 +248,6 @@ def text_of(rows: Sequence[Row], session: GpuSession) -> str:
             texts.append("\n".join(wrapped(verdict, width, indent="")))
         else:
             texts.append(failure_text(row, session.facts, width))
-    untraced = session.settings.footprint != "trace" and ANNOUNCE not in switched_off(os.environ)
-    if untraced and any(row.verdict.code is Code.TOO_MUCH_MEMORY for row in rows):
-        texts.append("--gpumem-footprint=trace names the lines that allocated")
     for row in printable(list(rows)):
         lines: list[str] = []
         for line in why_lines(row):

@@ -234,7 +234,7 @@ class Results:
             colour=writer._tw.hasmarkup,
             every=writer.verbosity > 0,
             saved=session.settings.save or session.in_gate,
-            memory=session.settings.footprint in ("on", "trace"),
+            memory=session.settings.footprint == "on",
         )
         yield from drawn.splitlines()
 

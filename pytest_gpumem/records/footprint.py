@@ -23,7 +23,9 @@ SHOWN = 5  # lines that a text names
 class WaitLine(Record, frozen=True):
     """A line at which a call of the driver makes the host wait."""
 
-    file: str  # As `Site.file`; empty where no Python code ran in the thread that called
+    file: str
+    """Relative to pytest's root folder where it lies in it; empty where no Python code ran in the
+    thread that called."""
     line: Count  # Number of the line
     function: str  # Name of the function; of a thread without Python code the name of the thread
     call: str  # Call of the driver, such as "cuStreamSynchronize"
@@ -77,23 +79,6 @@ class MemoryUse(Record, frozen=True):
     largest: Bytes = 0  # Bytes of the largest allocation
 
 
-class Site(Record, frozen=True):
-    """A line of the user's code that allocates, with what a library allocated of a kind there."""
-
-    file: str
-    """Relative to pytest's root folder where it lies in it; empty where no Python code ran in the
-    thread that allocated."""
-    line: Count  # Number of the line
-    function: str  # Name of the function
-    code: str  # Text of the line; empty if it cannot be read
-    library: str  # As `MemoryUse.library`
-    kind: MemoryPlace  # As `MemoryUse.kind`
-    at_peak: Bytes = 0  # Bytes of it that were in use at the test's peak
-    at_peak_count: Count = 0  # Allocations that make them up
-    kept: Bytes = 0  # Bytes of it that are in use at the end
-    kept_count: Count = 0  # Allocations that make them up
-
-
 class FootprintRepeat(Record, frozen=True):
     """The figures that limits judge, in another process of the same run (`--gpumem-processes`)."""
 
@@ -114,9 +99,6 @@ class Footprint(Record, frozen=True):
     is known, other processes included."""
     watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
     not_watched: tuple[str, ...] = ()  # Parts that were not recorded, each with the reason
-    sites: tuple[Site, ...] = ()
-    """Lines that allocated what was in use at the peak or is kept, largest first; with
-    `--gpumem-footprint=trace`."""
     further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
     ended: bool = True
     """False while the test still runs: what it keeps and reserves is not known yet."""

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Count, Record
 
@@ -21,7 +21,6 @@ SECTORS = "sectors per request"
 WINDOW = "access-policy window"
 GPU_FAULTS, CPU_FAULTS = "GPU page faults", "CPU page faults"
 MIGRATED = "migrated bytes"
-PEAK, KEPT = "peak memory", "kept memory"
 ORDER = "order"  # the same steps in another order
 FURTHER = "further differences"  # their number is in `now`
 
@@ -32,17 +31,14 @@ class Difference(Record, frozen=True, omit_defaults=True):
     kind: str
     """What differs: "declared bytes", "sectors per request", "access-policy window", "GPU page
     faults", "CPU page faults", "migrated bytes"; a kind of step such as "kernel", "call", "state"
-    or "order"; "peak memory" and "kept memory" of a line; or "further differences", whose number is
-    `now`."""
+    or "order"; or "further differences", whose number is `now`."""
     was: Value = None  # Value on the first side; None for what was added, and where it is unknown
     now: Value = None
     """Value on the second side; None for what was removed, and where it is unknown."""
     name: str = ""
-    """Kernel, direction of a copy, function of CUDA, or part of the state; of a line, its text on
-    the first side where that was another."""
+    """Kernel, direction of a copy, function of CUDA, or part of the state."""
     field: str = ""  # Of a step or call: what changed, such as "grid" or "argument 3"
     times: Count = 1  # Steps of the launch that differ so
-    site: Site | None = None  # Of memory: the line that allocates it
 
 
 class Comparison(Record, frozen=True):

@@ -1,12 +1,8 @@
-"""Differences, and the lines of code that take memory, as text. All of their sentences are here."""
+"""Differences as text. All of their sentences are here."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
 from pytest_gpumem.judging.differences import shape
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import (
     CPU_FAULTS,
     DECLARED,
@@ -14,7 +10,6 @@ from pytest_gpumem.records.row import (
     GPU_FAULTS,
     MIGRATED,
     ORDER,
-    PEAK,
     Difference,
     Row,
     Value,
@@ -38,18 +33,8 @@ def why_lines(row: Row) -> list[str]:
     return [describe(difference) for difference in row.differences]
 
 
-def place_of(row: Row) -> tuple[str, int] | None:
-    """The file and line of a row's first difference, relative to pytest's root folder, if any."""
-    site = row.differences[0].site if row.differences else None
-    if site is None or not site.file or PurePosixPath(site.file).is_absolute():
-        return None
-    return site.file, site.line
-
-
 def describe(difference: Difference) -> str:
     """One difference as a sentence: "kernel triad: block 256 → 128"."""
-    if difference.site is not None:
-        return _of_memory(difference, difference.site)
     kind, field, was, now = difference.kind, difference.field, difference.was, difference.now
     if kind == ORDER:
         return "the same steps in another order"
@@ -101,22 +86,3 @@ def _value(value: Value, field: str, of_bytes: bool) -> str:
     if of_bytes and isinstance(value, int):
         return short_bytes(value)
     return str(value)
-
-
-def _of_memory(difference: Difference, site: Site) -> str:
-    """Such as "+16 MiB at model.py:4 in layer: y = x * 2 (64 MiB before)"."""
-    was, now = difference.was, difference.now
-    assert isinstance(now, int)
-    where = "a thread without Python code, such as PyTorch's backward pass"
-    if site.file:
-        code = f": {site.code}" if site.code else ""
-        where = f"{site.file}:{site.line} in {site.function}{code}"
-    if not isinstance(was, int):
-        memory = "" if site.kind == "device" else f" {site.kind}"
-        count = site.at_peak_count if difference.kind == PEAK else site.kept_count
-        by = f"{site.library}{memory}, {counted(count, 'allocation')}"
-        return f"{short_bytes(now)} at {where} ({by})"
-    before = f"{short_bytes(was)} before" if was else "new"
-    if was and difference.name:
-        before += f", by {difference.name}"
-    return f"+{short_bytes(now - was)} at {where} ({before})"

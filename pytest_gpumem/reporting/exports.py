@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.differences import place_of, why_lines
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.row import EXACT, exact_figures
 
 if TYPE_CHECKING:
@@ -117,9 +117,6 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
             entries.append((f"{PROPERTY}_{name}{suffix}", known[name]))
     for why in why_lines(row)[:1]:
         entries.append((f"{PROPERTY}_why{suffix}", printable(why)))
-    place = place_of(row)
-    if place is not None:
-        entries.append((f"{PROPERTY}_why_line{suffix}", printable(f"{place[0]}:{place[1]}")))
     return entries
 
 

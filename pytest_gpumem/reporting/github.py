@@ -10,7 +10,6 @@ from pytest_gpumem.files import append_whole
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.conclusion import Place, row_lines
-from pytest_gpumem.reporting.differences import place_of as line_of
 from pytest_gpumem.reporting.row import (
     FAILING,
     FINE,
@@ -38,7 +37,7 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
     for level, of_level in levels.items():
         shown = of_level if len(of_level) <= MOST else of_level[: MOST - 1]
         for row in shown:
-            lines.append(_annotation(level, row, _place(row, places.get(row.nodeid))))
+            lines.append(_annotation(level, row, places.get(row.nodeid)))
         if len(of_level) > len(shown):
             more = f"{len(of_level) - len(shown)} more in the summary of the run"
             lines.append(f"::{level} title=gpumem::{more}")
@@ -67,14 +66,6 @@ def place_of(root: Path, file: str, line: int) -> Place:
     if checkout and whole.is_relative_to(checkout):
         return Place(whole.relative_to(checkout).as_posix(), line)
     return Place(Path(file).as_posix(), line)
-
-
-def _place(row: Row, test: Place | None) -> Place | None:
-    """Where an annotation stands: on the line of the row's first difference, or on its test."""
-    file, line = row.nodeid.partition("::")[0], line_of(row)
-    if test is None or attention(row) != FAILING or line is None or not test.file.endswith(file):
-        return test
-    return Place(f"{test.file.removesuffix(file)}{line[0]}", line[1])
 
 
 def _message(text: str) -> str:

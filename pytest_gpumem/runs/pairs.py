@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from pytest_gpumem.judging.differences import differences, fails_by_memory, memory_differences
+from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
 from pytest_gpumem.judging.finding import change, counted, window_text, worst
 from pytest_gpumem.judging.footprint import comparable, judge_footprint
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.limits import EXACT, absolute
-from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -315,8 +314,8 @@ class RowPairs:
             was, now = base.measurement, head.measurement
             if was is not None and now is not None and was.target != now.target:
                 texts.append(f"it now measures {now.target}, not {was.target}")
-            if outcome is Outcome.FAIL:
-                differing = _differences(base, with_verdict(head, results))
+            if outcome is Outcome.FAIL and was is not None and now is not None:
+                differing = differences(was, now)
         rows = tuple(self.base), tuple(self.head)
         return DuetVerdict(
             self.key, outcome, "; ".join(texts), tuple(results), self.time, *rows, differing
@@ -362,13 +361,3 @@ def _of_time(pairs: Pairs) -> LimitResult:
 def _median_latency(rows: Sequence[Row]) -> float | None:
     latencies = [row.measurement.latency for row in rows if row.measurement is not None]
     return statistics.median(latencies) if latencies else None
-
-
-def _differences(base: Row, head: Row) -> tuple[Difference, ...]:
-    """What head did differently, the lines that allocate first if the row fails by its memory."""
-    differing: tuple[Difference, ...] = ()
-    if fails_by_memory(head) and head.footprint is not None:
-        differing = memory_differences(base.footprint, head.footprint)
-    if base.measurement is not None and head.measurement is not None:
-        differing += differences(base.measurement, head.measurement)
-    return differing

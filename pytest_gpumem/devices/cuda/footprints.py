@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, driver_calls, words
@@ -41,6 +40,7 @@ from pytest_gpumem.devices.memory_events import (
     Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.user_lines import line_of
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.devices.allocation_sites import PACKAGE, line_of
+from pytest_gpumem.devices.user_lines import PACKAGE, line_of
 
 
 def test_the_calls_that_wait() -> None:

@@ -9,17 +9,15 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.differences import (
     differences,
-    memory_differences,
     ran_differently,
     row_differences,
 )
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.footprint import Footprint, Site
 from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.row import KEPT, PEAK, Difference, LimitResult, Row, Verdict
+from pytest_gpumem.records.row import Difference, LimitResult, Row, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
-from pytest_gpumem.reporting.differences import describe, place_of
+from pytest_gpumem.reporting.differences import describe
 
 KERNEL = Step(
     StepKind.KERNEL,
@@ -180,39 +178,3 @@ def test_a_row_that_fails_by_its_kernels_says_first_what_ran(bench: Any) -> None
     for limit, first in (("max_kernels", "kernel"), ("max_regression", "declared bytes")):
         verdict = Verdict(Outcome.FAIL, "", limits=(LimitResult(limit, Outcome.FAIL),))
         assert row_differences(Row("t.py::t", Limits(), verdict, head), base)[0].kind == first
-
-
-# Lines that take memory
-
-LAYER = Site(
-    "model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 << 20, at_peak_count=1
-)
-
-
-def test_the_lines_that_grew_or_that_take_most() -> None:
-    more = replace(LAYER, at_peak=80 << 20)
-    (grown,) = memory_differences(
-        Footprint(64 << 20, sites=(LAYER,)), Footprint(80 << 20, sites=(more,))
-    )
-    assert grown == Difference(PEAK, 64 << 20, 80 << 20, site=more)
-    assert describe(grown) == "+16 MiB at model.py:12 in forward: y = a * b (64 MiB before)"
-    for base in (None, Footprint(1), Footprint(80 << 20, sites=(more,))):
-        (largest,) = memory_differences(base, Footprint(80 << 20, sites=(more,)))
-        assert (
-            describe(largest)
-            == "80 MiB at model.py:12 in forward: y = a * b (PyTorch, 1 allocation)"
-        )
-    kept = replace(LAYER, at_peak=0, kept=4096, kept_count=2)
-    (leak,) = memory_differences(None, Footprint(0, sites=(kept,)))
-    assert (leak.kind, describe(leak)) == (
-        KEPT,
-        "4 KiB at model.py:12 in forward: y = a * b (PyTorch, 2 allocations)",
-    )
-
-
-def test_the_place_of_a_row_is_a_line_of_the_project() -> None:
-    for file, place in [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)]:
-        line = Difference(PEAK, 0, 1, site=replace(LAYER, file=file))
-        row = Row("t.py::t", Limits(), Verdict(Outcome.FAIL, ""), differences=(line,))
-        assert place_of(row) == place, file
-        assert place_of(replace(row, differences=(Difference("order"), line))) is None, file

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from known_devices import H100
-from msgspec.structs import replace
-
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Difference, Row
 from pytest_gpumem.reporting.conclusion import Place
-from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.github import workflow_commands
 
 Make = Callable[..., Row]
@@ -27,24 +22,6 @@ def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
         "::error file=sub/t.py,line=12,title=gpumem%3A FAIL::FAIL t.py::t: slower: +3 %25, margin 1 %25",
         "::warning title=gpumem%3A UNDECIDED::t.py::u: maybe",
     ]
-
-
-def test_a_failure_stands_on_the_line_of_its_cause(make_row: Make) -> None:
-    """In the folder of the test's file, which is not always that of the repository."""
-    site = Site("ops.py", 38, "resize", "tile = zeros(n)", "CuPy", "device", 80 << 20, 1)
-    grown = Difference("peak memory", 64 << 20, 80 << 20, site=site)
-    row = make_row("tests/t.py::t", Outcome.FAIL, reason="a peak of 80 MiB")
-    row = replace(row, differences=(grown, GRID))
-    places = {row.nodeid: Place("sub/tests/t.py", 12)}
-    (line,) = workflow_commands([row], places)
-    why = "why: +16 MiB at ops.py:38 in resize: tile = zeros(n) (64 MiB before)"
-    start = "::error file=sub/ops.py,line=38,title=gpumem%3A FAIL"
-    assert line == f"{start}::FAIL tests/t.py::t: a peak of 80 MiB; {why}"
-    known = dict(properties(row, H100))
-    assert (known["gpumem_why"], known["gpumem_why_line"]) == (why[5:], "ops.py:38")
-    for away in ("/usr/lib/python3/cupy.py", ""):
-        elsewhere = replace(row, differences=(replace(grown, site=replace(site, file=away)),))
-        assert "file=sub/tests/t.py,line=12," in workflow_commands([elsewhere], places)[0]
 
 
 def test_nothing_in_a_name_or_path_begins_a_command(make_row: Make) -> None:

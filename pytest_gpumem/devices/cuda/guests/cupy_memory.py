@@ -17,7 +17,6 @@ from typing import Any
 
 import cupy
 
-from pytest_gpumem.devices.allocation_sites import line_of
 from pytest_gpumem.devices.cuda.context import context_number
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
@@ -27,6 +26,7 @@ from pytest_gpumem.devices.memory_events import (
     Series,
     Source,
 )
+from pytest_gpumem.devices.user_lines import line_of
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")

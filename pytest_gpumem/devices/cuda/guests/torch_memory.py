@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
-from pytest_gpumem.devices.allocation_sites import innermost
 from pytest_gpumem.devices.memory_events import (
     NO_LINE,
     AllocationEvent,
@@ -24,6 +23,7 @@ from pytest_gpumem.devices.memory_events import (
     Source,
 )
 from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.user_lines import innermost
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")

@@ -1,8 +1,7 @@
-"""The line of the user's code behind each allocation and each wait."""
+"""Lines of the user's code: that of a wait, and those that `allow_kept` names."""
 
 from __future__ import annotations
 
-import linecache
 import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,13 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from msgspec.structs import replace
-
-from pytest_gpumem.devices.memory_events import AllocationEvent, Line, Series
-from pytest_gpumem.records.footprint import Site
-
-MOST_SITES = 40  # of a footprint, those with the most bytes at the peak or kept
-LONGEST_CODE = 120  # characters of a line of code that are shown
+from pytest_gpumem.devices.memory_events import Line
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
@@ -78,38 +71,8 @@ def is_pytests(file: str) -> bool:
     return "_pytest" in Path(file).parts
 
 
-def sites(
-    at_peak: Iterable[AllocationEvent], kept: Iterable[AllocationEvent], root: Path
-) -> tuple[Site, ...]:
-    """Return the lines that allocated what lived at the peak or is kept, largest first."""
-    lines: dict[tuple[Line, Series], Site] = {}
-    for event in at_peak:
-        site = _site_of(lines, event, root)
-        lines[event.line, event.series] = replace(
-            site, at_peak=site.at_peak + event.nbytes, at_peak_count=site.at_peak_count + 1
-        )
-    for event in kept:
-        site = _site_of(lines, event, root)
-        lines[event.line, event.series] = replace(
-            site, kept=site.kept + event.nbytes, kept_count=site.kept_count + 1
-        )
-    return tuple(sorted(lines.values(), key=_order)[:MOST_SITES])
-
-
-def _site_of(lines: dict[tuple[Line, Series], Site], event: AllocationEvent, root: Path) -> Site:
-    site = lines.get((event.line, event.series))
-    if site is not None:
-        return site
-    file, line, function = event.line
-    return Site(shown_path(file, root), line, function, _code_of(file, line), *event.series)
-
-
-def _order(site: Site) -> tuple[int, int, str, int]:
-    return -max(site.at_peak, site.kept), -site.at_peak, site.file, site.line
-
-
 def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
-    """True if a pattern such as "conftest.py:*" names a line, as `sites` has it.
+    """True if a pattern such as "conftest.py:*" names a line, as `shown_path` has it.
 
     Without a file, the line is unknown.
     """
@@ -119,14 +82,6 @@ def is_named(line: Line, patterns: Sequence[str], root: Path) -> bool:
         if file and (fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}")):
             return True
     return False
-
-
-def _code_of(file: str, line: int) -> str:
-    """Return the text of a line; empty if it cannot be read."""
-    if not file:
-        return ""
-    linecache.checkcache(file)  # a file may have been written since it was read last
-    return linecache.getline(file, line).strip()[:LONGEST_CODE]
 
 
 @cache
