@@ -233,9 +233,7 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate) -> None:
     assert copied in summary
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert copied in shown
-    why = "why: +16 MiB at test_it.py:7 in test_peak"
-    assert f"{why}: device_buffer(NBYTES) (64 MiB before)" in shown
-    assert why in Path("gpumem-results", "summary.md").read_text()
+    assert copied in Path("gpumem-results", "summary.md").read_text()
 
 
 def test_what_base_has_grown_by_is_held_against_the_oldest_revision(
