@@ -1,7 +1,7 @@
 """A device: what the CUDA and the simulated device share. Everything above is written against it.
 
-Addresses are integers, sizes bytes, times seconds. A method with a body is what a device does that
-has nothing of the kind.
+Addresses are integers, sizes bytes, times seconds. A method with a body serves a device without
+the feature.
 """
 
 from __future__ import annotations
@@ -60,11 +60,8 @@ __all__ = [
     "WindowSpec",
 ]
 
-OWN_CONTEXT = "a context of the test's own"
-"""Made with cuCtxCreate: its handles and those of the primary context do not mix."""
-PLENTY = 0.75
-"""Share of the device's memory that stays free for other libraries while memory is kept for the
-next kernel."""
+OWN_CONTEXT = "a context of the test's own"  # made with cuCtxCreate
+PLENTY = 0.75  # share of the device's memory that stays free while memory is kept for reuse
 
 
 class Stream(Protocol):
@@ -75,22 +72,18 @@ class Stream(Protocol):
         """The `cudaStream_t` as an integer; a serial number on the simulated device."""
 
 
-class Event(Protocol):
-    """A point in a stream that can be timed."""
-
-
-class Graph(Protocol):
-    """Captured work. While it lives, it owns the memory that was allocated during its capture."""
+Event = Any  # a point in a stream that can be timed
+Graph = Any  # captured work; it owns the memory that was allocated during its capture
 
 
 class Allocator(Protocol):
-    """A way of allocating memory and freeing it, whose time can be measured."""
+    """A way of allocating memory, whose time can be measured."""
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         """Allocate and free once, in the order of `stream` where it has an order."""
 
     def close(self) -> None:
-        """Give back what it keeps."""
+        """Free what it keeps."""
 
 
 class Hold(Protocol):
@@ -104,8 +97,6 @@ class Hold(Protocol):
 
 
 class Streams(Protocol):
-    """Streams and events."""
-
     def create(self) -> Stream:
         """A new non-blocking stream. It lives as long as it is referenced."""
 
@@ -114,11 +105,10 @@ class Streams(Protocol):
         return ()
 
     def visible(self) -> tuple[Stream, ...]:
-        """The default streams, the current stream of CuPy, and live streams of `create`; on the
-        simulated device, streams that ever had a window."""
+        """The streams that may have a window: the default streams, CuPy's current stream, and live
+        streams of `create`."""
 
-    def event(self) -> Event:
-        """A new timing event."""
+    def event(self) -> Event: ...
 
     def record(self, event: Event, stream: Stream) -> None:
         """Record `event` in `stream`; inside a capture, at every replay."""
@@ -127,10 +117,7 @@ class Streams(Protocol):
         """Seconds between two recorded and completed events."""
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        """Wait for a stream, or for the whole device.
-
-        Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel.
-        """
+        """Wait for a stream, or for the whole device. Raises `HoldExpired`: a hold timed out."""
 
     def end_captures(self) -> int:
         """End captures that this thread has left open, also of libraries; return their number."""
@@ -144,8 +131,6 @@ class Streams(Protocol):
 
 
 class Graphs(Protocol):
-    """Work captured once and replayed."""
-
     def capture(
         self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> Graph:
@@ -163,8 +148,6 @@ class Graphs(Protocol):
 
 
 class DeviceKernels(Protocol):
-    """Kernels and functions that are queued on a stream."""
-
     def compile(self, launch: Launch) -> None:
         """Make a launch ready. Raises `DeviceError` with the compiler's message."""
         return
@@ -180,16 +163,11 @@ class DeviceKernels(Protocol):
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
-        """Run a function inside `current_stream`; the simulated device runs its reference.
-
-        Raises `Unsupported`: it has none.
-        Raises `DeviceError`: the function made another GPU current.
-        """
+        """Run a function inside `current_stream`. Raises `Unsupported`: the simulated device has no
+        reference to run; `DeviceError`: the function made another GPU current."""
 
 
 class DeviceMemory(Protocol):
-    """Memory of every kind: allocated, adopted, freed, and seen as arrays."""
-
     def allocate(
         self,
         nbytes: int,
@@ -201,11 +179,9 @@ class DeviceMemory(Protocol):
     ) -> Allocation:
         """Allocate memory aligned to 256 bytes.
 
-        `kind`: `PEER` is memory of the first other GPU that this one can copy from and to directly,
-            else of the first.
         `mapped`, `write_combined`, `portable`: flags of `cudaHostAlloc`, for pinned memory.
-        Raises `OutOfMemory` before the driver is called. Raises `Unsupported`: there is one GPU; or
-        memory of an array, which is adopted.
+        Raises `OutOfMemory` before the driver is called. Raises `Unsupported`: there is no other
+        GPU, or the kind is adopted.
         """
 
     def oversubscribe(self, nbytes: int) -> Allocation:
@@ -225,17 +201,15 @@ class DeviceMemory(Protocol):
         """Bytes that can still be allocated of a kind."""
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
-        """Device memory for several buffers, each at a random place; `seed` decides where.
+        """Device memory for several buffers at places that `seed` decides, each freed alone.
 
-        Aligned to 2 MiB from 1 MiB on, else to 512 bytes. Each is freed alone.
+        Aligned to 2 MiB from 1 MiB on, else to 512 bytes.
         Raises `OutOfMemory` before the driver is called.
         """
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        """Free memory that is kept for reuse; False if there is none, or if it stays.
-
-        `unless_free`: it stays if this share of the device's memory is free besides.
-        """
+        """Free memory that is kept for reuse, unless this share of the device's memory is free
+        besides; False if nothing was freed."""
         return False
 
     def settle(self) -> None:
@@ -243,13 +217,10 @@ class DeviceMemory(Protocol):
         return
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """The kind of memory at an address; a pool's is `DEVICE`.
+        """The kind of memory at an address, a pool's as `DEVICE`; None: no memory of this process,
+        such as the first byte past the last allocation."""
 
-        None: it is no memory of this process, such as the first byte past the last allocation.
-        """
-
-    def host(self) -> HostMemory:
-        """The host's memory."""
+    def host(self) -> HostMemory: ...
 
     def near_host(self, node: int | None) -> AbstractContextManager[int | None]:
         """Run on the CPUs of one NUMA node inside the block: memory touched first lies there.
@@ -269,10 +240,7 @@ class DeviceMemory(Protocol):
         """
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        """An array of `like`: `cupy`, `torch`, `numba.cuda` or `numpy` (host memory).
-
-        Raises `Unsupported` for a module that this device has no bridge to.
-        """
+        """An array of the module `like`. Raises `Unsupported`: this device has no bridge to it."""
 
 
 class Content(Protocol):
@@ -309,9 +277,7 @@ class Content(Protocol):
     def from_host(self, allocation: Allocation, content: Any) -> None:
         """Copy a NumPy array into the memory, waiting for it."""
 
-    def mismatch(
-        self, actual: Any, expected: Any, relative_tolerance: float
-    ) -> tuple[int, int] | None:
+    def mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         """Compare two arrays: None, or how many elements differ and the index of the first.
 
         Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at
@@ -341,8 +307,7 @@ class L2(Protocol):
 class Managed(Protocol):
     """Where the pages of managed memory lie, on a device with `concurrentManagedAccess`."""
 
-    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        """Prefetch to the device or to the host."""
+    def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None: ...
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
         """Set (`on`) or unset an advice for the device or for the host, in no stream's order."""
@@ -384,30 +349,25 @@ class Activity(NamedTuple):
 
 
 class Counters(Protocol):
-    """Counts of work, from CUPTI or the model. `work` waits for what it queues.
-
-    Counting slows `work` down, and is off before and after.
-    Each raises `NotCounted` with the reason, before `work` runs or after it.
-    """
+    """Counts of this process's work, from CUPTI or the model. `work` waits for what it queues, and
+    is slower than uncounted. Each method raises `NotCounted` with the reason."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """Count faults and migrations of this process's managed pages."""
+        """Count faults and migrations of managed pages."""
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record the kernels of this process."""
+        """Record the kernels."""
         kernels = [span for span in self.spans(work) if span.grid]
         if not kernels:
             raise NotCounted("no kernel was reported")
         return Activity(kernels)
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
-        """Record each kernel, copy and memset of this process, in any order and without holds."""
+        """Record each kernel, copy and memset, in any order and without holds."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
-        """Record each step of this process's work, with the machine code of its kernels.
-
-        `wait`: waits for what `work` queues; its calls are left out.
-        """
+        """Record each step of the work, with the machine code of its kernels. `wait` waits for what
+        `work` queues; its calls are left out."""
 
     def loading(self) -> AbstractContextManager[object]:
         """Follow which launch loads which machine code: first launches belong into the block."""
@@ -428,8 +388,7 @@ class Device(Protocol):
     footprints: Footprints
 
     @property
-    def facts(self) -> DeviceFacts:
-        """Its facts."""
+    def facts(self) -> DeviceFacts: ...
 
     def now(self) -> float:
         """Seconds on the host's clock, or on the simulated device's virtual one."""
@@ -461,12 +420,11 @@ class Device(Protocol):
         copies are staged through the host. Raises `Unsupported`: it is impossible."""
 
     def close(self) -> None:
-        """Free the device's resources. It does not free allocations of callers."""
+        """Free the device's resources, without allocations of callers."""
 
 
 class WaitCounter(Protocol):
-    """Counts the waits of this process, by the innermost line of the user's code, without a
-    context."""
+    """Counts the waits of this process by the innermost line of the user's code, in no context."""
 
     def start(self) -> None:
         """Count from now on. Raises `NotCounted`: with the reason."""
@@ -475,8 +433,5 @@ class WaitCounter(Protocol):
         """Count no longer; a second call does nothing."""
 
     def read(self, root: Path, allowed: Sequence[str]) -> Waits:
-        """Return what was counted.
-
-        `root`: files are shown relative to it.
-        `allowed`: lines that do not count, such as "conftest.py:*".
-        """
+        """Return what was counted. `root`: files are shown relative to it. `allowed`: lines that do
+        not count, such as "conftest.py:*"."""

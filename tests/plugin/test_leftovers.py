@@ -25,7 +25,7 @@ STATE = """
         return device.l2.set_aside(), [device.l2.window(stream) for stream in device.streams.visible() if device.l2.window(stream)]
 
     def lines(device):
-        return device.roofline.l2.persisting
+        return device.roofline.persisting
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(config):

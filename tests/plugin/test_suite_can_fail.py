@@ -29,7 +29,7 @@ from pytest_gpumem.devices.simulated.device import (
     SimulatedManaged,
 )
 from pytest_gpumem.devices.simulated.memory import SimulatedContent, SimulatedMemory
-from pytest_gpumem.devices.simulated.roofline import L2State, Pages, Roofline
+from pytest_gpumem.devices.simulated.roofline import Pages, Roofline
 from pytest_gpumem.devices.simulated.streams import COMPUTE, SimulatedStreams, Work
 from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -260,7 +260,7 @@ def equal_walks(patch: Patch) -> None:
 
 def no_hits(patch: Patch) -> None:
     """Whatever a launch reads comes from DRAM, also what it has read before."""
-    patch.setattr(L2State, "touch", lambda self, allocation, nbytes: None)
+    patch.setattr(Roofline, "keep", lambda self, allocation, nbytes: None)
 
     def traffic(original: Any, *arguments: Any, **options: Any) -> Any:
         made = original(*arguments, **options)

@@ -1,5 +1,5 @@
-"""A simulated device: its facets, on a timeline and a roofline. Kernels give the results of
-their references, and take the time of the roofline."""
+"""A simulated device. Kernels give the results of their references, and take the time of the
+roofline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices import protocol
-from pytest_gpumem.devices.checks import (
-    check_live,
-    copied_by,
-    element_type,
-    packed_arguments,
-)
+from pytest_gpumem.devices.checks import check_live, copied_by, element_type, packed_arguments
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import (
     Advice,
@@ -59,8 +54,6 @@ class _Ready(NamedTuple):
 
 
 class SimulatedKernels(Facet, protocol.DeviceKernels):
-    """Queues launches. Each is made ready once."""
-
     def __init__(self, timeline: Timeline, roofline: Roofline, content: SimulatedContent) -> None:
         super().__init__(timeline, roofline)
         self._content = content
@@ -160,7 +153,7 @@ def _computation(launch: Launch) -> Callable[[], None]:
 
 
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> Step:
-    """Return a launch as a step. `code`: what stands for machine code."""
+    """Return a launch as a step. `code` stands for machine code."""
     return Step(
         StepKind.KERNEL,
         name,
@@ -181,7 +174,6 @@ def _source(name: str) -> str:
 
 
 def _code_of(function: Callable[[], object]) -> str:
-    """Return a Python function's text."""
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):
@@ -189,14 +181,18 @@ def _code_of(function: Callable[[], object]) -> str:
 
 
 class SimulatedL2(Facet, protocol.L2):
-    """The set-aside and windows: their limits and what is granted. No time depends on them."""
-
     def set_aside(self) -> int:
-        return self._roofline.l2.set_aside
+        return self._roofline.set_aside
 
     def request_set_aside(self, nbytes: int) -> int:
+        """Round up to steps of L2/16, up to the maximum. A change ends what persists."""
         self._timeline.call(streams.ALLOCATE, "it changes the set-aside")
-        return self._roofline.l2.request_set_aside(nbytes)
+        roofline, facts = self._roofline, self._roofline.facts
+        step = facts.l2_step_bytes
+        granted = min(-(-nbytes // step) * step, facts.persisting_l2_max_bytes)
+        roofline.persisting = roofline.persisting and granted == roofline.set_aside
+        roofline.set_aside = granted
+        return granted
 
     def set_window(self, stream: Any, window: WindowSpec | None) -> None:
         self._timeline.call()
@@ -208,12 +204,10 @@ class SimulatedL2(Facet, protocol.L2):
 
     def reset_persisting(self) -> None:
         self._timeline.call(streams.CALL, "it resets persisting lines")
-        self._roofline.l2.persisting = False
+        self._roofline.persisting = False
 
 
 class SimulatedManaged(Facet, protocol.Managed):
-    """Moves pages and takes advice."""
-
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Any) -> None:
         self._timeline.forbid_capture("a prefetch cannot be captured")
         engine = streams.DEVICE_TO_HOST if to_host else streams.HOST_TO_DEVICE
@@ -230,8 +224,6 @@ class SimulatedManaged(Facet, protocol.Managed):
 
 
 class SimulatedCounters(Facet, protocol.Counters):
-    """Counts what CUPTI counts on a GPU."""
-
     def pages(self, work: Callable[[], None]) -> PageCounts:
         self._roofline.page_log.take()
         work()
@@ -260,12 +252,7 @@ class SimulatedCounters(Facet, protocol.Counters):
 
 
 class SimulatedDevice(protocol.Device):
-    """A device with a datasheet's figures.
-
-    Args:
-        datasheet: the figures.
-        seed: of its noise. The same seed and the same calls give exactly the same times.
-    """
+    """A device with a datasheet's figures. The same seed and calls give exactly the same times."""
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
         timeline = self.timeline = Timeline(datasheet)

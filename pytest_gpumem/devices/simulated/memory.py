@@ -1,7 +1,5 @@
-"""The simulated device's memory and its content, with the times of copies and fills.
-
-The first bytes of an allocation are real: its `backing` is a NumPy array of bytes.
-"""
+"""The simulated device's memory and its content. The first bytes of an allocation are real: its
+`backing` is a NumPy array of bytes."""
 
 from __future__ import annotations
 
@@ -35,14 +33,12 @@ _ENGINES = {"D2H": streams.DEVICE_TO_HOST, "D2D": streams.COMPUTE}
 
 
 def _backing(nbytes: int) -> NDArray[np.uint8]:
-    """Return new bytes for an allocation of `nbytes`."""
     if nbytes > BACKED_BYTES:
         nbytes = min(nbytes, PREFIX_BYTES)
     return np.zeros(nbytes, np.uint8)
 
 
 def _backed(allocation: Allocation) -> NDArray[np.uint8]:
-    """Return the bytes behind an allocation."""
     if allocation.freed:
         raise protocol.DeviceError("the memory was freed")
     memory: NDArray[np.uint8] = allocation.backing
@@ -61,8 +57,6 @@ def memory_name(allocation: Allocation) -> str:
 
 
 class SimulatedMemory(Facet, protocol.DeviceMemory):
-    """Allocates memory of every kind and counts it."""
-
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
         super().__init__(timeline, roofline)
         self._live: dict[int, Allocation] = {}
@@ -104,16 +98,17 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
     def _check_free(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
         if nbytes > free:
-            problem = f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, "
-            problem += f"{free / GiB:.3g} GiB are free on the simulated device"
-            raise OutOfMemory(problem)
+            raise OutOfMemory(
+                f"{nbytes / GiB:.3g} GiB of {kind.value} memory asked for, {free / GiB:.3g} GiB "
+                "are free on the simulated device"
+            )
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
         checks.check_oversubscription(nbytes, self._roofline.sheet.host_memory_bytes)
         address = self._address("device", nbytes)
-        content = _backing(nbytes)
-        return self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, content))
+        kind, content = MemoryKind.MANAGED, _backing(nbytes)
+        return self._made(Allocation(kind, nbytes, address, address, content))
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         part = checks.part_of(allocation, offset, nbytes)
@@ -138,7 +133,7 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         allocation.backing = None
         self._used[allocation.kind] -= allocation.nbytes
         self._live.pop(id(allocation), None)
-        self._roofline.l2.forget(allocation)
+        self._roofline.forget(allocation)
         self._roofline.pages.pop(id(allocation), None)
 
     def free_bytes(self, kind: MemoryKind) -> int:
@@ -190,8 +185,10 @@ class SimulatedMemory(Facet, protocol.DeviceMemory):
         if name != "numpy":
             raise Unsupported(f"the simulated device gives arrays of numpy alone, not of {name}")
         if allocation.kind.on_device:
-            problem = "NumPy cannot see device memory; choose managed or pinned memory"
-            raise Unsupported(f"{problem}, or another library")
+            raise Unsupported(
+                "NumPy cannot see device memory; choose managed or pinned memory, or another "
+                "library"
+            )
         if allocation.kind.managed:
             self._touched_by_host(allocation)
         size, row = math.prod(shape), math.prod(shape[1:])
@@ -216,8 +213,6 @@ class SimulatedAllocator:
 
 
 class SimulatedContent(Facet, protocol.Content):
-    """Fills, copies, reads and compares."""
-
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Any) -> None:
         target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
         self._fill(allocation, partial(values.fill, target, seed), stream)

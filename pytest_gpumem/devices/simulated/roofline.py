@@ -12,7 +12,7 @@ The pages of a managed allocation lie together. Advice matters where it keeps pa
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
@@ -32,7 +32,7 @@ SHARED_FAULTS = 16  # of the warps that touch a page at once
 
 
 class Noise:
-    """The spread of times as recorded on an H100: the same for the same seed and calls."""
+    """The spread of times as on an H100: the same for the same seed and calls."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -62,24 +62,22 @@ class PageLog:
     def __init__(self, sheet: Datasheet) -> None:
         self.fault = sheet.fault
         self._bandwidth = sheet.link_bandwidth * sheet.migration_share
-        self.counts: dict[str, Any] = {}  # by the field of `PageCounts`
-        self._causes: Counter[str] = Counter()
+        self.counts: dict[str, Any] = defaultdict(int)  # by the field of `PageCounts`
+        self._causes: dict[str, int] = defaultdict(int)
 
     def take(self) -> PageCounts:
         """Return the counts since the last call."""
         counts = PageCounts(**{"mapped": 0, **self.counts}, causes=dict(self._causes))
-        self.counts, self._causes = {}, Counter()
+        self.counts.clear()
+        self._causes.clear()
         return counts
-
-    def add(self, field: str, amount: float) -> None:
-        self.counts[field] = self.counts.get(field, 0) + amount
 
     def moved(self, direction: str, nbytes: float, cause: str) -> float:
         """Count a migration, "to_device" or "to_host". Return the seconds that the link needs."""
         seconds = nbytes / self._bandwidth
         if nbytes:
-            self.add(direction, round(nbytes))
-            self.add(f"{direction}_seconds", seconds)
+            self.counts[direction] += round(nbytes)
+            self.counts[f"{direction}_seconds"] += seconds
             self._causes[cause] += round(nbytes)
         return seconds
 
@@ -95,7 +93,6 @@ class Pages:
         self._accessed_by_device = False
 
     def advise(self, advice: Advice, to_host: bool, *, on: bool) -> None:
-        """Set or unset an advice; nothing moves."""
         if advice is Advice.PREFERRED_LOCATION:
             self._prefers_host = on and to_host
             self.mapped = False
@@ -116,7 +113,7 @@ class Pages:
         before, self.place = self.place, "host"
         if before != "device":
             return 0.0
-        self._log.add("cpu_faults", math.ceil(nbytes / HOST_PAGE_BYTES))
+        self._log.counts["cpu_faults"] += math.ceil(nbytes / HOST_PAGE_BYTES)
         return self._log.moved("to_host", nbytes, "fault")
 
     def touched_by_device(self, nbytes: float, *, page_by_page: bool) -> tuple[float, float]:
@@ -127,48 +124,17 @@ class Pages:
             return 0.0, 0.0
         if self.mapped:
             return 0.0, nbytes
-        pages = math.ceil(nbytes / PAGE_BYTES)
-        self._log.add("gpu_pages", pages)
-        self._log.add("gpu_faults", pages if page_by_page else pages * SHARED_FAULTS)
-        self._log.add("gpu_groups", math.ceil(pages / GROUP_PAGES))
+        counts, pages = self._log.counts, math.ceil(nbytes / PAGE_BYTES)
+        counts["gpu_pages"] += pages
+        counts["gpu_faults"] += pages if page_by_page else pages * SHARED_FAULTS
+        counts["gpu_groups"] += math.ceil(pages / GROUP_PAGES)
         seconds = pages * self._log.fault
         if self._prefers_host or self._accessed_by_device:
             self.mapped = True
-            self._log.add("mapped", round(nbytes))
+            counts["mapped"] += round(nbytes)
             return seconds, nbytes
         self.place = "device"
         return seconds + self._log.moved("to_device", nbytes, "fault"), 0.0
-
-
-class L2State:
-    """What is hot in L2, and the set-aside, on which no time depends."""
-
-    def __init__(self, sheet: Datasheet) -> None:
-        self.nbytes = sheet.l2_bytes
-        self._most = sheet.persisting_l2_max_bytes
-        self.set_aside = sheet.default_set_aside
-        self.persisting = False  # lines persist
-        self.hot: dict[int, float] = {}  # bytes by allocation, least recently used first
-
-    def request_set_aside(self, nbytes: int) -> int:
-        """Round up to steps of L2/16, up to the maximum. A change ends what persists."""
-        step = self.nbytes // 16
-        granted = min(-(-nbytes // step) * step, self._most)
-        self.persisting = self.persisting and granted == self.set_aside
-        self.set_aside = granted
-        return granted
-
-    def touch(self, allocation: Allocation, nbytes: float) -> None:
-        """Keep what a launch leaves; the oldest make room."""
-        self.forget(allocation)
-        self.hot[id(allocation)] = nbytes
-        total = sum(self.hot.values())
-        while total > self.nbytes:
-            total -= self.hot.pop(next(iter(self.hot)))
-
-    def forget(self, allocation: Allocation) -> None:
-        """Drop memory that was freed, moved, or written by another than a kernel."""
-        self.hot.pop(id(allocation), None)
 
 
 @dataclass(eq=False)
@@ -199,25 +165,27 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """One launch as the roofline sees it."""
+    """A launch as the roofline sees it."""
 
     uses: tuple[Use, ...]
-    chain: float  # dependent accesses to its first array, one after the other
+    chain: float  # dependent accesses to its first array, in series
     computing: float  # seconds for which the SMs are busy
     addresses: tuple[int, ...]
     nbytes: float  # of device memory
 
 
 class Roofline:
-    """The times, and the state on which they depend."""
+    """The times, and the state on which they depend. No time depends on the set-aside of L2."""
 
     def __init__(self, sheet: Datasheet, seed: int) -> None:
         self.sheet = sheet
         self.facts = sheet.facts()
-        self.l2 = L2State(sheet)
         self.noise = Noise(seed)
         self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
         self.page_log = PageLog(sheet)
+        self.set_aside = sheet.default_set_aside
+        self.persisting = False  # lines persist in L2
+        self._hot: dict[int, float] = {}  # bytes in L2 by allocation, least recently used first
         self._dram = sheet.dram_peak * sheet.dram_share
         self._link = sheet.link_bandwidth * sheet.link_share
 
@@ -238,17 +206,24 @@ class Roofline:
 
     def kernel(self, traffic: Traffic, window: WindowSpec | None = None) -> float:
         """Return the seconds of a launch; leave L2 and pages as the launch leaves them."""
-        faults, link = self._migrate(traffic)
+        faults = dram = l2 = link = 0.0
+        for use in traffic.uses:
+            pages = self.pages.get(id(use.allocation))
+            if pages is not None:
+                if pages.place == "host":
+                    self.forget(use.allocation)
+                lost, linked = pages.touched_by_device(use.lines, page_by_page=use.page_by_page)
+                faults += lost
+                link += linked
         latency = 0.0
         if traffic.chain:
             latency = self._latency(traffic.uses[0], on_link=link > 0)
-        dram = l2 = 0.0
         for use in traffic.uses:
             if use.allocation.kind.on_host:
                 link += use.distinct + use.repeated
-            elif id(use.allocation) in self.l2.hot:
+            elif id(use.allocation) in self._hot:
                 l2 += use.distinct + use.repeated
-            elif use.lines <= self.l2.nbytes:
+            elif use.lines <= self.sheet.l2_bytes:
                 dram += use.distinct
                 l2 += use.repeated
             else:
@@ -260,23 +235,15 @@ class Roofline:
             traffic.chain * latency,
             traffic.computing,
         )
-        self._leave_in_l2(traffic, window)
+        self._leave_in_l2(traffic)
+        if window is not None and window.hit is not AccessProperty.STREAMING:
+            persists = window.hit is AccessProperty.PERSISTING
+            self.persisting = persists and self.set_aside > 0
         placement = self.noise.placement(traffic.addresses, traffic.nbytes)
         return self._noisy(self.sheet.launch + faults + slowest) * placement
 
     def _noisy(self, seconds: float) -> float:
         return seconds * self.noise.sample(seconds)
-
-    def _leave_in_l2(self, traffic: Traffic, window: WindowSpec | None) -> None:
-        if traffic.nbytes > self.l2.nbytes:
-            self.l2.hot.clear()
-        else:
-            for use in traffic.uses:
-                if not use.allocation.kind.on_host:
-                    self.l2.touch(use.allocation, use.lines)
-        if window is not None and window.hit is not AccessProperty.STREAMING:
-            persists = window.hit is AccessProperty.PERSISTING
-            self.l2.persisting = persists and self.l2.set_aside > 0
 
     def _latency(self, use: Use, *, on_link: bool) -> float:
         """Return the seconds of a dependent access."""
@@ -284,29 +251,36 @@ class Roofline:
             return self.sheet.link_latency
         if use.through_l1 and use.allocation.nbytes <= self.sheet.shared_bytes_per_sm:
             return self.sheet.l1_latency
-        if id(use.allocation) in self.l2.hot:
+        if id(use.allocation) in self._hot:
             return self.sheet.l2_latency
         return self.sheet.dram_latency
 
-    def _migrate(self, traffic: Traffic) -> tuple[float, float]:
-        """Return the seconds of page faults, and bytes of managed memory that stay on the host."""
-        faults = remote = 0.0
+    def _leave_in_l2(self, traffic: Traffic) -> None:
+        if traffic.nbytes > self.sheet.l2_bytes:
+            self._hot.clear()
+            return
         for use in traffic.uses:
-            pages = self.pages.get(id(use.allocation))
-            if pages is not None:
-                if pages.place == "host":
-                    self.l2.forget(use.allocation)
-                lost, linked = pages.touched_by_device(use.lines, page_by_page=use.page_by_page)
-                faults += lost
-                remote += linked
-        return faults, remote
+            if not use.allocation.kind.on_host:
+                self.keep(use.allocation, use.lines)
+
+    def keep(self, allocation: Allocation, nbytes: float) -> None:
+        """Keep lines in L2; the oldest make room."""
+        self.forget(allocation)
+        self._hot[id(allocation)] = nbytes
+        total = sum(self._hot.values())
+        while total > self.sheet.l2_bytes:
+            total -= self._hot.pop(next(iter(self._hot)))
+
+    def forget(self, allocation: Allocation) -> None:
+        """Drop memory from L2 that was freed, moved, or written by another than a kernel."""
+        self._hot.pop(id(allocation), None)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int) -> float:
         """Return the seconds of a copy."""
         for memory in (destination, source):
             if id(memory) in self.pages:
                 self.pages[id(memory)].place = "device"
-        self.l2.forget(destination)
+        self.forget(destination)
         if not (source.kind.on_host or destination.kind.on_host):
             rate = self._dram / 2  # read and written
         elif not (source.kind.pageable or destination.kind.pageable):
@@ -319,12 +293,12 @@ class Roofline:
 
     def prefetch(self, allocation: Allocation, to_host: bool) -> float:
         """Return the seconds of a prefetch of managed memory."""
-        self.l2.forget(allocation)
+        self.forget(allocation)
         moving = self.pages[id(allocation)].prefetch(allocation.nbytes, to_host=to_host)
         return self._noisy(moving + self.sheet.launch)
 
     def host_access(self, allocation: Allocation) -> float:
         """Return the seconds that managed pages need to come to the host, which touches them."""
-        self.l2.forget(allocation)
+        self.forget(allocation)
         pages = self.pages.get(id(allocation))
         return 0.0 if pages is None else pages.touched_by_host(allocation.nbytes)

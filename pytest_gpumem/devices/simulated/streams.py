@@ -103,7 +103,7 @@ class Timeline:
         self.sheet = sheet
         self.host = 0.0  # seconds on the host's clock
         self.latest = 0.0  # end of the last scheduled item of all streams
-        self.made = 0  # streams
+        self.made = 0  # streams; handles count from 1, as 0 names the default stream
         self.expired: set[SimulatedStream] = set()  # streams with a hold that timed out
         self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # by stream
         self.capturing: SimulatedGraph | None = None
@@ -121,7 +121,6 @@ class Timeline:
         self.host += seconds
 
     def watch(self, step: Step, stream: SimulatedStream | None) -> None:
-        """Record a step if a launch is watched."""
         if self.steps is not None:
             self.steps.append(replace(step, stream=stream and stream.handle))
 
@@ -161,7 +160,12 @@ class Timeline:
     def _schedule(self, stream: SimulatedStream, item: Item, issued: float, seconds: float) -> None:
         """Schedule an item behind all others of its stream, or have it wait behind a hold."""
         time = max(stream.ready, issued + _SUBMIT)
-        if stream.blocked or not self._can_run(item):
+        waits = False
+        if isinstance(item, SimulatedHold):
+            waits = item.released is None
+        elif isinstance(item, Wait):
+            waits = item.event.time is None
+        if stream.blocked or waits:
             stream.blocked = True
             self._waiting.append((stream, item, issued, seconds))
             return
@@ -185,12 +189,6 @@ class Timeline:
         stream.ready = time
         self.latest = max(self.latest, time)
 
-    def _can_run(self, item: Item) -> bool:
-        """Return False for a hold before its release, and for a wait for what is behind a hold."""
-        if isinstance(item, SimulatedHold):
-            return item.released is not None
-        return not isinstance(item, Wait) or item.event.time is not None
-
     def wait(self, stream: SimulatedStream | None) -> None:
         """Wait for a stream, or for all (None); holds that stop it run into their time-outs."""
         while self._waiting if stream is None else stream.blocked:
@@ -210,7 +208,7 @@ class Timeline:
         return window
 
     def forbid_capture(self, reason: str) -> None:
-        """Refuse what cannot be captured; remember it, as user code may catch the error."""
+        """Refuse what cannot be captured, and remember it: user code may catch the error."""
         if self.capturing is not None:
             self.cannot = self.cannot or CannotCapture(reason)
             raise self.cannot
@@ -221,7 +219,7 @@ class Timeline:
 
 
 class Facet:
-    """A part of the device: it queues work on the timeline and asks the roofline for its time."""
+    """A part of the device."""
 
     def __init__(self, timeline: Timeline, roofline: Roofline) -> None:
         self._timeline, self._roofline = timeline, roofline
@@ -233,11 +231,9 @@ class Facet:
 
 
 class SimulatedStreams(Facet, protocol.Streams):
-    """Streams and events on virtual time."""
-
     def create(self) -> Stream:
         self._timeline.call()
-        self._timeline.made += 1  # handles count from 1, as 0 names the default stream
+        self._timeline.made += 1
         return SimulatedStream(self._timeline.made)
 
     def visible(self) -> tuple[Stream, ...]:
@@ -254,8 +250,7 @@ class SimulatedStreams(Facet, protocol.Streams):
         for event in (start, end):
             if event.pending or event.time is None or event.time > self._timeline.host:
                 raise DeviceError("an event was not recorded, or has not completed")
-        seconds: float = end.time - start.time
-        return seconds
+        return float(end.time - start.time)
 
     def synchronize(self, stream: Any = None) -> None:
         timeline = self._timeline
@@ -266,8 +261,10 @@ class SimulatedStreams(Facet, protocol.Streams):
         expired = timeline.expired if stream is None else timeline.expired & {stream}
         if expired:
             timeline.expired = timeline.expired - expired
-            problem = "the host waited for work that was queued behind it"
-            raise protocol.HoldExpired(f"a held stream ran into its time-out: {problem}")
+            raise protocol.HoldExpired(
+                "a held stream ran into its time-out: the host waited for work that was queued "
+                "behind it"
+            )
 
     def join(self, stream: Any, other: Any) -> None:
         if stream is other:
@@ -285,8 +282,6 @@ class SimulatedStreams(Facet, protocol.Streams):
 
 
 class SimulatedGraphs(Facet, protocol.Graphs):
-    """Captures work; a replay queues it again."""
-
     def capture(
         self, stream: Any, body: Callable[[], None], *, window: WindowSpec | None = None
     ) -> protocol.Graph:

@@ -56,12 +56,12 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
 
 def test_what_persists_is_kept_until_a_reset(table: Table) -> None:
     for hit, persists in [(AccessProperty.PERSISTING, True), (AccessProperty.STREAMING, False)]:
-        device, l2 = table.device, table.device.roofline.l2
+        device, roofline = table.device, table.device.roofline
         device.kernels.launch(
             table.launch, table.bench.stream, window=replace(table.window, hit=hit)
         )
-        assert l2.persisting is persists, hit
+        assert roofline.persisting is persists, hit
         device.l2.request_set_aside(device.l2.set_aside())
-        assert l2.persisting is persists, hit
+        assert roofline.persisting is persists, hit
         device.l2.reset_persisting()
-        assert not l2.persisting, hit
+        assert not roofline.persisting, hit
