@@ -183,8 +183,7 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.storage import BaselineError
-    from pytest_gpumem.baselines.store import Store
+    from pytest_gpumem.baselines.store import BaselineError, Store
     from pytest_gpumem.baselines.verdicts import judged, screened
     from pytest_gpumem.devices.opening import choose
     from pytest_gpumem.reporting.conclusion import Run

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
-from pytest_gpumem.options import BY_NAME, KEYWORD_PARSERS, MARKER_KEYWORDS, OPTIONS, Option, masked
+from pytest_gpumem.options import BY_NAME, KEYWORD_PARSERS, MARKER_KEYWORDS, OPTIONS, Option
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
@@ -87,11 +87,9 @@ class Settings(NamedTuple):
     "gpumem_mode in pytest.ini", "marker" or "default"."""
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values, without the origins and the credentials of a URL."""
+        """Return plain values, without the origins."""
         plain = self._asdict()
         del plain["origins"], plain["limits"]
-        if self.baseline is not None:
-            plain["baseline"] = masked(self.baseline)
         return plain | dict(self.limits)
 
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import compiling
 import pytest
-import s3_server
 from nvtx_injection import Trace, build
-from s3_server import Server
 
 pytest_plugins = ["pytester"]
 
@@ -138,22 +136,3 @@ def opened() -> Iterator[Callable[[Path, int], Any]]:
         yield page
         browser.close()
     assert said == []
-
-
-@pytest.fixture(scope="session")
-def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    pytest.importorskip("moto.server", reason="moto[server] is of the extra dev")
-    with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def s3_store(
-    _s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Server]:
-    """An S3-compatible server on loopback, healthy, for a user with an empty cache folder."""
-    for name, value in _s3_server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield _s3_server
-    _s3_server.heal()

@@ -1,10 +1,10 @@
-"""Writers that save runs at once into one baseline, and are killed at random moments: a folder, and an S3-compatible server on loopback.
+"""Writers that save runs at once into one baseline, and are killed at random moments.
 
     python ci/bench/store_writers.py [--writers 8] [--runs 200] [--out ci/records/no-gpu/store_writers.json]
 
 Each writer saves until so many of its runs are acknowledged; `Store.save` has then returned. SIGKILL ends one of the writers again and
 again, and another takes its place. At the end every acknowledged run must be there and be read, and no other file may be damaged. Needs
-no GPU, and moto[server]. The script exits with 1 if a run is lost or a file is damaged.
+no GPU. The script exits with 1 if a run is lost or a file is damaged.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-import s3_server
 from msgspec.structs import replace
 from record_file import utc_now, write_record
 
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import BaselineError, storage
-from pytest_gpumem.baselines.store import Store, files
+from pytest_gpumem.baselines.store import BaselineError, Store
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
 
 FACTS = choose("sim").facts
-KEY = FACTS.key
 KILLS = 100
-"""Kills at each place, spread over the acknowledged runs."""
+"""Kills, spread over the acknowledged runs."""
 DELAY = 0.05
 """Mean seconds from an acknowledged run to the kill that follows it, so that kills come at any moment of a write."""
 
@@ -51,9 +47,9 @@ def row(number: int) -> Row:
     return Row("test_a.py::test_triad", Limits(), verdict, measured)
 
 
-def write(place: str, acknowledged: Path, runs: int) -> None:
+def write(place: Path, acknowledged: Path, runs: int) -> None:
     """Save until the file names so many runs."""
-    store = Store(storage(place), FACTS)
+    store = Store(place, FACTS)
     with acknowledged.open("a+") as file:
         file.seek(0)
         for number in range(len(file.read().split()), runs):
@@ -63,7 +59,7 @@ def write(place: str, acknowledged: Path, runs: int) -> None:
             file.flush()
 
 
-def start(place: str, acknowledged: Path, runs: int) -> int:
+def start(place: Path, acknowledged: Path, runs: int) -> int:
     if (child := os.fork()) == 0:
         code = 99
         try:
@@ -74,8 +70,9 @@ def start(place: str, acknowledged: Path, runs: int) -> int:
     return child
 
 
-def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random) -> dict[str, Any]:
-    """Run the writers on one place, killing them; what is there at the end."""
+def proved(folder: Path, writers: int, runs: int, rng: random.Random) -> dict[str, Any]:
+    """Run the writers, killing them; what is there at the end."""
+    place = folder / "baseline"
     lists = [folder / f"acknowledged-{number}" for number in range(writers)]
     running = {start(place, path, runs): path for path in lists}
     begun = time.monotonic()
@@ -88,7 +85,7 @@ def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random
             if os.WIFSIGNALED(status):
                 running[start(place, path, runs)] = path
             elif os.WEXITSTATUS(status):
-                raise SystemExit(f"a writer of {place} ended with {os.WEXITSTATUS(status)}")
+                raise SystemExit(f"a writer ended with {os.WEXITSTATUS(status)}")
         elif (
             kills < len(moments)
             and sum(path.read_text().count("\n") for path in lists if path.exists())
@@ -102,12 +99,11 @@ def proved(place: str, folder: Path, writers: int, runs: int, rng: random.Random
     seconds = time.monotonic() - begun
     told = {name for path in lists for name in path.read_text().split()}
     try:
-        there, damaged = {path.name for path, _ in files(storage(place), KEY)}, None
+        there, damaged = {path.name for path, _ in Store(place, FACTS).files()}, None
     except BaselineError as error:
         there, damaged = set[str](), str(error)
-    baseline = Store(storage(place), FACTS).load() if damaged is None else Baseline()
+    baseline = Store(place, FACTS).load() if damaged is None else Baseline()
     return {
-        "place": place.partition("://")[0] if "://" in place else "folder",
         "seconds": round(seconds, 1),
         "kills": kills,
         "acknowledged": len(told),
@@ -123,22 +119,18 @@ def table(record: Mapping[str, Any]) -> str:
     lines = [
         f"{record['writers']} writers, {record['runs']} runs each, killed at random moments; no GPU, {record['ended'][:10]}"
     ]
-    lines += [f"{'place':8}{'acknowledged':>14}{'lost':>6}{'damaged':>9}{'kills':>7}{'seconds':>9}"]
-    for one in record["places"]:
-        damaged = int(one["damaged"] is not None)
-        lines.append(
-            f"{one['place']:8}{one['acknowledged']:>14}{one['lost']:>6}{damaged:>9}{one['kills']:>7}{one['seconds']:>9.0f}"
-        )
+    lines += [f"{'acknowledged':>12}{'lost':>6}{'damaged':>9}{'kills':>7}{'seconds':>9}"]
+    damaged = int(record["damaged"] is not None)
+    lines += [
+        f"{record['acknowledged']:>12}{record['lost']:>6}{damaged:>9}{record['kills']:>7}{record['seconds']:>9.0f}"
+    ]
     return "\n".join(lines)
 
 
 def kept(record: Mapping[str, Any]) -> bool:
     """True if nothing is lost or damaged."""
     wanted = record["writers"] * record["runs"]
-    return all(
-        one["acknowledged"] == wanted and not one["lost"] and one["damaged"] is None
-        for one in record["places"]
-    )
+    return record["acknowledged"] == wanted and not record["lost"] and record["damaged"] is None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -151,28 +143,13 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     rng = random.Random(20_261)
     with tempfile.TemporaryDirectory(prefix="gpumem-writers-") as made:
-        folder = Path(made)
-        for name in ("s3", "folder", "server"):
-            (folder / name).mkdir()
-        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-        places = [
-            proved(str(folder / "baseline"), folder / "folder", asked.writers, asked.runs, rng)
-        ]
-        import s3fs  # noqa: F401  (once, and not in each writer)
-
-        with s3_server.running(folder / "server") as server:
-            os.environ.update(server.environment)
-            places.append(
-                proved(
-                    f"s3://{s3_server.BUCKET}/base", folder / "s3", asked.writers, asked.runs, rng
-                )
-            )
+        proof = proved(Path(made), asked.writers, asked.runs, rng)
     record = {
         "kind": "store_writers",
         "writers": asked.writers,
         "runs": asked.runs,
         "ended": utc_now(),
-        "places": places,
+        **proof,
     }
     if asked.out is not None:
         write_record(asked.out, record, indent=1)

@@ -1,6 +1,7 @@
-"""Load and save the runs of a kind of device, in a folder or behind a URL (`storage`).
+"""Load and save the runs of a kind of device.
 
-A file, `<utc>-<revision>-<id>.json`, is whole as soon as it is there, and never changes.
+A run is a file, `<place>/<GPU>/gpumem/<utc>-<revision>-<id>.json`. It is whole as soon as it is
+there, nobody changes it, and its name is never used again: so writers need no lock.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,15 +22,22 @@ from msgspec import structs
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline, assemble
 from pytest_gpumem.baselines.saved import LARGEST, SavedRow, SavedRun, read, reduced, written
-from pytest_gpumem.baselines.storage import BaselineError, Storage
 from pytest_gpumem.collector import uncollected
+from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.judge import unreliable
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import Ancestry
+
+SUBFOLDER = "gpumem"
+"""Folder of the runs below the device's key, beside the files of pytest-benchmark."""
+
+
+class BaselineError(UserError):
+    """A baseline that cannot be used; the message is a line with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,11 @@ class SaveResult:
 class Store:
     """The baselines of a kind of device."""
 
-    def __init__(self, where: Path | Storage, facts: DeviceFacts) -> None:
-        """`where`: their place; it need not exist. `facts`: the device of this session."""
-        self.storage = where if isinstance(where, Storage) else Storage(where)
+    def __init__(self, place: Path, facts: DeviceFacts) -> None:
+        """`place`: folder of all baselines; it need not exist. `facts`: of the session's device."""
+        self.place = place
         self._facts = facts
-        self.folder = self.storage.at(facts.key)  # folder of this device's files
+        self.folder = place / facts.key / SUBFOLDER  # of this device's files
 
     def load(
         self,
@@ -59,11 +69,11 @@ class Store:
         `ancestry`: finds the history that holds each revision. Then only the runs count whose
         revision the change is built on. None: all files count.
         `acceptances`: of the session's project.
-        Raises `BaselineError`: the place cannot be reached; a file that cannot be read, has another
-        layout, was edited, or belongs to another device; or a copy. Nothing is skipped.
+        Raises `BaselineError`: a file that cannot be read, has another layout, was edited, or
+        belongs to another device; or a copy. Nothing is skipped.
         """
         with uncollected():
-            runs = [run for _, run in files(self.storage, self._facts.key)]
+            runs = [run for _, run in self.files()]
             counting, left_out = _of_history(runs, ancestry)
             baseline = assemble(counting)
         return replace(
@@ -116,21 +126,65 @@ class Store:
             path = self._write(structs.replace(run, rows=tuple(saved.values())))
         return SaveResult(path, len(saved), full, tuple(refused))
 
+    def unwritable(self) -> str | None:
+        """Return why nothing can be stored here, to be checked before long work, or None."""
+        try:
+            parent = self.folder.absolute()
+            while not parent.exists():
+                parent = parent.parent
+            # A trial: permissions do not hold for root, nor on every file system.
+            with tempfile.TemporaryFile(dir=parent):
+                return None
+        except OSError as error:
+            return f"nothing can be stored in {self.folder}: {error.strerror or error}"
+
+    def files(self) -> Iterator[tuple[Path, SavedRun]]:
+        """Yield every file, by name. Raises `BaselineError`: as `load`."""
+        names: dict[str, str] = {}  # of files, by the id of their run
+        for path in _paths(self.folder):
+            try:
+                if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
+                    raise FileError("not a file")
+                run = read(bytes_of(path, LARGEST))
+                if run.device.key != self._facts.key:
+                    raise FileError(f"of {run.device.key}, this device is {self._facts.key}")
+                first = names.setdefault(run.id, path.name)
+                if first != path.name:
+                    raise FileError(f"a copy of {first}, of the same process; it would count twice")
+            except FileError as error:
+                text = " ".join(str(error).split())
+                raise BaselineError(f"{path}: {text}") from None
+            yield path, run
+
     def _write(self, run: SavedRun) -> Path:
         revision = re.sub(r"[^A-Za-z0-9.]+", "-", run.revision or "").strip("-.")[:12]
         name = f"{run.utc:%Y%m%dT%H%M%SZ}-{revision or 'unknown'}-{run.id}.json"
-        self.storage.write(self._facts.key, name, written(run))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / name, written(run))
+        except OSError as error:
+            why = error.strerror or error
+            raise BaselineError(f"{self.folder}: cannot write the run: {why}") from None
         return self.folder / name
 
     def _absence(self, left_out: str | None) -> str:
         key = self._facts.key
         if left_out is not None:
-            return f"no process counts for {key} in {self.storage}: {left_out}"
-        note = f"no baseline of {key} in {self.storage}"
-        others = [other for other in self.storage.devices() if other != key]
+            return f"no process counts for {key} in {self.place}: {left_out}"
+        note = f"no baseline of {key} in {self.place}"
+        others = [other for other in devices(self.place) if other != key]
         if others:
             note += f"; there are baselines of {', '.join(others)}, which do not compare"
         return note
+
+
+def devices(place: Path) -> list[str]:
+    """Return the keys of the devices that have runs in a folder of baselines."""
+    keys = set[str]()
+    with suppress(OSError):
+        for path in place.glob(f"*/{SUBFOLDER}/*.json"):
+            keys.add(path.parent.parent.name)
+    return sorted(keys)
 
 
 def _entering(row: Row, baseline: Baseline, run: SavedRun) -> SavedRow | None:
@@ -177,29 +231,6 @@ def refusal(row: Row, simulated: bool) -> str | None:
     if row.verdict.outcome is Outcome.FAIL:
         return f"FAIL: {row.verdict.reason}"
     return None
-
-
-def files(at: Storage, key: str) -> Iterator[tuple[Path, SavedRun]]:
-    """Yield every file of a kind of device, by name. Of a URL, the copy is updated first.
-
-    Raises `BaselineError`: as `Store.load`.
-    """
-    at.update(key)
-    names: dict[str, str] = {}  # of files, by the id of their run
-    for path in _paths(at.at(key)):
-        try:
-            if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait
-                raise FileError("not a file")
-            run = read(bytes_of(path, LARGEST))
-            if run.device.key != key:
-                raise FileError(f"of {run.device.key}, this device is {key}")
-            first = names.setdefault(run.id, path.name)
-            if first != path.name:
-                raise FileError(f"a copy of {first}, of the same process; it would count twice")
-        except FileError as error:
-            text = " ".join(str(error).split())
-            raise BaselineError(f"{at.shown(path)}: {text}") from None
-        yield path, run
 
 
 def _paths(folder: Path) -> list[Path]:

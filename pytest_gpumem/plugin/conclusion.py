@@ -83,8 +83,8 @@ def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
     revision = entries.revision(session.config)
     saved = session.store.save(rows, revision, session.settings.to_json(), session.baseline)
     if saved.path is not None:
-        place = session.store.storage
-        yield f"{saved.accepted} of {counted(len(rows), 'row')} stored in {place}"
+        stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
+        yield f"{stored} stored in {session.store.place}"
     elif saved.refused:
         yield "no row is stored"
     else:

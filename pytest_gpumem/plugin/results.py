@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
+from pytest_gpumem.baselines.store import BaselineError, devices
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin import entries
@@ -83,13 +83,13 @@ class Results:
 
     def _baseline(self) -> str:
         baseline, folder = self._session.baseline, self._session.config.invocation_params.dir
-        place = self._session.store.storage
-        shown = str(place)
-        if not isinstance(place, RemoteStorage) and place.folder.is_relative_to(folder):
-            shown = str(place.folder.relative_to(folder))
+        store = self._session.store
+        shown = store.place
+        if shown.is_relative_to(folder):
+            shown = shown.relative_to(folder)
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason.
-            why = baseline.note if place.devices() else f"none in {shown}"
+            why = baseline.note if devices(store.place) else f"none in {shown}"
             saves = self._session.settings.save
             return why if saves else f"{why}; --gpumem-save makes a baseline"
         line = f"{counted(baseline.processes, 'process')} in {shown}"

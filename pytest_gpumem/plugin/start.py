@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.baselines.acceptances import Acceptances, acceptances
-from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import entries
@@ -109,7 +109,7 @@ def _check_plugins(config: pytest.Config) -> None:
 # The device
 
 
-def _chosen_for_process(config: pytest.Config, settings: Settings, place: Storage) -> DeviceChoice:
+def _chosen_for_process(config: pytest.Config, settings: Settings, place: Path) -> DeviceChoice:
     """The device, which can run this session. Raises `UserError` or `LockUnusable`: it cannot."""
     chosen = _chosen(settings, place)
     visible = own_in_turn(settings, chosen)
@@ -122,7 +122,7 @@ def _chosen_for_process(config: pytest.Config, settings: Settings, place: Storag
     return chosen
 
 
-def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
+def _chosen(settings: Settings, place: Path) -> DeviceChoice:
     device = f"device {settings.device!r} ({settings.origins.get('device', 'default')})"
     simulated = "choose --gpumem-device sim if the simulated device is meant"
     try:
@@ -136,7 +136,7 @@ def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
         return chosen
     no_gpu = f"no GPU ({chosen.fallback_reason})"
     if os.environ.get("CI", "").strip().lower() not in ("", "0", "false", "no", "off"):
-        measured = [key for key in place.devices() if not key.startswith(SIMULATED)]
+        measured = [key for key in devices(place) if not key.startswith(SIMULATED)]
         if measured:
             raise UserError(
                 f"{device}: {no_gpu}, the variable CI is set, and {place} holds a baseline of "
@@ -156,33 +156,33 @@ def _chosen(settings: Settings, place: Storage) -> DeviceChoice:
 # The baseline
 
 
-def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
+def _baseline_place(config: pytest.Config, settings: Settings) -> Path:
     """Where the baseline lies. Raises `UserError`: it is not there."""
     of_session = baseline_of_session(config)
     if of_session is not None:
         return of_session
     if settings.baseline is None:
-        return Storage(entries.storage_folder(config))
+        return entries.storage_folder(config)
     # A folder is relative to the ini file that names it, else to where pytest was called.
     folder = config.invocation_params.dir
     if settings.origins["baseline"].startswith("gpumem_") and config.inipath is not None:
         folder = config.inipath.parent
-    place = storage(settings.baseline, folder)
+    place = folder / Path(settings.baseline).expanduser()
     # A session that saves makes one, and a gate's base decides without one.
     may_be_new = settings.save or settings.baseline_of is not None or config.option.collectonly
-    if isinstance(place, RemoteStorage) or may_be_new or place.folder.exists():
+    if may_be_new or place.exists():
         return place
-    siblings = [sibling.name for sibling in place.folder.parent.glob("*/")]
+    siblings = [sibling.name for sibling in place.parent.glob("*/")]
     raise UserError(
-        f"{settings.origins['baseline']}: there is no baseline {place.folder}"
-        f"{did_you_mean(place.folder.name, siblings)}; --gpumem-save makes one"
+        f"{settings.origins['baseline']}: there is no baseline {place}"
+        f"{did_you_mean(place.name, siblings)}; --gpumem-save makes one"
     )
 
 
 def _session(
     config: pytest.Config,
     settings: Settings,
-    place: Storage,
+    place: Path,
     chosen: DeviceChoice,
     of_base: BaseOfGate | None,
 ) -> GpuSession:
@@ -200,7 +200,7 @@ def _session(
             added = Acceptances()
     baseline = store.load(history, accepted)
     if settings.save and not config.option.collectonly and not is_part(config):
-        why = place.unwritable(chosen.facts.key)
+        why = store.unwritable()
         if why is not None:
             raise UserError(f"{settings.origins['save']}: {why}")
     selection = None if of_base is None else of_base.selection

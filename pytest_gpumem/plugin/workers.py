@@ -11,11 +11,11 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -164,10 +164,10 @@ class Refusal:
 # What the controller tells its workers
 
 
-def baseline_of_session(config: pytest.Config) -> Storage | None:
+def baseline_of_session(config: pytest.Config) -> Path | None:
     """In a worker, which may run in another folder: the baseline of the controller."""
     session = given(config, SESSION)
-    return None if session is None else storage(session["baseline"])
+    return None if session is None else Path(session["baseline"])
 
 
 def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
@@ -178,7 +178,7 @@ def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
     return settings._replace(baseline_of=base)
 
 
-def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> None:
+def check_worker(config: pytest.Config, facts: DeviceFacts, place: Path) -> None:
     """Raise `pytest.UsageError` in a worker that has another model of GPU, or not the baseline."""
     whole: Mapping[str, Any] | None = given(config, SESSION)
     if whole is None:
@@ -189,11 +189,11 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
             f"({whole['key']}); accepted are workers with GPUs of one model: run each model in a "
             "session of its own"
         )
-    if whole["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
+    if whole["exists"] and not place.exists():
         raise pytest.UsageError(
             f"gpumem: the baseline {place} is a folder of the machine that started this worker, "
             f"which {platform.node()} does not have; accepted for workers on other machines is a "
-            "URL, or a folder that all of them share"
+            "folder that all of them share"
         )
 
 
@@ -239,7 +239,7 @@ class Controller:
     """
 
     def __init__(
-        self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel
+        self, settings: Settings, chosen: DeviceChoice, baseline: Path, channel: Channel
     ) -> None:
         channel.give(SESSION, self._session)
         self._orders = _orders_of(settings, chosen)
@@ -264,15 +264,11 @@ class Controller:
             elif len(self._orders) > 1:
                 spec.env.setdefault(VISIBLE, next(gpus))
 
-    def _session(self, is_here: bool) -> dict[str, object]:
-        place = self._baseline
-        where = str(place.folder)
-        if isinstance(place, RemoteStorage) and not is_here:
-            where = place.url
+    def _session(self, _is_here: bool) -> dict[str, object]:
         return {
             "key": self._facts.key,
             "name": self._facts.name,
-            "baseline": where,
+            "baseline": str(self._baseline),
             "baseline_of": self._baseline_of,
-            "exists": place.folder.exists(),
+            "exists": self._baseline.exists(),
         }

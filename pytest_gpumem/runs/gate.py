@@ -20,8 +20,7 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.acceptances import Acceptances
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import Storage, storage
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.store import Store, devices
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened, looser
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, Outcome
@@ -245,7 +244,7 @@ class Gate:
     def _load_baseline(self, document: Document) -> Baseline:
         """The saved runs of the history that the change shares with BASE."""
         history = partial(ancestry, self.base, folder=Path.cwd())
-        store = Store(_storage(document), document.device)
+        store = Store(_baseline_folder(document), document.device)
         return store.load(history, self.all_accepted)
 
     def _real_devices(self, document: Document) -> list[str]:
@@ -253,9 +252,8 @@ class Gate:
         chosen = "--gpumem-device=sim" in "=".join(self.arguments)
         if chosen or not document.device.simulated:
             return []
-        return [key for key in _storage(document).devices() if not key.startswith(SIMULATED)]
+        return [key for key in devices(_baseline_folder(document)) if not key.startswith(SIMULATED)]
 
 
-def _storage(document: Document) -> Storage:
-    """Return the folder of the session's saved runs; of a URL, the copy that it updated."""
-    return Storage(storage(str(document.settings.get("baseline") or ".benchmarks")).folder)
+def _baseline_folder(document: Document) -> Path:
+    return Path(str(document.settings.get("baseline") or ".benchmarks")).expanduser()

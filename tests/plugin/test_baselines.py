@@ -69,6 +69,21 @@ def test_a_file_in_place_of_the_folder_ends_the_run_before_anything_is_measured(
     assert (pytester.path / "taken").read_text() == "mine"
 
 
+def test_a_folder_below_home_or_beside_the_ini_file(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(COPY)
+    monkeypatch.setenv("HOME", str(pytester.path / "home"))
+    gpumem("--gpumem-save", "--gpumem-baseline=~/kept").assert_outcomes(passed=1)
+    assert len(list((pytester.path / "home" / "kept").glob("*/gpumem/*.json"))) == 1
+    below = pytester.mkdir("below")
+    ini = pytester.path / "pytest.ini"
+    ini.write_text("[pytest]\ngpumem_baseline = kept\n")
+    monkeypatch.chdir(below)
+    gpumem("--gpumem-save", "..").assert_outcomes(passed=1)
+    assert len(list((pytester.path / "kept").glob("*/gpumem/*.json"))) == 1
+
+
 def test_accepting_a_change(
     pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -319,8 +319,10 @@ def test_an_option_that_could_do_nothing_is_refused(
     gpumem: Run,
 ) -> None:
     pytester.makepyfile("def test_it(): pass")
-    words = "--gpumem-baseline: 's3://' is a URL without a place"
-    assert words in only_line(gpumem("--gpumem-baseline=s3://"))
+    line = only_line(gpumem("--gpumem-baseline=s3://ada:SECRET@bucket/base"))
+    assert "--gpumem-baseline: 's3://...' is a URL; accepted is a folder such as .benchm" in line
+    assert "aws s3 sync" in line
+    assert "SECRET" not in line
 
 
 @pytest.mark.parametrize(

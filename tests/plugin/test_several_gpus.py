@@ -15,7 +15,6 @@ import pytest
 import ssh_server
 from sessions import SIMULATED, Run, rows_in, stored_in
 
-from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.devices import opening
 from pytest_gpumem.plugin import exclusive, start, workers
 from pytest_gpumem.plugin.workers import orders
@@ -421,7 +420,7 @@ def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) 
             "exists": exists,
         }
         config: Any = SimpleNamespace(workerinput={f"gpumem_{workers.SESSION}": given})
-        workers.check_worker(config, facts, Storage(folder))
+        workers.check_worker(config, facts, folder)
 
     with pytest.raises(
         pytest.UsageError, match="is a folder of the machine that started this worker"

@@ -129,7 +129,6 @@ LATER = {
         "jinja2",
         "rich",
         "matplotlib",
-        "fsspec",
         "click",
         "concurrent.futures.thread",
         "asyncio",

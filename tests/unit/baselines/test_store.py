@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, row
 
 from pytest_gpumem.baselines.saved import digest, reduced
-from pytest_gpumem.baselines.storage import BaselineError
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.store import BaselineError, Store
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
