@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS, YES
+from pytest_gpumem.limits import LIMITS, YES, Limit
 from pytest_gpumem.units import did_you_mean, refused
 
 MODES = ("clean-cold", "dirty-cold", "hot")
@@ -120,41 +119,16 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
     return tuple(lines)
 
 
-class OptionRole(Enum):
-    """The purpose of an option: it decides which options a command refuses, switches off or
-    sets."""
-
-    SWITCH = "switch"  # turns the plugin on
-    MEASURING = "measuring"  # how a row is measured
-    JUDGING = "judging"  # the limits of a row, and the baseline that it is compared with
-    PROCESSES = "processes"  # in how many processes a run measures
-    STRICTNESS = "strictness"  # which verdicts fail a run
-    SAVING = "saving"  # changes the baseline
-    OUTPUT = "output"  # writes the run's results into a file
-
-    @property
-    def of_a_run(self) -> bool:
-        """True if it belongs to a whole run: the processes of a run have the default."""
-        return self not in (OptionRole.SWITCH, OptionRole.MEASURING, OptionRole.JUDGING)
-
-
 class Option(NamedTuple):
     """An option with its names in all places."""
 
     name: str  # its field in `Settings`
-    role: OptionRole
     parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     ini_only: bool = False  # no option of the command line and no variable
     bare: str | None = None  # value on the command line if none follows; None: it needs a value
-
-    @property
-    def needs_results(self) -> bool:
-        """True if a session that measures nothing cannot do it: a usage error without --gpumem."""
-        roles = (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
-        return self.name in LIMITS or self.role in roles
 
     @property
     def is_flag(self) -> bool:
@@ -177,30 +151,19 @@ class Option(NamedTuple):
         return self.key.upper()
 
 
-SWITCH, MEASURING, JUDGING, PROCESSES, STRICTNESS, SAVING, OUTPUT = OptionRole
-
-
-def _limits() -> tuple[Option, ...]:
-    options = []
-    for limit in LIMITS.values():
-        if limit.metavar is not None:
-            text = f"{limit.help} Default: none."
-            only = limit.ini_only
-            option = Option(limit.name, JUDGING, limit.parse, text, limit.metavar, True, only)
-            options.append(option)
-    return tuple(options)
+def _of_limit(limit: Limit) -> Option:
+    text = f"{limit.help} Default: none."
+    return Option(limit.name, limit.parse, text, limit.metavar, True, limit.ini_only)
 
 
 OPTIONS: tuple[Option, ...] = (
     Option(
         "enabled",
-        SWITCH,
         _flag,
         "Measure on a GPU, or on a simulated device; without it the plugin is inert.",
     ),
     Option(
         "device",
-        MEASURING,
         device_choice,
         "auto (a GPU, else the simulated device), cuda, cuda:N, simulated (or sim), sim:NAME. "
         "Default: auto.",
@@ -208,7 +171,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "mode",
-        MEASURING,
         _choice(*MODES),
         f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
         "MODE",
@@ -216,7 +178,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "sampler",
-        MEASURING,
         _choice(*SAMPLERS),
         f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
         "SAMPLER",
@@ -225,7 +186,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "placements",
-        MEASURING,
         _count,
         "Buffer placements to average over. Default: 8.",
         "N",
@@ -234,7 +194,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "precision",
-        MEASURING,
         _precision,
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
         "SHARE",
@@ -243,7 +202,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "budget",
-        MEASURING,
         units.parse_budget,
         'Time for each measurement such as "1 s", or for the whole run such as "10 min" or '
         '"90 s total". Default: 1 s.',
@@ -252,17 +210,15 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "timeout",
-        MEASURING,
         _timeout,
         "Time that a measurement may take beyond its budget. Then its process ends; with "
         "--gpumem-isolate, its test alone fails. none: no limit. Default: 120 s.",
         "TIME",
         on_marker=True,
     ),
-    *_limits(),
+    *(_of_limit(limit) for limit in LIMITS.values() if limit.metavar is not None),
     Option(
         "footprint",
-        MEASURING,
         _footprint,
         "How much memory tests take, keep and reserve: on (without a value), of every test that "
         "touches the GPU; auto, of tests with fixtures of gpumem or with a limit on it; off. "
@@ -272,7 +228,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "adopt",
-        MEASURING,
         _flag,
         "Measure the GPU too where a test calls pytest-benchmark's benchmark. Default: true.",
         on_marker=True,
@@ -280,42 +235,36 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "waits",
-        MEASURING,
         _flag,
         "Count the lines at which the host waits for the device, of every test that measures "
         "nothing (needs cupti-python on a GPU).",
     ),
     Option(
         "processes",
-        PROCESSES,
         _count,
         "Fresh processes to measure in, in turn; comparisons are over all of them. Default: 1.",
         "M",
     ),
     Option(
         "isolate",
-        PROCESSES,
         _flag,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, "
         "or loses the CUDA context.",
     ),
-    Option("save", SAVING, _flag, "Accept this run's passing rows into the baseline."),
+    Option("save", _flag, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
-        JUDGING,
         _baseline,
         "Folder of the baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
     Option(
         "strict",
-        STRICTNESS,
         _flag,
         "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail.",
     ),
     Option(
         "report",
-        OUTPUT,
         _report,
         "Write the results as an HTML file. Default: none.",
         "FILE",
@@ -323,6 +272,8 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 BY_NAME = {option.name: option for option in OPTIONS}
+NEEDS_RESULTS = (*LIMITS, "save", "strict", "report")
+"""Options that a session without --gpumem refuses: it measures nothing."""
 _MARKER_ONLY: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "gpus": _count,  # GPUs that the test has for itself
@@ -341,8 +292,3 @@ KEYWORD_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 )
 MARKER_KEYWORDS = tuple(KEYWORD_PARSERS)
 """Keywords of `@pytest.mark.gpumem`."""
-
-
-def of_role(*roles: OptionRole) -> tuple[Option, ...]:
-    """Return the options of these roles, in the order of `OPTIONS`."""
-    return tuple(option for option in OPTIONS if option.role in roles)

@@ -40,8 +40,8 @@ EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_pro
 # Names that are no options, but switched off as such.
 ANNOUNCE = "announce"  # GitHub's job summary and annotations
 EVIDENCE = "evidence"  # the record of what a launch ran, which a process of a run takes for all
-OF_A_RUN = (*(option.name for option in OPTIONS if option.role.of_a_run), ANNOUNCE)
-"""Names of the options of a whole run; in the processes of a run they have their defaults."""
+OF_A_RUN = ("processes", "isolate", "save", "strict", "report", ANNOUNCE)
+"""What a whole run does once: switched off in its processes."""
 
 
 class SettingsError(ValueError):
@@ -94,16 +94,14 @@ class Settings(NamedTuple):
 
 
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return variables for a pytest that a command starts, in which some options have their
-    defaults whatever its arguments, the ini file and the environment say.
-    `names`: of options, `ANNOUNCE` or `EVIDENCE`.
-    """
+    """Return variables for a pytest in which the options `names`, `ANNOUNCE` or `EVIDENCE` have
+    their defaults, whatever its arguments, the ini file and the environment say."""
     off = sorted({*switched_off(environment), *names})
     return {**environment, SWITCHED_OFF: ",".join(off)}
 
 
 def switched_off(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that a command switched off for this process."""
+    """Return the names that `switch_off` switched off for this process."""
     return frozenset(environment.get(SWITCHED_OFF, "").split(",")) - {""}
 
 
@@ -120,14 +118,13 @@ def resolve(
     overrides: Collection[str] = (),
 ) -> Settings:
     """Return the settings of a session. While the switch is off, only the command line counts.
-
-    `command_line`: by `Option.key`; None where it says nothing.
-    `environment`: variables that start with GPUMEM are read. An empty variable counts as not set.
-    `ini`: by `Option.key`; None or an empty text where the file says nothing.
+    `command_line`, `ini`: by `Option.key`; None, in `ini` also an empty text, says nothing.
+    `environment`: an empty variable counts as not set.
     `ini_file`: how messages name the file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
-    Raises `SettingsError`: a line with the origin, the value and the accepted values.
     """
+
+    off = switched_off(environment)
 
     def value_of(option: Option) -> tuple[Any, str]:
         value, origin = ini.get(option.key), f"{option.key} in {ini_file}"
@@ -138,11 +135,10 @@ def resolve(
                 value, origin = environment[option.variable], option.variable
             if command_line.get(option.key) is not None:
                 value, origin = command_line[option.key], option.flag
-        if value is None or (value == "" and origin != option.flag):
+        if option.name in off or value is None or (value == "" and origin != option.flag):
             return Settings._field_defaults.get(option.name), "default"
         return _parse(option.parse, value, origin), origin
 
-    off = switched_off(environment)
     if value_of(BY_NAME["enabled"])[0]:
         _refuse_unknown_variables(environment)
     else:
@@ -150,11 +146,7 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
-        if option.name in off:
-            values[option.name] = Settings._field_defaults.get(option.name)
-            origins[option.name] = "default"
-        else:
-            values[option.name], origins[option.name] = value_of(option)
+        values[option.name], origins[option.name] = value_of(option)
     limits = {name: values.pop(name) for name in _NO_LIMITS}
     for name in OF_FOOTPRINT:
         if values["footprint"] == "off" and limits[name] is not None:
@@ -162,10 +154,14 @@ def resolve(
                 f"{origins[name]}: {name} {limits[name]} limits what {origins['footprint']} off "
                 "does not watch"
             )
-    if isinstance(values["budget"], units.Budget):
-        values["budget"], values["total_budget"] = values["budget"]
+    _split_budget(values)
     chosen = origins["device"] != "default"
     return Settings(**values, limits=limits, device_chosen=chosen, origins=origins)
+
+
+def _split_budget(values: dict[str, Any]) -> None:
+    if isinstance(values.get("budget"), units.Budget):
+        values["budget"], values["total_budget"] = values["budget"]
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
@@ -188,9 +184,7 @@ def _parse(parse: Callable[[Any], Any], value: object, origin: str) -> Any:
 
 
 def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
-    """Return the keywords of the `gpumem` marks of a test, given the closest first, which wins.
-    Raises `SettingsError`: a mark has positional arguments.
-    """
+    """Return the keywords of the `gpumem` marks of a test, given the closest first, which wins."""
     keywords: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
@@ -214,36 +208,29 @@ def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]
 
 
 def of_marker(keywords: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a keyword that is no option, such as "gpus", or None.
-    Raises `SettingsError`: an unknown keyword or value.
-    """
+    """Return the value of a keyword that is no option, such as "gpus", or None."""
     return _parsed_keywords(keywords, "marker").get(name)
 
 
 def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
-    """Return the settings of a test with these keywords; its limits are still the session's.
-    Raises `SettingsError`: an unknown keyword or value, or a budget for the whole run.
-    """
+    """Return the settings of a test with these keywords; its limits are still the session's."""
     values = {}
     for name, value in _parsed_keywords(keywords, "marker").items():
         if value is not None and name in Settings._fields:
             values[name] = value
     origins = {**settings.origins, **dict.fromkeys(values, "marker")}
-    if "budget" in values:
-        values["budget"], values["total_budget"] = values["budget"]
-        if values["budget"] is None:
-            raise SettingsError(
-                f"marker: budget {keywords['budget']!r} is for the whole run; accepted is a time "
-                'for one measurement such as "1 s" or "2 min each"'
-            )
+    _split_budget(values)
+    if values.get("total_budget") is not None:
+        raise SettingsError(
+            f"marker: budget {keywords['budget']!r} is for the whole run; accepted is a time "
+            'for one measurement such as "1 s" or "2 min each"'
+        )
     return settings._replace(**values, origins=origins)
 
 
 def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
-    """Return the limits among the keywords of a marker or of a call (`origin="call"`). A limit that
-    is given as None is lifted: it stands in `Limits.origin`, and no default takes its place.
-    Raises `SettingsError`: an unknown keyword or value.
-    """
+    """Return the limits among the keywords of a marker or of a call (`origin="call"`). None lifts a
+    limit: it stands in `Limits.origin`, and no default takes its place."""
     from pytest_gpumem.records.measurement import Limits
 
     parsed = _parsed_keywords(keywords, origin)
@@ -257,21 +244,19 @@ def merge_limits(
     settings: Settings,
     names: Iterable[str] = OF_MEASUREMENT,
 ) -> Limits:
-    """Return the limits of a measurement with their origins. The call's win over the marker's, and
-    these over the settings'. `names`: the limits that apply.
-    """
+    """Return the limits `names` with their origins: the call's, else the marker's, else the
+    settings'."""
     from pytest_gpumem.records.measurement import Limits
 
     values: dict[str, str | None] = {}
     origin: dict[str, str] = {}
     for name in names:
-        # None lifts a default: being named decides, not having a value.
-        if call is not None and name in call.origin:
-            values[name], origin[name] = getattr(call, name), call.origin[name]
-        elif marker is not None and name in marker.origin:
-            values[name], origin[name] = getattr(marker, name), marker.origin[name]
-        elif settings.limits.get(name) is not None:
+        if settings.limits.get(name) is not None:
             values[name], origin[name] = settings.limits[name], settings.origins[name]
+        for closer in (marker, call):
+            # None lifts a default: being named decides, not having a value.
+            if closer is not None and name in closer.origin:
+                values[name], origin[name] = getattr(closer, name), closer.origin[name]
     return Limits(**values, origin=origin)
 
 

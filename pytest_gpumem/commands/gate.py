@@ -26,7 +26,7 @@ from pytest_gpumem.commands.duet import ended_by_signals, play
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.limits import of_the_test
-from pytest_gpumem.options import OptionRole, of_role
+from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
@@ -179,8 +179,7 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     refused = dict.fromkeys(
         ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why
     )
-    for option in of_role(OptionRole.SAVING):
-        refused[option.flag] = "a gate saves nothing into a baseline"
+    refused[BY_NAME["save"].flag] = "a gate saves nothing into a baseline"
     for argument in arguments:
         name = argument.partition("=")[0]
         if name in refused:

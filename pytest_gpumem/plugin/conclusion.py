@@ -10,7 +10,7 @@ from pytest_gpumem.baselines.store import untrusted
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import is_failure
-from pytest_gpumem.options import OptionRole, of_role
+from pytest_gpumem.options import BY_NAME
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin import entries
 from pytest_gpumem.plugin.adoption import rows_of_table
@@ -54,10 +54,9 @@ def conclusion_of(session: GpuSession) -> Conclusion | None:
 def _again(row: Row, session: GpuSession) -> list[str]:
     """The command that measures a row again."""
     config = session.config
-    left_out = {option.flag for option in of_role(OptionRole.SAVING)}
     words = ["pytest"]
     for word in config.invocation_params.args:
-        if word not in config.option.file_or_dir and word not in left_out:
+        if word not in (*config.option.file_or_dir, BY_NAME["save"].flag):
             words.append(str(word))
     return [*words, row.nodeid]
 

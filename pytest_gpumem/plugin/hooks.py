@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.limits import OF_LAUNCH
-from pytest_gpumem.options import MARKER_KEYWORDS, OPTIONS
+from pytest_gpumem.options import MARKER_KEYWORDS, NEEDS_RESULTS, OPTIONS
 from pytest_gpumem.plugin.marks import (
     MARKER,
     NEEDS_GPUMEM,
@@ -103,7 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for option in OPTIONS:
         if option.name in off or getattr(config.option, option.key, None) in (None, False):
             continue
-        if option.needs_results:
+        if option.name in NEEDS_RESULTS:
             raise pytest.UsageError(
                 f"gpumem: {option.flag} without --gpumem: nothing would be measured, and the run "
                 "would be green"

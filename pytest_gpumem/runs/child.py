@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.options import OptionRole, of_role
 from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
@@ -61,8 +60,7 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
 
 def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of a pytest that is a run, saves nothing and writes nothing for GitHub."""
-    saving = [option.name for option in of_role(OptionRole.SAVING)]
-    return switch_off(environment, [*saving, ANNOUNCE])
+    return switch_off(environment, ["save", ANNOUNCE])
 
 
 @dataclass(frozen=True)

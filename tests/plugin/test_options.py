@@ -8,7 +8,7 @@ import pytest
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
-from pytest_gpumem.options import Option, OptionRole, of_role
+from pytest_gpumem.options import BY_NAME
 
 SHOW = """
 def test_it(request):
@@ -193,17 +193,15 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> No
 
 
 @pytest.mark.parametrize(
-    "option",
-    of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT),
-    ids=lambda option: option.name,
+    ("name", "value"), [("save", ""), ("strict", ""), ("report", "=out"), ("max_peak", "=4 GiB")]
 )
 def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(
-    pytester: pytest.Pytester, option: Option
+    pytester: pytest.Pytester, name: str, value: str
 ) -> None:
     """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")
-    value = {"SIZE": "4 GiB"}.get(str(option.metavar), "out.svg")
-    argument = option.flag if option.is_flag else f"{option.flag}={value}"
+    option = BY_NAME[name]
+    argument = option.flag + value
     line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", argument))
     assert f"{option.flag} without --gpumem: nothing would be measured" in line
 
