@@ -70,10 +70,8 @@ class _Commands(click.Group):
         words = args[: args.index("--")] if "--" in args else args
         if "" in words:
             # As a path, it would be the working directory; as a filter, it would select nothing.
-            text = (
-                f"an argument of {' '.join(words)!r} is empty; is a variable of the shell not set?"
-            )
-            raise click.UsageError(text, ctx)
+            why = "is empty; is a variable of the shell not set?"
+            raise click.UsageError(f"an argument of {' '.join(words)!r} {why}", ctx)
         return super().parse_args(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
@@ -125,7 +123,6 @@ class _Commands(click.Group):
 
 
 def _hint(error: click.UsageError) -> str:
-    """Return the hint that pytest's options come after "--"."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     for parameter in error.ctx.command.params:

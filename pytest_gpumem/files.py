@@ -9,19 +9,12 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
-    """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees
-    half a file. The target of a link is replaced. A pipe or a device is written to directly.
-
-    `content`: may come in parts, for a file that is larger than memory.
-    Raises `OSError`: the folder is missing or not writable; `path` is unchanged.
+    """Write `content`, which may come in parts, to a temporary file beside `path`, then rename it:
+    no reader sees half a file. The target of a link is replaced, a pipe or a device is written to.
     """
-    parts: Iterable[bytes | memoryview]
     if isinstance(content, str):
-        parts = (content.encode(),)
-    elif isinstance(content, (bytes, memoryview)):
-        parts = (content,)
-    else:
-        parts = content
+        content = content.encode()
+    parts: Iterable[bytes | memoryview] = content if isinstance(content, Iterator) else (content,)
     if _is_special(path):
         with open(path, "wb") as special:
             special.writelines(parts)
@@ -40,9 +33,7 @@ def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes])
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Append `text` to a file in a single write, so that no other process writes into it.
-    Raises `OSError`: the file is not writable.
-    """
+    """Append `text` to a file in a single write, so that no other process writes into it."""
     with open(path, "ab", buffering=0) as file:
         file.write(text.encode())
 
@@ -50,9 +41,7 @@ def append_whole(path: Path, text: str) -> None:
 def unwritable(path: Path) -> str | None:
     """Return why a file cannot be written, to check before long work, or None."""
     if _is_special(path):
-        if os.access(path, os.W_OK):
-            return None
-        return "no permission to write to it"
+        return None if os.access(path, os.W_OK) else "no permission to write to it"
     folder = path.resolve().parent
     if not folder.is_dir():
         return f"there is no folder {folder}"

@@ -1,8 +1,7 @@
 """The limits: an entry in a table each, from which options, marker and call keywords follow.
 
-A new limit needs an entry in `LIMITS`, a keyword in `LimitKeywords` or `FootprintKeywords`, a field
-of the same name in `records.measurement.Limits`, and its rule in `judging.limits` or
-`judging.footprint`. pytest imports this module in every session: it is cheap to import.
+docs/architecture.md says what a new limit needs. pytest imports this module in every session: it is
+cheap to import.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ class FootprintKeywords(TypedDict, total=False):
 
 
 class Limit(NamedTuple):
-    """One limit."""
-
     name: str  # of the keyword, the ini key and the option
     parse: Callable[[Any], str]  # from a user's value to the kept text; raises `QuantityError`
     looser: Callable[[str, str], bool]  # True if the first text can demand less than the second
@@ -58,8 +55,6 @@ class Limit(NamedTuple):
 
 
 def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
-    """Return a function that checks a value by `parse` and keeps its text."""
-
     def checked(value: Any) -> str:
         parse(value)
         return str(value).strip()
@@ -253,9 +248,8 @@ OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)
 
 
 def of_the_test(origin: str | None) -> bool:
-    """Return True if a limit comes from the test itself, or in a gate from BASE's: no option
-    replaces it. `origin`: as in `Limits.origin`.
-    """
+    """Return True if the origin of a limit is the test itself, or in a gate that of BASE: no option
+    replaces it."""
     return origin is not None and origin.partition(" of ")[0] in ("marker", "call")
 
 

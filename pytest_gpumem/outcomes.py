@@ -19,24 +19,22 @@ class Outcome(str, Enum):
 
     @property
     def rank(self) -> int:
-        """Position in reports; the outcome that most needs a person comes first."""
+        """Position in reports."""
         return list(_STYLES).index(self)
 
     @property
     def style(self) -> str:
-        """Style of rich in which terminals show it."""
+        """Style of rich."""
         return _STYLES[self]
 
     @property
     def word(self) -> str:
         """The outcome in tables and sentences: in capitals, unless there is no limit."""
-        if self is Outcome.MEASURED:
-            return "measured"
-        return str(self.value)
+        return "measured" if self is Outcome.MEASURED else str(self.value)
 
     @property
     def quiet(self) -> bool:
-        """True if it needs nobody: every limit holds, or there is none."""
+        """True if it needs nobody."""
         return self in (Outcome.PASS, Outcome.MEASURED)
 
 

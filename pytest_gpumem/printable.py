@@ -18,13 +18,9 @@ _T = TypeVar("_T")
 
 
 def printable(value: _T) -> _T:
-    r"""Replace each character that is not printable by an escape: `\n`, `\x1b`, `\u202e`, `\udcff`.
-
-    In a record, a list, a tuple or a mapping, all text is replaced. A value without such characters
-    is returned unchanged.
-    """
-    result: Any = _printable(value)
-    return result  # type: ignore[no-any-return]
+    r"""Return a text, or a record or collection with texts, with escapes such as `\n`, `\x1b` and
+    `\u202e` for each character that is not printable; the same value where there is none."""
+    return _printable(value)  # type: ignore[no-any-return]
 
 
 def _printable(value: Any) -> Any:

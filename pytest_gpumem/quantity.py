@@ -14,7 +14,6 @@ class Quantity(float):
     write: Callable[[float], str]
 
     def __new__(cls, value: float, write: Callable[[float], str]) -> Quantity:
-        """`write`: gives the text of such a figure, such as `format_time`."""
         quantity = super().__new__(cls, value)
         quantity.write = write
         return quantity
@@ -30,8 +29,7 @@ class Quantity(float):
 
 def comparison_text(left: object, relation: str, right: object) -> list[str] | None:
     """Return the lines about a failed comparison with a `Quantity`, such as ["3188 GB/s > 3319
-    GB/s", "3.95 % below"], or None if no side is a quantity. A plain number gets its unit.
-    """
+    GB/s", "3.95 % below"], or None if no side is a quantity."""
     if not (is_number(left) and is_number(right)):
         return None
     quantity = left if isinstance(left, Quantity) else right

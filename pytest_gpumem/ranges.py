@@ -1,8 +1,7 @@
 """NVTX ranges in the domain `gpumem`, with names that Nsight Systems and Nsight Compute accept.
 
-`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` select a
-range. Both read `@ , [ ] / * + :` as operators, so a plain pytest node id matches nothing; `Names`
-uses `[A-Za-z0-9_.-]` only.
+`ncu --nvtx --nvtx-include "gpumem@NAME/"` and `nsys profile -c nvtx -p "NAME@gpumem"` read
+`@ , [ ] / * + :` as operators: names are of `[A-Za-z0-9_.-]`.
 """
 
 from __future__ import annotations
@@ -15,22 +14,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 DOMAIN = "gpumem"  # NVTX domain of every range
-
-NODEID_CATEGORY = "nodeid"  # NVTX category of the mark with a test's full node id
-
 MEASURE, LAUNCH = "measure", "launch"
 """Phase of the samples, and a launch within it. Under a profiler the phase contains the measured
 launches and nothing else."""
 
 
 class Names:
-    """Short, filterable and unique names for tests.
+    """Short, filterable and unique names for tests: the last component of the node id.
 
-    A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes
-    `test_scale_1-f4`. Where several collected node ids would share a name, each gets a short hash
-    of its id, so that neither the order nor the number of workers changes a name. An id that was
-    not collected gets the hash if it comes second.
-    `collected`: all known node ids of the session.
+    `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`. Where collected node ids
+    would share a name, each gets a short hash of its id: neither the order nor the number of
+    workers changes a name. An id that was not collected gets the hash if it comes second.
     """
 
     def __init__(self, collected: Iterable[str] = ()) -> None:
@@ -42,7 +36,7 @@ class Names:
             self.unique(nodeid)
 
     def unique(self, nodeid: str) -> str:
-        """Return the name of a test, of `[A-Za-z0-9_-]`; the same for the same id."""
+        """Return the name of a test; the same for the same id."""
         if nodeid not in self._names:
             name, length = _base(nodeid), 6
             while name in self._used:
@@ -67,9 +61,8 @@ def phase(name: str, which: str) -> str:
 
 
 def labelled(name: str, label: str) -> str:
-    """Return the range of a labelled measurement: "test_add.label.faulting". A label with
-    characters that Nsight's filters refuse loses them and gets a short hash, so that no two share a
-    range."""
+    """Return the range of a labelled measurement: "test_add.label.faulting". A label that loses
+    characters which Nsight's filters refuse gets a short hash."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
     if cleaned != label:
         cleaned += f"-{_digest(label)[:6]}"
@@ -81,8 +74,7 @@ def _digest(text: str) -> str:
 
 
 class Ranges:
-    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost next to nothing.
-    Nsight tools attach when the process starts. Ranges nest per thread."""
+    """Ranges of a process. Without a tool, or without NVTX (macOS), they cost next to nothing."""
 
     def __init__(self) -> None:
         self._domain = _domain()
@@ -95,11 +87,7 @@ class Ranges:
     def range(
         self, name: str, payload: int | None = None, category: str | None = None
     ) -> AbstractContextManager[None]:
-        """Return a range around a block; it closes also when the block raises.
-        `name`: of `[A-Za-z0-9_.-]`, as `Names`, `phase` and `labelled` give it.
-        `payload`: 64-bit integer shown with the range, such as the bytes that a launch moves.
-        `category`: groups ranges besides their names.
-        """
+        """Return a range around a block. `payload`: shown with it, such as bytes of a launch."""
         if self._domain is None:
             return nullcontext()
         attributes = self._attributes.get((name, category))
@@ -113,8 +101,7 @@ class Ranges:
         """Open the range of a test, with a mark of category "nodeid" and the full node id."""
         with self.range(name):
             if self._domain is not None:
-                category = NODEID_CATEGORY
-                mark = self._domain.get_event_attributes(message=nodeid, category=category)
+                mark = self._domain.get_event_attributes(message=nodeid, category="nodeid")
                 self._domain.mark(mark)
             yield
 

@@ -11,16 +11,10 @@ from pathlib import Path
 
 DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_OF_A_HOOK = [
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_COMMON_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_NAMESPACE",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_PREFIX",
-]
+_OF_A_HOOK = re.compile(
+    "GIT_(DIR|WORK_TREE|COMMON_DIR|INDEX_FILE|NAMESPACE|PREFIX"
+    "|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES)"
+)
 """Variables that name the repository and the index of the git that runs a hook."""
 _SECONDS = 60  # time-out of a git call
 
@@ -40,12 +34,8 @@ class Ancestry:
 
 
 def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
-    """Sort revisions by the history that contains them.
-    `of`: branch, tag or commit that HEAD is to be merged into.
-    `revisions`: stored revisions. Text that is no commit id counts as unknown.
-    `folder`: a folder inside the repository.
-    Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of
-    it, or it shares no history with HEAD.
+    """Sort stored revisions by the history that HEAD shares with `of`, a branch, tag or commit.
+    Raises `RevisionError`: git fails, or `of` is no commit or shares no history with HEAD.
     """
     commit = _git(
         folder,
@@ -63,13 +53,21 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
         for revision, kind in zip(commits, kinds.splitlines(), strict=True):
             if kind == "commit":
                 known.append(revision)
+    outside: list[str] = []
+    if known:
+        limits = [*known, f"^{merge_base}"]
+        outside = _git(folder, ["rev-list", "--stdin"], given=limits).split()
+    within = set()
+    for revision in known:
+        # A stored id may be abbreviated.
+        if not any(commit_id.startswith(revision) for commit_id in outside):
+            within.add(revision)
     unknown = frozenset(revisions) - frozenset(known)
-    return Ancestry(merge_base, _within(folder, known, merge_base), unknown)
+    return Ancestry(merge_base, frozenset(within), unknown)
 
 
 def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
-    """Return the names of a commit's files in the folder `below` of `folder`. Raises
-    `RevisionError`: git fails."""
+    """Return the names of a commit's files in the folder `below` of `folder`."""
     listed = _git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
@@ -81,51 +79,33 @@ def _is_shallow(folder: Path) -> bool:
 def trouble(folder: Path) -> str | None:
     """Return why the revisions of runs saved here are of no use to a gate, with the remedy."""
     try:
-        shallow = _is_shallow(folder)
+        if _is_shallow(folder):
+            return (
+                "this clone is shallow: a gate here does not know the history of saved runs; "
+                "git fetch --unshallow, or fetch-depth: 0 of actions/checkout"
+            )
     except RevisionError as error:
-        if "dubious ownership" not in str(error):
-            return None
-        return (
-            f"git does not trust {folder} (dubious ownership): the run has no revision, and counts "
-            f"in no gate; git config --global --add safe.directory {folder}"
-        )
-    if not shallow:
-        return None
-    return (
-        "this clone is shallow: a gate here does not know the history of saved runs; "
-        "git fetch --unshallow, or fetch-depth: 0 of actions/checkout"
-    )
+        if "dubious ownership" in str(error):
+            return (
+                f"git does not trust {folder} (dubious ownership): the run has no revision, and "
+                f"counts in no gate; git config --global --add safe.directory {folder}"
+            )
+    return None
 
 
 def head(folder: Path) -> str | None:
-    """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None outside a
-    repository or without git."""
+    """Return the commit id of HEAD, with `DIRTY` if tracked files have changed; None without."""
     try:
         commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip()
         changed = _git(folder, ["status", "--porcelain", "--untracked-files=no"]).strip()
     except RevisionError:
         return None
-    if changed:
-        return commit + DIRTY
-    return commit
-
-
-def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
-    """Revisions of `known` in the history of `commit`, itself included."""
-    if not known:
-        return frozenset()
-    outside = _git(folder, ["rev-list", "--stdin"], given=[*known, f"^{commit}"]).split()
-    # A stored id may be abbreviated.
-    return frozenset(
-        revision
-        for revision in known
-        if not any(commit_id.startswith(revision) for commit_id in outside)
-    )
+    return commit + DIRTY if changed else commit
 
 
 def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables without those that name another repository than that of a folder."""
-    return {name: value for name, value in environment.items() if name not in _OF_A_HOOK}
+    return {name: value for name, value in environment.items() if not _OF_A_HOOK.fullmatch(name)}
 
 
 def _git(

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
-_BINARY = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
+_BINARY = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _DECIMAL = {"KB": KB, "MB": MB, "GB": GB, "TB": TB}
-_SIZES = {"B": 1, **_BINARY, **_DECIMAL, "kB": KB}
+_SIZES = {**_BINARY, **_DECIMAL, "kB": KB}
 _RATES = {f"{unit}/s": factor for unit, factor in _SIZES.items()}
 # In nanoseconds: whole factors make parsing exact. Micro has two code points.
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
@@ -51,19 +51,19 @@ _PLUS = r"(?<![eE])\+"  # of a sum, not of an exponent
 
 
 class QuantityError(ValueError):
-    """A text that is no such quantity; the message shows the value and what is accepted."""
+    """A text that is no such quantity: a line with the value and what is accepted."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the nearest known name for the end of an error, or an empty text."""
     import difflib
 
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {match[0]}?)" if match else ""
+    for match in difflib.get_close_matches(name, list(known), n=1):
+        return f" (did you mean {match}?)"
+    return ""
 
 
 def refused(value: object, accepted: str, why: str = "is not understood") -> QuantityError:
-    """Return the error of a value: what is wrong with it, and what is accepted."""
     return QuantityError(f"{value!r} {why}; accepted is {accepted}")
 
 
@@ -80,7 +80,7 @@ class Margin(NamedTuple):
     absolute: float  # on top: seconds or bytes
 
     def over(self, latency: float) -> float:
-        """Return the allowed slow-down of a baseline of `latency` seconds, as a share of it."""
+        """Return the allowed slow-down as a share of a baseline of `latency` seconds."""
         return self.relative + self.absolute / latency
 
     def most(self, count: int) -> int:
@@ -130,15 +130,12 @@ def parse_rate(value: str | float) -> float | Share:
 
 
 def parse_share(value: str) -> float:
-    """Return the share of a text such as "0.1%": 0.001. A plain number is refused: 0.1 could
-    mean 10 % or 0.1 %."""
+    """Return 0.001 for "0.1%". A number is refused: 0.1 could mean 10 % or 0.1 %."""
     return _finite(value, _SHARES_ACCEPTED, _quantity(value, {"%": 1}, _SHARES_ACCEPTED) / 100)
 
 
 def parse_part(value: str, why: str, *, whole: bool = True) -> float:
-    """Return a share above 0 and up to 100 %, or below 100 % if not `whole`.
-    `why`: of the error, such as "is no half-width".
-    """
+    """Return a share above 0 and up to 100 %, or below 100 % if not `whole`."""
     share = parse_share(value)
     if not 0 < share <= 1 or (share == 1 and not whole):
         bound = "up to" if whole else "below"
@@ -147,8 +144,7 @@ def parse_part(value: str, why: str, *, whole: bool = True) -> float:
 
 
 def parse_margin(value: str) -> Margin:
-    """Return the allowed slow-down of "1%", "1% + 0.2 us" or "0.2 us", in seconds. Zero is
-    refused."""
+    """Return the allowed slow-down, in seconds, of "1%", "1% + 0.2 us" or "0.2 us", not 0."""
     margin = _sum(value, parse_time, _MARGINS_ACCEPTED)
     if margin == (0, 0):
         why = "allows nothing, and no measurement can show that nothing changed"
@@ -162,9 +158,7 @@ def parse_growth(value: str) -> Margin:
 
 
 def parse_claim(value: str) -> tuple[float, str]:
-    """Return factor and label of "20 x faulting"; the factor of "faulting" is 1.
-    A factor below 1 is refused.
-    """
+    """Return factor and label of "20 x faulting"; the factor of "faulting" is 1."""
     match = _match(rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))", value)
     if match is None:
         raise refused(value, _CLAIMS_ACCEPTED)
@@ -176,36 +170,34 @@ def parse_claim(value: str) -> tuple[float, str]:
 
 def parse_budget(value: str | float) -> Budget:
     """Return the budget of a text, or of seconds for each measurement. Times in min and h are for
-    the whole run; "total" or "each" behind the time decides too. Zero is refused.
-    """
-    text = f"{value} s" if is_number(value) else value
-    match = _match(r"(?s:(.*?))(?:\s+(total|each))?", text)
+    the whole run; "total" or "each" behind the time decides too."""
+    match = _match(r"(?s)(.*?)(?:\s+(total|each))?", value)
+    time, scope = match.groups() if match is not None else (value, None)
     try:
-        time = "" if match is None else match[1]
         seconds = parse_time(time)
     except QuantityError:
         raise refused(value, _BUDGETS_ACCEPTED) from None
     if seconds == 0:
         raise refused(value, _BUDGETS_ACCEPTED, "leaves no time")
-    scope = match[2] if match is not None else None
-    if scope == "total" or (scope is None and time.endswith(("min", "h"))):
+    if scope == "total" or (scope is None and str(time).endswith(("min", "h"))):
         return Budget(total=seconds)
     return Budget(each=seconds)
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return an exact text such as "31.25 MiB", "2 GB" or "1234567 B", which `parse_bytes`
-    reads."""
+    """Return an exact text that `parse_bytes` reads: "31.25 MiB", "2 GB" or "1234567 B"."""
     if nbytes < 0:
         return "-" + format_bytes(-nbytes)
-    return _exact(nbytes, _BINARY) or _exact(nbytes, _DECIMAL) or f"{nbytes} B"
+    return _exact(nbytes, _BINARY, _DECIMAL)
 
 
-def _exact(nbytes: int, units: Mapping[str, int]) -> str:
-    """Return bytes with three decimals at most in a unit, or an empty text."""
-    unit, factor = _largest(units, nbytes)
-    exact = nbytes >= factor and nbytes * 1000 % factor == 0
-    return f"{nbytes / factor:.12g} {unit}" if exact else ""
+def _exact(nbytes: int, *systems: Mapping[str, int]) -> str:
+    """Return bytes in a unit above B with three decimals at most, else in B."""
+    for units in systems:
+        unit, factor = _largest(units, nbytes)
+        if nbytes >= factor > 1 and nbytes * 1000 % factor == 0:
+            return f"{nbytes / factor:.12g} {unit}"
+    return f"{nbytes} B"
 
 
 def short_bytes(nbytes: float) -> str:
@@ -213,7 +205,7 @@ def short_bytes(nbytes: float) -> str:
     nbytes = round(nbytes)
     if nbytes < 0:
         return "-" + short_bytes(-nbytes)
-    unit, factor = _largest({"B": 1, **_BINARY}, nbytes / 0.99995)  # 1023.99 KiB are 1 MiB
+    unit, factor = _largest(_BINARY, nbytes / 0.99995)  # 1023.99 KiB are 1 MiB
     text = _digits(nbytes / factor, 4)
     if "." in text:
         text = text.rstrip("0").rstrip(".")
@@ -221,11 +213,11 @@ def short_bytes(nbytes: float) -> str:
 
 
 def sizes(*values: int) -> tuple[str, ...]:
-    """Return texts of sizes side by side: short, or exact where two that differ look the same."""
+    """Return sizes side by side: short, or exact where two that differ look the same."""
     texts = tuple(short_bytes(value) for value in values)
     if len(set(texts)) == len(set(values)):
         return texts
-    return tuple(_exact(value, _BINARY) or f"{value} B" for value in values)
+    return tuple(_exact(value, _BINARY) for value in values)
 
 
 def format_time(seconds: float) -> str:
@@ -234,7 +226,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Return four significant digits, in GB/s up to four digits as datasheets do: "3002 GB/s"."""
+    """Return four significant digits, as datasheets do in GB/s up to four: "3002 GB/s"."""
     if abs(bytes_per_second) >= 9999.5e9:
         return _scaled(bytes_per_second, {"TB/s": 1e12})
     return _scaled(bytes_per_second, {"B/s": 1.0, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9})
@@ -246,7 +238,6 @@ def format_share(share: float, *, sign: bool = False) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return True for an int or a float that is no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -255,7 +246,6 @@ def _match(pattern: str, value: object) -> re.Match[str] | None:
 
 
 def _quantity(value: object, units: Mapping[str, int], accepted: str) -> Fraction:
-    """Return the number in a text times the factor of its unit."""
     from fractions import Fraction
 
     match = _match(rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)", value)
@@ -278,14 +268,14 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
 
 def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
     """Return the margin of at most a share and an amount, which `parse` reads."""
-    parts = re.split(_PLUS, value) if isinstance(value, str) else []
+    parts = re.split(_PLUS, value) if isinstance(value, str) else [""]
     shares = [part for part in parts if "%" in part]
     amounts = [part for part in parts if "%" not in part]
-    if not parts or len(shares) > 1 or len(amounts) > 1:
+    if len(shares) > 1 or len(amounts) > 1:
         raise refused(value, accepted)
     try:
-        relative = parse_share(shares[0]) if shares else 0.0
-        absolute = parse(amounts[0]) if amounts else 0.0
+        relative = sum(parse_share(part) for part in shares)
+        absolute = sum(parse(part) for part in amounts)
     except QuantityError:
         raise refused(value, accepted) from None
     return Margin(relative, absolute)
@@ -293,15 +283,14 @@ def _sum(value: object, parse: Callable[[str], float], accepted: str) -> Margin:
 
 def _largest(units: Mapping[str, float], value: float) -> tuple[str, float]:
     """Return the largest unit that is not above a value, or the first."""
-    largest, *others = units.items()
-    for unit in others:
+    first, *larger = units.items()
+    for unit in reversed(larger):
         if value >= unit[1]:
-            largest = unit
-    return largest
+            return unit
+    return first
 
 
 def _scaled(value: float, units: Mapping[str, float]) -> str:
-    """Return four significant digits in the largest unit that is not above the value."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f} {list(units)[-1]}"
     unit, factor = _largest(units, abs(value) / 0.99995)  # 999.96 us are 1.000 ms
@@ -309,7 +298,6 @@ def _scaled(value: float, units: Mapping[str, float]) -> str:
 
 
 def _digits(value: float, significant: int, sign: bool = False) -> str:
-    """Return `value` with that many significant digits, never with an exponent."""
     plus = "+" if sign else ""
     if value == 0 or not math.isfinite(value):
         return f"{value:{plus}.0f}"
