@@ -90,6 +90,8 @@ class Players(Processes):
         turn: Turn,
         tests: Sequence[str] | None,
         attempt: int = 1,
+        *,
+        name: str = "",
     ) -> ProcessRecord:
         self.played.append((turn, None if tests is None else tuple(tests)))
         answer = self.answer(turn, attempt)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from textwrap import fill
@@ -64,6 +64,15 @@ test_option = click.option(
 pytest_arguments = click.argument(
     "pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]"
 )
+
+
+def refuse(arguments: Iterable[str], refused: Mapping[str, str]) -> None:
+    """Raise `click.UsageError` for an argument of pytest's. `refused`: why, by name."""
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name in refused or name[:2] in refused:
+            why = refused.get(name) or refused[name[:2]]
+            raise click.UsageError(f"{argument} among pytest's arguments: {why}.")
 
 
 def file_option(

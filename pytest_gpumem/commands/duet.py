@@ -22,6 +22,7 @@ from pytest_gpumem.commands import (
     log,
     margin,
     pytest_arguments,
+    refuse,
     terminal,
     test_option,
     write,
@@ -36,9 +37,21 @@ from pytest_gpumem.result_files import load_results
 
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
-    from pytest_gpumem.runs.duet import DuetResult
+    from pytest_gpumem.runs.duet import Duet
     from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.worktree import Side
+
+ONE_PROCESS = "a duet measures one process at a time"
+REFUSED = {
+    "--benchmark-json": "--json writes the results of a duet",
+    "--gpumem-report": "--json writes the results of a duet",
+    "--gpumem-baseline": "a duet compares with BASE alone",
+    "--gpumem-save": "a duet saves nothing into a baseline",
+    "--gpumem-processes": "a duet has fresh processes of its own",
+    "--numprocesses": ONE_PROCESS,
+    "-n": ONE_PROCESS,
+}
+"""Arguments of pytest that a duet refuses, and why. Its processes ignore them."""
 
 
 @click.command(
@@ -82,11 +95,11 @@ def duet(
     decided: after 5 to 32 pairs. Ctrl-C prints what is decided so far.
     """
     from pytest_gpumem.runs.pairs import RowFilter
-    from pytest_gpumem.runs.processes import BASE, HEAD, check_arguments
+    from pytest_gpumem.runs.processes import BASE, HEAD
     from pytest_gpumem.runs.report import SCHEMA
     from pytest_gpumem.runs.worktree import two_sides
 
-    check_arguments(pytest_arguments)
+    refuse(pytest_arguments, REFUSED)
     if tests and flagged is not None:
         raise click.UsageError("--test and --flagged exclude each other.")
     wanted = RowFilter(frozenset(tests) if tests else None)
@@ -141,13 +154,12 @@ def play(
     file: Path | None = None,
     strict: bool = False,
     evidence: bool = False,
-) -> tuple[int, DuetResult]:
-    """Run a duet, print its verdicts, and write them into `file`.
+) -> tuple[int, Duet]:
+    """Run a duet, print its verdicts, and write them into `file`. Return the exit code, too.
 
     `max_regression`: allowed slow-down of tests without a limit in their code, as written.
     `strict`: the exit code is 0 only for a PASS of everything, on a real GPU.
     `evidence`: record what a launch runs, for the causes of a slow-down.
-    Returns the exit code and the result.
     Raises `RunError`: it cannot be played as it was requested.
     """
     from pytest_gpumem.runs import report
@@ -158,19 +170,20 @@ def play(
     strict = strict or "--gpumem-strict" in pytest_arguments
     arguments = [argument for argument in pytest_arguments if argument != "--gpumem-strict"]
     log(f"base: {sides[BASE].title}; head: {sides[HEAD].title}")
-    processes = Processes(sides, arguments, os.environ, evidence=evidence, say=log)
     stopped = False
-    with closing(processes):
+    with closing(Processes(sides, arguments, os.environ, evidence=evidence, say=log)) as processes:
         run = Duet(sides, processes, wanted, max_regression=max_regression, say=log)
         try:
-            result = run.play()
+            run.play()
         except KeyboardInterrupt:
-            stopped, result = True, run.result()
-    seconds = time.monotonic() - begun
-    code = report.exit_code(result, strict=strict or result.strict)
+            stopped = True
+    for process in run.processes:
+        strict = strict or (process.strict and process.turn.side == HEAD)
+    code = report.exit_code(run, strict=strict)
     width, colour = terminal()
-    click.echo(report.text(result, width=width, colour=colour, seconds=seconds))
-    if not result.verdicts and not stopped:
+    seconds = time.monotonic() - begun
+    click.echo(report.text(run, width=width, colour=colour, seconds=seconds))
+    if not run.rows and not stopped:
         click.echo(
             "nothing was measured: no test among those that were selected measures on the GPU"
         )
@@ -181,16 +194,14 @@ def play(
             "pytest": arguments,
         }
         utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        document = report.to_json(result, sides, requested, utc=utc, seconds=seconds, code=code)
+        document = report.to_json(run, requested, utc=utc, seconds=seconds, code=code)
         write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
     if stopped:
-        decided = 0
-        for verdict in result.verdicts:
-            decided += verdict.outcome in (Outcome.PASS, Outcome.FAIL)
-        rows = counted(len(result.verdicts), "row")
-        log(f"gpumem duet: stopped; {decided} of {rows} decided, the others are open")
+        decided = [row for row in run.rows if row.outcome in (Outcome.PASS, Outcome.FAIL)]
+        rows = counted(len(run.rows), "row")
+        log(f"gpumem duet: stopped; {len(decided)} of {rows} decided, the others are open")
         raise KeyboardInterrupt
-    return code, result
+    return code, run
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pytest_gpumem.commands import (
     examples,
     margin,
     pytest_arguments,
+    refuse,
     say,
     terminal,
 )
@@ -36,7 +37,7 @@ from pytest_gpumem.revisions import ancestry
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.conclusion import Conclusion
-    from pytest_gpumem.runs.duet import DuetResult
+    from pytest_gpumem.runs.duet import Duet
     from pytest_gpumem.runs.gate import Gate
     from pytest_gpumem.runs.pairs import RowFilter
     from pytest_gpumem.runs.worktree import Side
@@ -158,7 +159,7 @@ def _play(
     side: Side,
     wanted: RowFilter,
     oldest: str | None,
-) -> DuetResult:
+) -> Duet:
     """A duet of a side with the working tree. `oldest`: its revision, if the side is not BASE."""
     from pytest_gpumem.runs.pairs import PEAK
     from pytest_gpumem.runs.processes import BASE, HEAD
@@ -180,10 +181,7 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
         ("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why
     )
     refused[BY_NAME["save"].flag] = "a gate saves nothing into a baseline"
-    for argument in arguments:
-        name = argument.partition("=")[0]
-        if name in refused:
-            raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
+    refuse(arguments, refused)
 
 
 # The folder of results

@@ -57,13 +57,13 @@ class Repeats:
             arguments,
             {**os.environ, FURTHER_PROCESS: "1"},
             evidence=gpu.evidence,  # tells apart the bytes of arguments that differ by process
-            title=lambda turn: f"process {turn.round} of {self._count} of --gpumem-processes",
             say=self._say,
         )
         with contextlib.closing(processes):
             for number in range(2, self._count + 1):
                 self._announce()
-                process = processes.run(Turn(number, HEAD), None)
+                name = f"process {number} of {self._count} of --gpumem-processes"
+                process = processes.run(Turn(number, HEAD), None, name=name)
                 self._check(process)
                 gpu.further.append(process)
         self._announce()

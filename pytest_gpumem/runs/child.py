@@ -151,7 +151,7 @@ class ForkServer:
 
         `job`: its last argument, as JSON, with the descriptor `socket`.
         """
-        self._log = log
+        self._log, self._seen = log, 0
         self._socket, other = socket.socketpair()
         self._lines = self._socket.makefile("rw", encoding="utf-8")
         words = json.dumps({**job, "socket": other.fileno()})
@@ -171,14 +171,11 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def printed(self) -> int:
-        """Bytes of its output so far."""
-        return self._log.stat().st_size
-
-    def output(self, since: int = 0) -> str:
-        """What it printed after its first `since` bytes."""
-        return self._log.read_bytes()[since:].decode(errors="replace").strip()
+    def output(self) -> str:
+        """What it printed since the last call."""
+        output = self._log.read_bytes()
+        since, self._seen = self._seen, len(output)
+        return output[since:].decode(errors="replace").strip()
 
     def tell(self, value: object) -> None:
         """Send it a line. Does nothing if it has ended: its output says why."""

@@ -9,84 +9,29 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 from msgspec import structs
 
 from pytest_gpumem.judging.duet import LOOKS
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, covers
+from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.pairs import (
-    TIME,
-    DuetVerdict,
-    RowFilter,
-    RowPairs,
-    Trouble,
-    check_alike,
-    test_of,
-    trouble_of,
-    under_new_names,
-    under_other_name,
-)
+from pytest_gpumem.runs.pairs import TIME, DuetRow, RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Processes, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.settings import flag_of
 
 ATTEMPTS = 3
 DEFAULT_REGRESSION = "1%"  # allowed slow-down of a test without a limit
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A process of each side, and its rows that are compared, by key."""
-
-    base: ProcessRecord
-    head: ProcessRecord
-    base_rows: Mapping[str, Row]
-    head_rows: Mapping[str, Row]
-
-    @property
-    def crash(self) -> str | None:
-        """How the first session that broke off did so."""
-        return self.base.error or self.head.error
-
-    def troubles(self, key: str) -> dict[str, Trouble]:
-        """Return why the sides have nothing to compare of a row, by side."""
-        troubles = {}
-        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
-            trouble = trouble_of(key, rows.get(key), process)
-            if trouble is not None:
-                troubles[process.turn.side] = trouble
-        return troubles
-
-
-@dataclass(frozen=True)
-class DuetResult:
-    """The result of a duet, also of one that was stopped."""
-
-    verdicts: tuple[DuetVerdict, ...]  # failures first
-    processes: tuple[ProcessRecord, ...]  # all of them in their order
-    base_limits: Mapping[str, Limits]  # by row key, those of base
-
-    @property
-    def strict(self) -> bool:
-        """True if the ini file of head asks for strictness."""
-        return any(process.strict for process in self.processes if process.turn.side == HEAD)
-
-    @property
-    def skipped_in_base(self) -> set[str]:
-        """Node ids of the tests that skip in base."""
-        skipped = set()
-        for process in self.processes:
-            if process.turn.side == BASE:
-                for nodeid, (outcome, _) in process.outcomes.items():
-                    if outcome == "skipped":
-                        skipped.add(nodeid)
-        return skipped
+MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
+"""Settings that base and head share: latencies under different ones are not comparable."""
 
 
 def order_of(number: int) -> tuple[str, str]:
@@ -103,7 +48,7 @@ class Duet:
     def __init__(
         self,
         sides: Mapping[str, Side],
-        processes: Processes,
+        runner: Processes,
         wanted: RowFilter,
         *,
         max_regression: str | None,
@@ -115,17 +60,14 @@ class Duet:
         `max_regression`: allowed slow-down of tests that have no limit in their code, as written.
         `say`: prints a sentence about the progress.
         """
-        self._sides = sides
-        self._processes = processes
-        self._wanted = wanted
-        self._max_regression = max_regression
-        self._say = say
-        self._ended: list[ProcessRecord] = []
-        self._rows: dict[str, RowPairs] = {}
-        self._base_limits: dict[str, Limits] = {}
-        self._device: DeviceFacts | None = None
+        self.sides, self.wanted, self.max_regression = sides, wanted, max_regression
+        self._runner, self._say = runner, say
+        self.processes: list[ProcessRecord] = []  # in the order in which they ended
+        self.device: DeviceFacts | None = None
+        self.base_limits: dict[str, Limits] = {}  # by row key, those of base
+        self._rows: dict[str, DuetRow] = {}
 
-    def play(self) -> DuetResult:
+    def play(self) -> None:
         """Measure until everything is decided.
 
         Raises `RunError`: the sides cannot be compared, or head's files changed meanwhile.
@@ -136,36 +78,56 @@ class Duet:
             if not undecided:
                 break
             if number in (1, *LOOKS):
-                each = statistics.median(process.seconds for process in self._ended[-8:])
+                each = statistics.median(process.seconds for process in self.processes[-8:])
                 left = rounded_duration(each * 2 * (LOOKS[-1] - number))
                 pairs, rows = counted(number, "pair"), counted(undecided, "row")
                 self._say(f"after {pairs}: {rows} undecided, at most {left} left")
                 self._check_unchanged()
         self._check_unchanged()
-        return self.result()
 
-    def result(self) -> DuetResult:
-        """Return the result so far."""
-        verdicts = [row.verdict() for row in self._rows.values()]
-        verdicts.sort(key=lambda verdict: (verdict.outcome or Outcome.UNDECIDED).rank)
-        return DuetResult(tuple(verdicts), tuple(self._ended), self._base_limits)
+    @property
+    def rows(self) -> list[DuetRow]:
+        """The rows so far, failures first."""
+        return sorted(self._rows.values(), key=lambda row: (row.outcome or Outcome.UNDECIDED).rank)
+
+    @property
+    def skipped_in_base(self) -> set[str]:
+        """Node ids of the tests that skip in base."""
+        skipped = set()
+        for process in self.processes:
+            if process.turn.side == BASE:
+                for nodeid, (outcome, _) in process.outcomes.items():
+                    if outcome == "skipped":
+                        skipped.add(nodeid)
+        return skipped
 
     def _open(self) -> list[str]:
         return [key for key, row in self._rows.items() if row.open]
+
+    def _check_unchanged(self) -> None:
+        for name, side in self.sides.items():
+            if side.current() != side.identity:
+                raise RunError(
+                    f"{name} ({side.title}) was changed while it was measured; begin anew"
+                )
 
     # Pairs
 
     def _take_pair(self, number: int) -> None:
         """Measure what is open in one pair, and again what is in trouble."""
-        keys = None  # before the first pair no row is known
+        keys = self._open()
+        tests = None  # before the first pair no row is known
         if number > 1:
-            keys = self._open()
+            tests = self._tests(keys)
+        elif self.wanted.tests is not None:
+            tests = sorted(self.wanted.tests)
         for attempt in range(1, ATTEMPTS + 1):
             last = attempt == ATTEMPTS
-            pair = self._measure(number, attempt, self._tests(keys))
-            if keys is None:
-                if pair.crash is not None and not last:
-                    self._say(f"pair {number} is taken again: {pair.crash}")
+            pair = self._measure(number, attempt, tests)
+            if not self._rows:
+                crash = pair.base.error or pair.head.error
+                if crash is not None and not last:
+                    self._say(f"pair {number} is taken again: {crash}")
                     continue
                 self._begin(pair)
                 keys = self._open()
@@ -178,31 +140,43 @@ class Duet:
             if last or not keys:
                 return
             self._say(f"pair {number} is taken again: {keys[0]}: {troubles[keys[0]]}")
+            tests = self._tests(keys)
 
-    def _tests(self, keys: Sequence[str] | None) -> list[str] | None:
-        """Node ids of the tests of these rows; None: of those that are requested."""
-        if keys is not None:
-            return list(dict.fromkeys(self._rows[key].nodeid for key in keys))
-        return None if self._wanted.tests is None else sorted(self._wanted.tests)
+    def _tests(self, keys: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(self._rows[key].nodeid for key in keys))
 
     def _measure(self, number: int, attempt: int, tests: list[str] | None) -> Pair:
         """Run both processes of a pair."""
-        old_names = self._wanted.old_names
-        processes = {}
+        old_names = self.wanted.old_names
+        pair = {}
         for side in order_of(number):
             side_tests = tests
             if side == BASE and tests is not None:
                 side_tests = [under_other_name(test, old_names) for test in tests]
-            process = self._processes.run(Turn(number, side), side_tests, attempt)
+            process = self._runner.run(Turn(number, side), side_tests, attempt)
             if side == BASE:
-                process = under_new_names(process, old_names)
+                process = _under_new_names(process, old_names)
             self._check_device(process)
-            self._ended.append(process)
-            processes[side] = process
-        base, head = processes[BASE], processes[HEAD]
-        return Pair(base, head, self._wanted.rows_of(base), self._wanted.rows_of(head))
+            self.processes.append(process)
+            pair[side] = process
+        base, head = pair[BASE], pair[HEAD]
+        return Pair(base, head, self.wanted.rows_of(base), self.wanted.rows_of(head))
 
-    def _take(self, row: RowPairs, pair: Pair, *, last: bool) -> str | None:
+    def _check_device(self, process: ProcessRecord) -> None:
+        """Raise `RunError` where a process ran on another device than those before."""
+        if process.device is None:
+            return
+        self.device = self.device or process.device
+        devices = []
+        for device in (self.device, process.device):
+            devices.append(f"{device.key} {device.uuid or ''}".strip())
+        if devices[0] != devices[1]:
+            raise RunError(
+                f"the processes ran on different devices: {devices[0]} and {devices[1]}; "
+                "they can be compared on one GPU alone"
+            )
+
+    def _take(self, row: DuetRow, pair: Pair, *, last: bool) -> str | None:
         """Judge a row with a pair. Returns why the pair is to be taken again, or None.
 
         `last`: a row without a good pair ends.
@@ -213,7 +187,6 @@ class Duet:
                 self._end(row, pair, troubles)
             return _sentences(troubles)[0]
         base, head = pair.base_rows[row.key], pair.head_rows[row.key]
-        assert self._device is not None
         for side, measured in ((BASE, base), (HEAD, head)):
             if measured.verdict.code is Code.CONDITIONS:
                 reason = measured.verdict.reason
@@ -221,16 +194,17 @@ class Duet:
                     text = f"{side}, also when it was taken again: {reason}"
                     row.end(Outcome.UNDECIDED, text, Code.CONDITIONS)
                 return f"{side}: {reason}"
-        row.add(base, head, self._device)
+        assert self.device is not None
+        row.add(base, head, self.device)
         return None
 
-    def _end(self, row: RowPairs, pair: Pair, troubles: Mapping[str, Trouble]) -> None:
+    def _end(self, row: DuetRow, pair: Pair, troubles: Mapping[str, Trouble]) -> None:
         """End a row that a pair cannot compare. What fails in head alone is red."""
         outcome, texts = None, _sentences(troubles)
         in_base = row.base or row.key in pair.base_rows or pair.base.error is not None
         if _head_fails(troubles):
             outcome = Outcome.FAIL
-        elif not in_base and row.key in pair.head_rows and test_of(row.key, pair.base) is None:
+        elif not in_base and row.key in pair.head_rows and _test_of(row.key, pair.base) is None:
             # The row may be another one of base under a new label.
             gone = []
             for other in pair.base.rows:
@@ -246,69 +220,110 @@ class Duet:
 
     def _begin(self, pair: Pair) -> None:
         """Take the rows that there are, and end those that cannot be compared."""
-        if pair.crash is None:
-            check_alike(pair.base, pair.head)
-        for key, row in pair.base_rows.items():
-            self._base_limits[key] = row.limits
+        if pair.base.error is None and pair.head.error is None:
+            _check_alike(pair.base, pair.head)
+        self.base_limits = {key: row.limits for key, row in pair.base_rows.items()}
         every = {**pair.base_rows, **pair.head_rows}
-        for key in (*every, *self._wanted.missing(every)):
-            if self._wanted.limits is not None and self._wanted.limits[key] == Limits():
+        for key in (*every, *self.wanted.missing(every)):
+            if self.wanted.limits is not None and self.wanted.limits[key] == Limits():
                 continue
             nodeid, limits = key, Limits()
             if key in every:
                 nodeid = every[key].nodeid
             if key in pair.head_rows:
                 limits = self._limits_of(pair.head_rows[key])
-            self._rows[key] = of_row = RowPairs(key, nodeid, limits)
+            self._rows[key] = row = DuetRow(key, nodeid, limits)
             troubles = pair.troubles(key)
             if troubles:
-                self._end(of_row, pair, troubles)
-        if self._wanted.limits is None and pair.head.error is None:
+                self._end(row, pair, troubles)
+        if self.wanted.limits is None and pair.head.error is None:
             self._add_failures_without_rows(pair)
 
     def _limits_of(self, row: Row) -> Limits:
         """The limits that the duet judges of a row of head."""
-        if self._wanted.limits is not None:
-            return self._wanted.limits[row.key]
+        if self.wanted.limits is not None:
+            return self.wanted.limits[row.key]
         limit = row.limits.max_regression
         if not of_the_test(row.limits.origin.get(TIME)):
-            limit = self._max_regression or limit
-        limits = Limits(max_regression=limit or DEFAULT_REGRESSION)
-        if row.footprint is not None and row.limits.max_peak_regression is not None:
-            limits = structs.replace(limits, max_peak_regression=row.limits.max_peak_regression)
-        return limits
+            limit = self.max_regression or limit
+        peak = None if row.footprint is None else row.limits.max_peak_regression
+        return Limits(max_regression=limit or DEFAULT_REGRESSION, max_peak_regression=peak)
 
     def _add_failures_without_rows(self, pair: Pair) -> None:
         """Add tests and files without a row that fail in head alone, such as by an import."""
         for nodeid in pair.head.outcomes:
             covered = any(covers(nodeid, key) for key in self._rows)
             troubles = pair.troubles(nodeid)
-            if not covered and self._wanted.selects(nodeid, nodeid) and _head_fails(troubles):
-                row = self._rows[nodeid] = RowPairs(nodeid, nodeid, Limits())
+            if not covered and self.wanted.selects(nodeid, nodeid) and _head_fails(troubles):
+                row = self._rows[nodeid] = DuetRow(nodeid, nodeid)
                 row.end(Outcome.FAIL, f"head: {troubles[HEAD].why}")
 
-    # Both sides
 
-    def _check_device(self, process: ProcessRecord) -> None:
-        """Raise `RunError` where a process ran on another device than those before."""
-        if process.device is None:
-            return
-        self._device = self._device or process.device
-        devices = []
-        for device in (self._device, process.device):
-            devices.append(f"{device.key} {device.uuid or ''}".strip())
-        if devices[0] != devices[1]:
-            raise RunError(
-                f"the processes ran on different devices: {devices[0]} and {devices[1]}; "
-                "they can be compared on one GPU alone"
-            )
+class Trouble(NamedTuple):
+    """Why a process has nothing to compare of a row."""
 
-    def _check_unchanged(self) -> None:
-        for name, side in self._sides.items():
-            if side.current() != side.identity:
-                raise RunError(
-                    f"{name} ({side.title}) was changed while it was measured; begin anew"
-                )
+    why: str
+    fails: bool  # it crashed, or the test failed by more than its limits
+
+
+class Pair(NamedTuple):
+    """A process of each side, and its rows that are compared, by key."""
+
+    base: ProcessRecord
+    head: ProcessRecord
+    base_rows: Mapping[str, Row]
+    head_rows: Mapping[str, Row]
+
+    def troubles(self, key: str) -> dict[str, Trouble]:
+        """Return why the sides have nothing to compare of a row, by side."""
+        troubles = {}
+        for process, rows in ((self.base, self.base_rows), (self.head, self.head_rows)):
+            trouble = _trouble(key, rows.get(key), process)
+            if trouble is not None:
+                troubles[process.turn.side] = trouble
+        return troubles
+
+
+def _trouble(key: str, row: Row | None, process: ProcessRecord) -> Trouble | None:
+    """Return why a process has nothing to compare of a row, whatever its conditions, or None.
+
+    A test that only broke limits was measured all the same.
+    """
+    if process.error is not None:
+        return Trouble(f"crashed: {process.error}", True)
+    why, fails = "no such measurement", False
+    if row is not None:
+        fails = row.failed and not _broke_only_limits(row.nodeid, process)
+        if row.measured_something and not fails:
+            return None
+        why = "its test failed" if row.measured_something else row.verdict.reason or why
+    nodeid = _test_of(key, process)
+    if nodeid is None:
+        return Trouble(why, fails)
+    outcome, words = process.outcomes[nodeid]
+    if row is None:
+        fails = outcome == "failed" and not _broke_only_limits(nodeid, process)
+    if not words:
+        return Trouble(outcome, fails)
+    of_its_file = key.startswith(f"{nodeid}::")
+    return Trouble(words if of_its_file else f"{outcome}, {words}", fails)
+
+
+def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
+    """True if verdicts fail a test, and no assertion or error does."""
+    rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
+    if any(row.test_error is True for row in rows):
+        return False
+    return any(is_failure(row.verdict, strict=False) for row in rows)
+
+
+def _test_of(key: str, process: ProcessRecord) -> str | None:
+    """Return the test or file of a key or a name, among those that did not pass in a process."""
+    for nodeid in process.outcomes:
+        # A file that cannot be imported fails all tests in it.
+        if covers(nodeid, key) or selects(key, nodeid):
+            return nodeid
+    return None
 
 
 def _head_fails(troubles: Mapping[str, Trouble]) -> bool:
@@ -320,6 +335,38 @@ def _head_fails(troubles: Mapping[str, Trouble]) -> bool:
 
 def _sentences(troubles: Mapping[str, Trouble]) -> list[str]:
     return [f"{side}: {trouble.why}" for side, trouble in troubles.items()]
+
+
+def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
+    """Return a node id with the other name of its test. `names`: the other ones, by name."""
+    for name, other in names.items():
+        if selects(name, nodeid):
+            return other + nodeid[len(name) :]
+    return nodeid
+
+
+def _under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
+    """Return a process of base with the names that its renamed tests have in head."""
+    new_names = {old: new for new, old in old_names.items()}
+    rows, outcomes = [], {}
+    for row in process.rows:
+        rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
+    for nodeid, outcome in process.outcomes.items():
+        outcomes[under_other_name(nodeid, new_names)] = outcome
+    return replace(process, rows=tuple(rows), outcomes=outcomes)
+
+
+def _check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
+    """Raise `RunError` where a setting of measuring differs: names it and both values."""
+    for name in MEASURING:
+        if name not in base.settings or name not in head.settings:
+            continue
+        was, now = base.settings[name], head.settings[name]
+        if was != now:
+            raise RunError(
+                f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
+                f"in head; give {flag_of(name)} among pytest's arguments"
+            )
 
 
 def rounded_duration(seconds: float) -> str:

@@ -32,7 +32,7 @@ from pytest_gpumem.reporting.conclusion import Conclusion
 from pytest_gpumem.revisions import DIRTY, ancestry
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.conclusion import conclude, excused, may_be_excused
-from pytest_gpumem.runs.duet import DuetResult
+from pytest_gpumem.runs.duet import Duet, under_other_name
 from pytest_gpumem.runs.open_rows import (
     crept_limits,
     limits_for_duet,
@@ -40,11 +40,11 @@ from pytest_gpumem.runs.open_rows import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.pairs import DuetVerdict, RowFilter, under_other_name
+from pytest_gpumem.runs.pairs import DuetRow, RowFilter
 from pytest_gpumem.runs.session import Files, SessionResult, run_session
 from pytest_gpumem.runs.worktree import NoFolder, Side, revision_side
 
-PlayDuet = Callable[[Side, RowFilter, "str | None"], DuetResult]
+PlayDuet = Callable[[Side, RowFilter, "str | None"], Duet]
 """Plays a duet of a side with the working tree, and prints its verdicts.
 
 The third argument is what the duet is about, for the name of its file; None: BASE.
@@ -143,7 +143,7 @@ class Gate:
                 limits = limits_for_duet(rows, self.selection, self.accepted, strict=strict_session)
         if limits or unknown or skipped:
             result = self._duet(rows, {**unknown, **limits}, skipped)
-            verdicts = {verdict.key: verdict for verdict in result.verdicts}
+            verdicts = {verdict.key: verdict for verdict in result.rows}
             new |= {key for key, verdict in verdicts.items() if verdict.outcome is Outcome.NEW}
             for row in rows:
                 if row.key in unknown and row.key in result.base_limits:
@@ -162,9 +162,7 @@ class Gate:
             real_devices=real_devices,
         )
 
-    def _duet(
-        self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]
-    ) -> DuetResult:
+    def _duet(self, rows: Sequence[Row], limits: dict[str, Limits], skipped: set[str]) -> Duet:
         """The duet with BASE.
 
         `limits`: by row key, those to judge. `skipped`: tests that skip, and may skip in BASE too.
@@ -179,7 +177,7 @@ class Gate:
         wanted = RowFilter(frozenset(tests), limits, self.old_names)
         return self.play(self.base_side, wanted, None)
 
-    def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetVerdict]) -> None:
+    def _check_creep(self, rows: Sequence[Row], verdicts: dict[str, DuetRow]) -> None:
         """Compare rows that are above the limit over their reference with its oldest revision."""
         if any(verdict.outcome is Outcome.FAIL for verdict in verdicts.values()):
             return
@@ -200,10 +198,10 @@ class Gate:
                 for key, of_row in of_rows.items():
                     verdicts[key] = not_checked(verdicts[key], of_row, str(error))
             else:
-                for verdict in oldest.verdicts:
+                for verdict in oldest.rows:
                     verdicts[verdict.key] = with_creep(verdicts[verdict.key], verdict)
 
-    def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> DuetResult:
+    def _duet_with_oldest(self, revision: str, wanted: RowFilter) -> Duet:
         """Raises `RunError`: the revision cannot be measured."""
         if revision == "None" or revision.endswith(DIRTY):
             raise RunError("no commit holds the code of its oldest run")

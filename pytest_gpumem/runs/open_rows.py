@@ -12,7 +12,6 @@ from pytest_gpumem.baselines.acceptances import FORGIVES, NONE, Acceptances, Acc
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import PastRow, memory_of, times_of
 from pytest_gpumem.judging.expectations import Selection
-from pytest_gpumem.judging.finding import worst
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
 from pytest_gpumem.judging.limits import EXACT
@@ -22,7 +21,7 @@ from pytest_gpumem.limits import BASE, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, PairedChange, Row
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetVerdict
+from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
 from pytest_gpumem.units import parse_bytes, parse_growth
 
 BY_NUMBER = tuple(name for name in OF_MEASUREMENT if name not in (TIME, *EXACT))
@@ -96,7 +95,7 @@ def _accepted_change(accepted: Acceptances, key: str, limit: str) -> AcceptedCha
 
 
 def with_duets(
-    rows: Sequence[Row], verdicts: Mapping[str, DuetVerdict], accepted: Acceptances, *, strict: bool
+    rows: Sequence[Row], verdicts: Mapping[str, DuetRow], accepted: Acceptances, *, strict: bool
 ) -> tuple[Row, ...]:
     """Return the rows with the verdicts of the duet, by row key. Other arguments as before."""
     failing = failing_in_themselves(rows, strict)
@@ -112,7 +111,7 @@ def with_duets(
     return tuple(structs.replace(row, failed=row.nodeid in failing) for row in judged)
 
 
-def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
+def _with_duet(row: Row, verdict: DuetRow, accepted: Acceptances) -> Row:
     results = [_up_to_accepted(row.key, result, verdict, accepted) for result in verdict.results]
     if not results:
         results.append(LimitResult("", Outcome.UNDECIDED, None, verdict.sentence))
@@ -134,7 +133,7 @@ def _with_duet(row: Row, verdict: DuetVerdict, accepted: Acceptances) -> Row:
 
 
 def _up_to_accepted(
-    key: str, result: LimitResult, verdict: DuetVerdict, accepted: Acceptances
+    key: str, result: LimitResult, verdict: DuetRow, accepted: Acceptances
 ) -> LimitResult:
     """The result of the duet, or ACCEPTED where the change accepts it up to its size."""
     limit, figure = result.limit, FORGIVES.get(result.limit)
@@ -161,7 +160,7 @@ def _up_to_accepted(
 
 
 def crept_limits(
-    row: Row, verdict: DuetVerdict, accepted: Acceptances, baseline: Baseline
+    row: Row, verdict: DuetRow, accepted: Acceptances, baseline: Baseline
 ) -> dict[str, Limits]:
     """Return the limits that head is above over its reference, and did not fail against BASE.
 
@@ -185,7 +184,7 @@ def crept_limits(
     return limits
 
 
-def _crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
+def _crept_in_time(verdict: DuetRow, reference: Sequence[PastRow]) -> bool:
     """True if head is slower than its reference by more than the limit."""
     pairs = verdict.pairs
     if pairs is None or pairs.outcome not in (Outcome.PASS, Outcome.UNDECIDED) or not reference:
@@ -197,7 +196,7 @@ def _crept_in_time(verdict: DuetVerdict, reference: Sequence[PastRow]) -> bool:
     return fmean(changes) > pairs.limit
 
 
-def _crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastRow]) -> bool:
+def _crept_in_memory(verdict: DuetRow, limit: str, reference: Sequence[PastRow]) -> bool:
     """True if the peak of head grew over its reference by more than the limit."""
     passed = [result.limit for result in verdict.results if result.outcome is Outcome.PASS]
     if PEAK not in passed or not reference:
@@ -206,8 +205,8 @@ def _crept_in_memory(verdict: DuetVerdict, limit: str, reference: Sequence[PastR
     return verdict.head_peak > parse_growth(limit).most(greatest)
 
 
-def with_creep(verdict: DuetVerdict, oldest: DuetVerdict) -> DuetVerdict:
-    """Return the verdict of a duet with BASE, after one with the oldest revision."""
+def with_creep(row: DuetRow, oldest: DuetRow) -> DuetRow:
+    """Return a row of a duet with BASE, after one with the oldest revision."""
     results = []
     for result in oldest.results:
         reason = f"against the oldest revision of the reference: {result.reason}"
@@ -215,23 +214,20 @@ def with_creep(verdict: DuetVerdict, oldest: DuetVerdict) -> DuetVerdict:
         results.append(LimitResult(result.limit, result.outcome, code, reason))
     if not results:
         results.append(LimitResult(TIME, Outcome.UNDECIDED, None, oldest.sentence))
-    after = _instead(verdict, results)
-    return replace(after, pairs=oldest.pairs or verdict.pairs, differences=oldest.differences)
+    return replace(_instead(row, results), pairs=oldest.pairs or row.pairs, oldest=oldest)
 
 
-def not_checked(verdict: DuetVerdict, limits: Limits, why: str) -> DuetVerdict:
-    """Return the verdict of a row that is above `limits` over its reference, if that is all."""
+def not_checked(row: DuetRow, limits: Limits, why: str) -> DuetRow:
+    """Return a row that is above `limits` over its reference, if that is all."""
     results = []
     for name, word, code in ((TIME, "slower", Code.LOOKS_SLOWER), (PEAK, "larger", None)):
         if getattr(limits, name) is not None:
             reason = f"{word} than its reference, and its oldest revision cannot be measured: {why}"
             results.append(LimitResult(name, Outcome.UNDECIDED, code, reason))
-    return _instead(verdict, results)
+    return _instead(row, results)
 
 
-def _instead(verdict: DuetVerdict, results: Sequence[LimitResult]) -> DuetVerdict:
-    """A verdict with these results in place of those of the same limits."""
-    limits = {result.limit for result in results}
-    others = [result for result in verdict.results if result.limit not in limits]
-    every = (*results, *others)
-    return replace(verdict, outcome=worst(every), results=every)
+def _instead(row: DuetRow, results: Sequence[LimitResult]) -> DuetRow:
+    """A row with these results in place of those of the same limits."""
+    every = (*row.results, *results)
+    return replace(row, decided={result.limit: result for result in every})

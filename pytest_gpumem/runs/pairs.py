@@ -1,4 +1,4 @@
-"""The rows of a duet: which it compares, their pairs of processes, and their verdicts. Pure.
+"""The rows of a duet: which it compares, their pairs of processes, and what these decide. Pure.
 
 The time is decided by the looks of `judging.duet`, the peak of memory by three pairs, and counts
 by the first pair.
@@ -9,32 +9,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-from msgspec import structs
+from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.duet import PEAKS, Pairs, judge_pairs, judge_peaks
 from pytest_gpumem.judging.finding import change, counted, window_text, worst
 from pytest_gpumem.judging.footprint import comparable, judge_footprint
-from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.latencies import corrected_latencies, readings
 from pytest_gpumem.judging.limits import EXACT, absolute
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Difference, LimitResult, Row, covers, selects
-from pytest_gpumem.runs import RunError
+from pytest_gpumem.records.row import Difference, LimitResult, Row, selects
 from pytest_gpumem.runs.processes import BASE, ProcessRecord
-from pytest_gpumem.settings import flag_of
 from pytest_gpumem.units import format_share, parse_growth, parse_margin, sizes
 
 TIME, PEAK = "max_regression", "max_peak_regression"
-
-
-MEASURING = ("device", "mode", "sampler", "placements", "precision", "budget", "total_budget")
-"""Settings that base and head share: latencies under different ones are not comparable."""
+JUDGED = (TIME, PEAK, *EXACT)
+"""The limits that a duet judges."""
 
 
 @dataclass(frozen=True)
@@ -58,222 +50,94 @@ class RowFilter:
         """Return the requested names that select none of these rows."""
         if self.limits is not None:
             return sorted(set(self.limits).difference(rows))
-        nodeids = [row.nodeid for row in rows.values()]
         missing = []
         for name in sorted(self.tests or ()):
-            if not any(selects(name, nodeid) for nodeid in nodeids):
+            if not any(selects(name, row.nodeid) for row in rows.values()):
                 missing.append(name)
         return missing
 
     def rows_of(self, process: ProcessRecord) -> dict[str, Row]:
         """Return the selected rows of a process by key; those of memory alone only by `limits`."""
         rows = {}
-        for row in process.rows:
+        for key, row in process.by_key.items():
             of_time = row.measurement is not None or row.footprint is None
-            if (of_time or self.limits is not None) and self.selects(row.nodeid, row.key):
-                rows[row.key] = row
+            if (of_time or self.limits is not None) and self.selects(row.nodeid, key):
+                rows[key] = row
         return rows
 
 
-def under_other_name(nodeid: str, names: Mapping[str, str]) -> str:
-    """Return a node id with the other name of its test. `names`: the other ones, by name."""
-    for name, other in names.items():
-        if selects(name, nodeid):
-            return other + nodeid[len(name) :]
-    return nodeid
-
-
-def under_new_names(process: ProcessRecord, old_names: Mapping[str, str]) -> ProcessRecord:
-    """Return a process of base with the names that its renamed tests have in head."""
-    new_names = {old: new for new, old in old_names.items()}
-    rows, outcomes = [], {}
-    for row in process.rows:
-        rows.append(structs.replace(row, nodeid=under_other_name(row.nodeid, new_names)))
-    for nodeid, outcome in process.outcomes.items():
-        outcomes[under_other_name(nodeid, new_names)] = outcome
-    return replace(process, rows=tuple(rows), outcomes=outcomes)
-
-
-def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
-    """Raise `RunError` where a setting of measuring differs: names it and both values."""
-    for name in MEASURING:
-        if name not in base.settings or name not in head.settings:
-            continue
-        was, now = base.settings[name], head.settings[name]
-        if was != now:
-            raise RunError(
-                f"base and head measure in different ways: {name} is {was!r} in base and {now!r} "
-                f"in head; give {flag_of(name)} among pytest's arguments"
-            )
-
-
-class Trouble(NamedTuple):
-    """Why a process has nothing to compare of a row."""
-
-    why: str
-    fails: bool  # it crashed, or the test failed by more than its limits
-
-
-def trouble_of(key: str, row: Row | None, process: ProcessRecord) -> Trouble | None:
-    """Return why a process has nothing to compare of a row, whatever its conditions, or None.
-
-    A test that only broke limits was measured all the same.
-    """
-    if process.error is not None:
-        return Trouble(f"crashed: {process.error}", True)
-    why, fails = "no such measurement", False
-    nodeid = test_of(key, process)
-    if row is not None:
-        fails = row.failed and not _broke_only_limits(row.nodeid, process)
-        if not row.measured_something:
-            why = row.verdict.reason or why
-        elif fails:
-            why = "its test failed"
-        else:
-            return None
-    if nodeid is None:
-        return Trouble(why, fails)
-    outcome, words = process.outcomes[nodeid]
-    if row is None:
-        fails = outcome == "failed" and not _broke_only_limits(nodeid, process)
-    if key.startswith(f"{nodeid}::"):  # its file
-        return Trouble(words or outcome, fails)
-    return Trouble(f"{outcome}, {words}" if words else outcome, fails)
-
-
-def _broke_only_limits(nodeid: str, process: ProcessRecord) -> bool:
-    """True if verdicts fail a test, and no assertion or error does."""
-    rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
-    if any(row.test_error is True for row in rows):
-        return False
-    return any(is_failure(row.verdict, strict=False) for row in rows)
-
-
-def test_of(key: str, process: ProcessRecord) -> str | None:
-    """Return the test or file of a key or a name, among those that did not pass in a process."""
-    for nodeid in process.outcomes:
-        # A file that cannot be imported fails all tests in it.
-        if covers(nodeid, key) or selects(key, nodeid):
-            return nodeid
-    return None
-
-
-def measured_differently(base: Measurement, head: Measurement) -> str | None:
-    """Return in words how head measures a row in another way, which may hide a slow-down, or None.
-
-    More declared bytes hide none.
-    """
-    for name in ("mode", "sampler"):
-        was, now = getattr(base, name), getattr(head, name)
-        if was != now:
-            return f"{name} was {was} in base and is {now} in head"
-    if base.window != head.window:
-        was, now = window_text(base.window), window_text(head.window)
-        return f"the window was {was} in base and is {now} in head"
-    if base.moved_bytes is None:
-        return None
-    if head.moved_bytes is None:
-        return "head no longer declares its bytes"
-    was, now = base.moved_bytes.total, head.moved_bytes.total
-    return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
-
-
-# The pairs of a row
-
-
-@dataclass(frozen=True)
-class DuetVerdict:
-    """The verdict on one row."""
-
-    key: str
-    outcome: Outcome | None  # None: there is nothing to compare
-    sentence: str
-    results: tuple[LimitResult, ...] = ()  # by limit, the worst first
-    pairs: Pairs | None = None  # of the time
-    base: tuple[Row, ...] = ()  # the row in each process of base
-    head: tuple[Row, ...] = ()
-    differences: tuple[Difference, ...] = ()  # of a FAIL: head's from base
-
-    @property
-    def latencies(self) -> tuple[float | None, float | None]:
-        """Seconds of base and head: the medians over their processes; None without any."""
-        return _median_latency(self.base), _median_latency(self.head)
-
-    @property
-    def head_peak(self) -> int:
-        """Bytes: the median over the processes of head."""
-        peaks = [row.footprint.peak for row in self.head if row.footprint is not None]
-        return int(statistics.median(peaks)) if peaks else 0
-
-
 @dataclass
-class RowPairs:
-    """The pairs of a row."""
+class DuetRow:
+    """A row of a duet: its pairs of processes so far, and what they decide."""
 
     key: str
-    nodeid: str
-    limits: Limits  # those that the duet judges
-    base: list[Row] = field(default_factory=list)
+    nodeid: str = ""
+    limits: Limits = field(default_factory=Limits)  # those that the duet judges
+    base: list[Row] = field(default_factory=list)  # the row in each process of base
     head: list[Row] = field(default_factory=list)
-    time: Pairs | None = None
-    results: dict[str, LimitResult] = field(default_factory=dict)  # what is decided, by limit
-    ended: tuple[Outcome | None, str, Code | None] | None = None
-    """Outcome, reason and code, where further pairs would decide nothing."""
+    pairs: Pairs | None = None  # of the time
+    decided: dict[str, LimitResult] = field(default_factory=dict)  # by limit
+    ended: tuple[Outcome | None, str] | None = None
+    """Outcome and reason, where further pairs would decide nothing. None: nothing to compare."""
+    oldest: DuetRow | None = None  # with the oldest revision of the reference, if that decides
 
     @property
     def open(self) -> bool:
         """True if a further pair may decide something."""
-        return self.ended is None and any(name not in self.results for name in self._names())
+        return self.ended is None and any(name not in self.decided for name in self._names())
 
     def _names(self) -> list[str]:
-        return [name for name in (TIME, PEAK, *EXACT) if getattr(self.limits, name) is not None]
+        return [name for name in JUDGED if getattr(self.limits, name) is not None]
 
     def end(self, outcome: Outcome | None, reason: str, code: Code | None = None) -> None:
         """Take no further pair."""
-        self.ended = outcome, reason, code
+        self.ended, self.decided = (outcome, reason), {}
+        if outcome is not None and outcome is not Outcome.NEW:
+            self.decided[""] = LimitResult("", outcome, code, reason)
 
     def add(self, base: Row, head: Row, facts: DeviceFacts) -> None:
         """Judge with one more pair."""
         self.base.append(base)
         self.head.append(head)
-        if base.measurement is not None and head.measurement is not None:
-            other = measured_differently(base.measurement, head.measurement)
+        was, now = base.measurement, head.measurement
+        if was is not None and now is not None:
+            other = measured_differently(was, now)
             if other is not None:
                 reason = f"measured in another way, which may hide a slow-down: {other}"
                 self.end(Outcome.FAIL, reason, Code.MEASURED_DIFFERENTLY)
                 return
-            if self.limits.max_regression is not None and TIME not in self.results:
-                self._add_time(base.measurement, head.measurement, self.limits.max_regression)
+            if self.limits.max_regression is not None and TIME not in self.decided:
+                self._add_time(was, now, self.limits.max_regression)
         if len(self.base) == 1:
             self._judge_counts(base, head, facts)
         if len(self.base) == PEAKS and self.limits.max_peak_regression is not None:
-            self.results[PEAK] = self._peak(self.limits.max_peak_regression)
+            self.decided[PEAK] = self._peak(self.limits.max_peak_regression)
 
     def _add_time(self, base: Measurement, head: Measurement, written: str) -> None:
-        if self.time is None:
-            limit = math.log1p(parse_margin(written).over(base.latency))
-            self.time = Pairs((), limit, None)
-        ratios = (*self.time.log_ratios, log_ratio(base, head))
-        self.time = judge_pairs(ratios, self.time.limit)
-        if self.time.outcome is not None:
-            self.results[TIME] = _of_time(self.time)
+        ratios: tuple[float, ...] = ()
+        limit = math.log1p(parse_margin(written).over(base.latency))
+        if self.pairs is not None:
+            ratios, limit = self.pairs.log_ratios, self.pairs.limit
+        # Both are corrected to one launch overhead.
+        was, now = corrected_latencies([*readings(base), *readings(head)])
+        self.pairs = judge_pairs((*ratios, math.log(now / was)), limit)
+        if self.pairs.outcome is not None:
+            self.decided[TIME] = _of_time(self.pairs)
 
     def _judge_counts(self, base: Row, head: Row, facts: DeviceFacts) -> None:
         names = [name for name in EXACT if getattr(self.limits, name) is not None]
-        findings: Iterable[LimitResult] = ()
-        if base.measurement is not None and head.measurement is not None:
-            past = (base.measurement,)
-            findings = absolute(
-                head.measurement, self.limits, facts, past=past, names=names, of=BASE
-            )
-        elif base.footprint is not None and head.footprint is not None:
-            saved = [base.footprint]
-            findings = judge_footprint(head.footprint, self.limits, saved, names, of=BASE)
         for name in names:
             reason = f"{name} cannot be judged: it was not counted on both sides"
-            self.results[name] = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
+            self.decided[name] = LimitResult(name, Outcome.UNDECIDED, Code.NOT_READ, reason)
+        was, now = base.measurement, head.measurement
+        findings: Iterable[LimitResult] = ()
+        if was is not None and now is not None:
+            findings = absolute(now, self.limits, facts, past=(was,), names=names, of=BASE)
+        elif base.footprint is not None and head.footprint is not None:
+            past = [base.footprint]
+            findings = judge_footprint(head.footprint, self.limits, past, names, of=BASE)
         for finding in findings:
-            self.results[finding.limit] = finding
+            self.decided[finding.limit] = finding
 
     def _peak(self, written: str) -> LimitResult:
         was = [row.footprint for row in self.base if row.footprint is not None]
@@ -296,49 +160,82 @@ class RowPairs:
         )
         return LimitResult(PEAK, outcome, code, reason)
 
-    def verdict(self) -> DuetVerdict:
-        """Return the verdict by the pairs so far."""
-        outcome: Outcome | None
+    # The verdict by the pairs so far
+
+    @property
+    def results(self) -> list[LimitResult]:
+        """By limit, the worst first."""
+        results = dict(self.decided)
+        if self.ended is None:
+            for name in self._names():
+                reason = f"{name} was not judged: the duet ended before"
+                open_result = LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason)
+                if name == TIME and self.pairs is not None:
+                    open_result = _of_time(self.pairs)
+                results.setdefault(name, open_result)
+        in_order = [results[name] for name in ("", *JUDGED) if name in results]
+        return sorted(in_order, key=lambda result: result.outcome.rank)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None: there is nothing to compare."""
         if self.ended is not None:
-            outcome, reason, code = self.ended
-            texts, results = [reason], list[LimitResult]()
-            if outcome is not None and outcome is not Outcome.NEW:
-                results.append(LimitResult("", outcome, code, reason))
-        else:
-            results = self._results()
-            outcome = worst(results)
-            texts = [result.reason for result in results]
-        differing: tuple[Difference, ...] = ()
+            return self.ended[0]
+        return worst(self.results)
+
+    @property
+    def sentence(self) -> str:
+        texts = [result.reason for result in self.results]
+        if self.ended is not None:
+            texts = [self.ended[1]]
         if self.base:
-            base, head = self.base[-1], self.head[-1]
-            was, now = base.measurement, head.measurement
+            was, now = self.base[-1].measurement, self.head[-1].measurement
             if was is not None and now is not None and was.target != now.target:
                 texts.append(f"it now measures {now.target}, not {was.target}")
-            if outcome is Outcome.FAIL and was is not None and now is not None:
-                differing = differences(was, now)
-        rows = tuple(self.base), tuple(self.head)
-        return DuetVerdict(
-            self.key, outcome, "; ".join(texts), tuple(results), self.time, *rows, differing
-        )
+        return "; ".join(texts)
 
-    def _results(self) -> list[LimitResult]:
-        """By limit, the worst first."""
-        results = []
-        for name in self._names():
-            reason = f"{name} was not judged: the duet ended before"
-            result = LimitResult(name, Outcome.UNDECIDED, Code.NOISY, reason)
-            if name in self.results:
-                result = self.results[name]
-            elif name == TIME and self.time is not None:
-                result = _of_time(self.time)
-            results.append(result)
-        return sorted(results, key=lambda result: result.outcome.rank)
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What head did differently, if it fails."""
+        if self.oldest is not None:
+            return self.oldest.differences
+        if not self.base or self.outcome is not Outcome.FAIL:
+            return ()
+        was, now = self.base[-1].measurement, self.head[-1].measurement
+        if was is None or now is None:
+            return ()
+        return differences(was, now)
+
+    @property
+    def latencies(self) -> tuple[float | None, float | None]:
+        """Seconds of base and head: the medians over their processes; None without any."""
+        return _median_latency(self.base), _median_latency(self.head)
+
+    @property
+    def head_peak(self) -> int:
+        """Bytes: the median over the processes of head."""
+        peaks = [row.footprint.peak for row in self.head if row.footprint is not None]
+        return int(statistics.median(peaks)) if peaks else 0
 
 
-def log_ratio(base: Measurement, head: Measurement) -> float:
-    """Logarithm of head's latency over base's, both corrected to one launch overhead."""
-    was, now = corrected_latencies([*readings(base), *readings(head)])
-    return math.log(now / was)
+def measured_differently(base: Measurement, head: Measurement) -> str | None:
+    """Return in words how head measures a row in another way, which may hide a slow-down, or None.
+
+    More declared bytes hide none.
+    """
+    for name in ("mode", "sampler"):
+        was, now = getattr(base, name), getattr(head, name)
+        if was != now:
+            return f"{name} was {was} in base and is {now} in head"
+    if base.window != head.window:
+        was, now = window_text(base.window), window_text(head.window)
+        return f"the window was {was} in base and is {now} in head"
+    if base.moved_bytes is None:
+        return None
+    if head.moved_bytes is None:
+        return "head no longer declares its bytes"
+    was, now = base.moved_bytes.total, head.moved_bytes.total
+    return f"head declares {now:,} bytes, and base {was:,}" if now < was else None
 
 
 def _of_time(pairs: Pairs) -> LimitResult:

@@ -39,26 +39,6 @@ READY_SECONDS = 1800.0  # to collect the tests, which may compile CUDA sources
 WORK_SECONDS = 3600.0  # to measure without an answer
 END_SECONDS = 60.0  # to end after the last answer
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that ended well
-REFUSED = {
-    "--benchmark-json": "--json writes the results of a duet",
-    "--gpumem-report": "--json writes the results of a duet",
-    "--gpumem-baseline": "a duet compares with BASE alone",
-    "--gpumem-save": "a duet saves nothing into a baseline",
-    "--gpumem-processes": "a duet has fresh processes of its own",
-    "--numprocesses": "a duet measures one process at a time",
-    "-n": "a duet measures one process at a time",
-}
-"""Arguments of pytest that a duet refuses, and why. A process ignores them, whoever gives them."""
-
-
-def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise `RunError` for an argument that a process of a duet does not accept."""
-    for argument in arguments:
-        name = argument.partition("=")[0]
-        if name.startswith("-n"):
-            name = "-n"
-        if name in REFUSED:
-            raise RunError(f"{argument} among pytest's arguments: {REFUSED[name]}")
 
 
 class Turn(NamedTuple):
@@ -106,10 +86,38 @@ class ProcessRecord:
 
     def report(self, nodeid: str, outcome: str, why: str, text: str) -> None:
         """Take the report of a test. The first failure is the cause of those that follow."""
-        if self.outcomes.get(nodeid, ("", ""))[0] != "failed":
+        if nodeid not in self.texts:
             self.outcomes[nodeid] = outcome, why
             if outcome == "failed":
                 self.texts[nodeid] = text
+
+    def take_end(self, words: Mapping[str, Any], output: str) -> None:
+        """Take how the session ended, and its rows. `output`: what the process printed."""
+        strays = words.get("strays")
+        if strays:
+            raise RunError(
+                f"{self.name} ran code of the other side: {strays[0]}; --base-python names an "
+                "environment that holds BASE"
+            )
+        code = words.get("exit")
+        if code in (Exit.INTERNAL_ERROR, Exit.USAGE) and "pid" not in words:
+            raise RunError(f"{self.name}: pytest ended with {code}: {_errors(output)}")
+        if code not in RAN:
+            how = ending(words["ended"] if code is None else code)
+            how = how if how.startswith("ended") else f"ended with {how}"
+            self.error = f"{how}: {_errors(output)}"
+        elif code == Exit.FAILED and not self.texts:
+            self.failed_as_a_whole = output[-LAST_CHARACTERS:]
+        if code is None or "results" not in words:  # no test measured
+            return
+        try:
+            document = document_from_json(words["results"])
+        except SchemaError as error:
+            raise RunError(
+                f"{self.name} wrote results of another version of this plugin: {error}"
+            ) from None
+        self.device, self.settings = document.device, document.settings
+        self.rows = tuple(with_medians(row) for row in document.rows)
 
 
 class Processes:
@@ -123,7 +131,6 @@ class Processes:
         *,
         evidence: bool = False,
         tree: Side | None = None,
-        title: Callable[[Turn], str] | None = None,
         say: Callable[[str], object] = str,
     ) -> None:
         """Start none yet.
@@ -131,13 +138,11 @@ class Processes:
         `arguments`: of pytest.
         `evidence`: the processes record what a launch runs.
         `tree`: the working tree if it is neither side: they import nothing of it.
-        `title`: how messages name a process; None: by its side.
         `say`: prints a sentence.
         """
         self._sides, self._tree = sides, tree
-        self._arguments = arguments
-        self._environment, self._evidence = environment, evidence
-        self._title, self._say = title, say
+        self._arguments, self._environment, self._evidence = arguments, environment, evidence
+        self._say = say
         self._parents: dict[str, ForkServer] = {}  # the pytest that collected, by side
         self._anew: set[str] = set()  # sides whose processes are not forked
         self._temporary = tempfile.TemporaryDirectory(prefix="gpumem-")
@@ -149,27 +154,26 @@ class Processes:
             self._parents.popitem()[1].close()
         self._temporary.cleanup()
 
-    def run(self, turn: Turn, tests: Sequence[str] | None, attempt: int = 1) -> ProcessRecord:
+    def run(
+        self, turn: Turn, tests: Sequence[str] | None, attempt: int = 1, *, name: str = ""
+    ) -> ProcessRecord:
         """Let a process measure, and wait for its end.
 
         `tests`: node ids to run, of those that the first process of the side had; None: all.
         `attempt`: number of this run of the turn, from 1 on.
+        `name`: for messages; empty: of its side.
         Raises `RunError`: pytest did not accept its arguments or the device, or a side imported
         modules of the other.
         """
         side = turn.side
-        name = f"{side} ({self._sides[side].title})"
-        if self._title is not None:
-            name = self._title(turn)
         utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        name = name or f"{side} ({self._sides[side].title})"
         record, words = ProcessRecord(turn, attempt, name, utc), dict[str, Any]()
         begun = time.perf_counter()
-        parent, printed = self._parents.get(side), 0
-        if parent is None:
-            parent = self._parents[side] = self._start(side, tests)
-            _read(parent, record, words, ("ready", "exit"), READY_SECONDS)
-        else:
-            printed = parent.printed
+        if side not in self._parents:
+            self._parents[side] = self._start(side, tests)
+            _read(self._parents[side], record, words, ("ready", "exit"), READY_SECONDS)
+        parent = self._parents[side]
         collected = time.perf_counter()
         if "exit" not in words:
             parent.tell(tests)
@@ -190,7 +194,7 @@ class Processes:
                 f"{name}: tests use CUDA while they are collected, so processes cannot be "
                 f"forked: each starts anew, which takes {collected - begun:.1f} s"
             )
-        _end(record, words, parent.output(printed))
+        record.take_end(words, parent.output())
         return record
 
     def _start(self, name: str, tests: Sequence[str] | None) -> ForkServer:
@@ -199,22 +203,19 @@ class Processes:
         others = [other for key, other in self._sides.items() if key != name]
         if self._tree is not None:
             others.append(self._tree)
-        tree = self._tree or self._sides.get(HEAD)
-        arguments = list(self._arguments)
-        if tree is not None:
-            arguments = [moved_word(word, side, tree) for word in arguments]
+        tree = self._tree or self._sides[HEAD]
         # The last of an option counts. One word each: pytest looks for its root folder among all
         # words that are paths.
         empty = self._folder / "no-baseline"
         empty.mkdir(exist_ok=True)
+        arguments = [moved_word(word, side, tree) for word in self._arguments]
         arguments += [
             f"--gpumem-baseline={empty}",
             f"--benchmark-storage=file://{self._folder}",
             f"--benchmark-json={self._folder / 'unused.json'}",
         ]
         # Packages of this environment are of both sides, also where it lies in a tree.
-        packages = [*site.getsitepackages(), site.getusersitepackages()]
-        roots = [side.folder, side.root, *packages]
+        roots = [side.folder, side.root, *site.getsitepackages(), site.getusersitepackages()]
         if side.environment is not None:
             roots.append(side.environment)
         job = {
@@ -254,52 +255,6 @@ def _read(
             words.update(line)
 
 
-def _end(record: ProcessRecord, words: Mapping[str, Any], output: str) -> None:
-    """Take how the session ended, and its rows. `output`: what the process printed."""
-    if words.get("strays"):
-        raise RunError(
-            f"{record.name} ran code of the other side: {words['strays'][0]}; --base-python names "
-            "an environment that holds BASE"
-        )
-    code = words.get("exit")
-    if code is None:
-        record.error = f"{_ended_with(words['ended'])}: {_errors(output)}"
-        return
-    if code in (Exit.INTERNAL_ERROR, Exit.USAGE) and "pid" not in words:
-        raise RunError(f"{record.name}: pytest ended with {code}: {_errors(output)}")
-    if code not in RAN:
-        record.error = f"{_ended_with(code)}: {_errors(output)}"
-    elif code == Exit.FAILED and not record.texts:
-        record.failed_as_a_whole = output[-LAST_CHARACTERS:]
-    if "results" not in words:  # no test measured
-        return
-    try:
-        document = document_from_json(words["results"])
-    except SchemaError as error:
-        raise RunError(
-            f"{record.name} wrote results of another version of this plugin: {error}"
-        ) from None
-    record.device, record.settings = document.device, document.settings
-    record.rows = tuple(with_medians(row) for row in document.rows)
-
-
-def environment_of(
-    side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
-) -> dict[str, str]:
-    """Return variables of a process that measures a side: it is no run, and sees no other side."""
-    variables = for_a_part(environment, evidence=evidence)
-    path = python_path(environment, side, others)
-    if path is not None:
-        variables["PYTHONPATH"] = path
-    return of_no_hook(variables) if others else variables
-
-
-def _ended_with(code: int) -> str:
-    """How a session broke off: "ended with exit code 7", "ended by SIGKILL"."""
-    how = ending(code)
-    return how if how.startswith("ended") else f"ended with {how}"
-
-
 def _errors(output: str) -> str:
     """The last errors that pytest printed, else its last lines."""
     lines, errors = [], []
@@ -315,6 +270,17 @@ def _errors(output: str) -> str:
             error = line.removeprefix("E  ").strip()
             errors.append(error.removeprefix("pytest.main(): error: "))
     return " | ".join((errors or lines)[-3:]) or "it printed nothing"
+
+
+def environment_of(
+    side: Side, others: Sequence[Side], environment: Mapping[str, str], *, evidence: bool = False
+) -> dict[str, str]:
+    """Return variables of a process that measures a side: it is no run, and sees no other side."""
+    variables = for_a_part(environment, evidence=evidence)
+    path = python_path(environment, side, others)
+    if path is not None:
+        variables["PYTHONPATH"] = path
+    return of_no_hook(variables) if others else variables
 
 
 def with_medians(row: Row) -> Row:

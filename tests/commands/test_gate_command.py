@@ -67,7 +67,7 @@ def test_mistakes_are_one_line(repository: Path) -> None:
     for arguments, words in [
         (
             ["--", "--benchmark-json=x"],
-            "--benchmark-json among pytest's arguments: the gate writes into gpumem-results",
+            "--benchmark-json=x among pytest's arguments: the gate writes into gpumem-results",
         ),
         (["--", "--gpumem-save"], "a gate saves nothing into a baseline"),
         (["--max-regression", "2"], "--max-regression: '2'"),

@@ -28,7 +28,7 @@ from pytest_gpumem.runs.open_rows import (
     with_creep,
     with_duets,
 )
-from pytest_gpumem.runs.pairs import PEAK, TIME, DuetVerdict
+from pytest_gpumem.runs.pairs import PEAK, TIME, DuetRow
 
 BASE = Selection({}, tuple(f"t.py::{name}" for name in "abcdef"))
 NOTHING = Acceptances()
@@ -48,12 +48,12 @@ def wanted(*rows: Row, acceptances: Acceptances = NOTHING, strict: bool = False)
     }
 
 
-def judged(verdict: Outcome, limit: str = TIME, code: Code | None = None) -> DuetVerdict:
+def judged(verdict: Outcome, limit: str = TIME, code: Code | None = None) -> DuetRow:
     result = LimitResult(limit, verdict, code, f"the duet of {limit}")
-    return DuetVerdict("t.py::a", verdict, "", (result,))
+    return DuetRow("t.py::a", decided={limit: result})
 
 
-def after(one: Row, verdict: DuetVerdict, acceptances: Acceptances = NOTHING) -> Row:
+def after(one: Row, verdict: DuetRow, acceptances: Acceptances = NOTHING) -> Row:
     (found,) = with_duets([one], {"t.py::a": verdict}, acceptances, strict=False)
     return found
 
@@ -104,7 +104,7 @@ def test_the_verdict_of_the_duet_takes_the_place_of_the_sessions() -> None:
     red = after(row(Code.NOISY), judged(Outcome.FAIL, code=Code.SLOWER))
     assert (red.failed, red.verdict.outcome, red.verdict.code) == (True, Outcome.FAIL, Code.SLOWER)
     pairs = Pairs((0.02, 0.02, 0.02, 0.02, 0.021), 0.01, Outcome.FAIL)
-    paired = after(slower, DuetVerdict("t.py::a", Outcome.FAIL, "", red.verdict.limits, pairs))
+    paired = after(slower, replace_pairs(judged(Outcome.FAIL, code=Code.SLOWER), pairs=pairs))
     assert paired.verdict.paired is not None
     assert (paired.verdict.paired.pairs, paired.verdict.paired.change > 0.02) == (5, True)
 
@@ -133,8 +133,8 @@ def test_the_other_rows_of_a_test_fail_and_are_cleared_with_it() -> None:
 
 def test_what_base_does_not_have_stays_new_and_what_cannot_be_compared_is_open() -> None:
     new = row(Code.NO_BASELINE, delta=None)
-    assert after(new, DuetVerdict("t.py::a", Outcome.NEW, "base: nothing")) == new
-    skipped = after(new, DuetVerdict("t.py::a", None, "base: skipped, no torch"))
+    assert after(new, DuetRow("t.py::a", ended=(Outcome.NEW, "base: nothing"))) == new
+    skipped = after(new, DuetRow("t.py::a", ended=(None, "base: skipped, no torch")))
     assert skipped.verdict.outcome is Outcome.UNDECIDED
     assert "base: skipped, no torch" in skipped.verdict.reason
 
@@ -160,9 +160,9 @@ def with_peak(nbytes: int) -> Row:
 
 @pytest.mark.parametrize(("up_to", "outcome"), [("96 B", Outcome.ACCEPTED), ("95 B", Outcome.FAIL)])
 def test_accepted_memory_is_the_middle_peak_of_the_duet(up_to: str, outcome: Outcome) -> None:
-    heads = tuple(with_peak(nbytes) for nbytes in (64, 96, 128))
+    heads = [with_peak(nbytes) for nbytes in (64, 96, 128)]
     result = LimitResult(PEAK, Outcome.FAIL, Code.TOO_MUCH_MEMORY, "more")
-    verdict = DuetVerdict("t.py::a", Outcome.FAIL, "", (result,), head=heads)
+    verdict = DuetRow("t.py::a", decided={PEAK: result}, head=heads)
     found = after(with_peak(96), verdict, accepted("memory", up_to))
     assert found.verdict.outcome is outcome
 
@@ -190,7 +190,7 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
     base = with_peak(64)
     head = replace(with_peak(peak), measurement=measurement(placements=((latency,),)))
     verdict = replace_pairs(
-        judged(Outcome.PASS, PEAK), pairs=Pairs((0.001, 0.002), 0.01, outcome), head=(head,)
+        judged(Outcome.PASS, PEAK), pairs=Pairs((0.001, 0.002), 0.01, outcome), head=[head]
     )
     utc = datetime(2026, 11, 1, tzinfo=timezone.utc)
     run = SavedRun(id="a", utc=utc, device=H100, revision="b")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import RunError, report
-from pytest_gpumem.runs.duet import ATTEMPTS, Duet, DuetResult, order_of
+from pytest_gpumem.runs.duet import ATTEMPTS, Duet, order_of
 from pytest_gpumem.runs.pairs import RowFilter
 from pytest_gpumem.runs.processes import BASE, HEAD, Turn
 
@@ -52,16 +51,18 @@ def plain(turn: Turn, attempt: int) -> Sequence[Row]:
 
 def play(
     answer: Answer, players: Players | None = None, wanted: RowFilter | None = None, **changes: Any
-) -> DuetResult:
+) -> Duet:
     players = players or Players(answer)
     said: list[str] = changes.pop("said", [])
     of_sides = changes.pop("sides", sides())
     given: dict[str, Any] = {"max_regression": None, "say": said.append, **changes}
-    return Duet(of_sides, players, wanted or RowFilter(), **given).play()
+    duet = Duet(of_sides, players, wanted or RowFilter(), **given)
+    duet.play()
+    return duet
 
 
-def outcomes(result: DuetResult) -> dict[str, Outcome | None]:
-    return {one.key: one.outcome for one in result.verdicts}
+def outcomes(result: Duet) -> dict[str, Outcome | None]:
+    return {one.key: one.outcome for one in result.rows}
 
 
 def test_each_pair_has_a_coin_and_the_next_is_the_other_way_round() -> None:
@@ -78,11 +79,11 @@ def test_each_test_is_measured_until_it_is_decided() -> None:
     result = play(plain, players, said=said)
     assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
     assert players.played[0][1] is None
-    found = {one.key: len(one.pairs.log_ratios) for one in result.verdicts if one.pairs is not None}
+    found = {one.key: len(one.pairs.log_ratios) for one in result.rows if one.pairs is not None}
     assert found == {A: 5, B: 5}
     assert len(players.played) == 10
     assert report.exit_code(result, strict=False) == 1
-    (slow,) = (one for one in result.verdicts if one.key == B)
+    (slow,) = (one for one in result.rows if one.key == B)
     assert slow.pairs is not None
     assert slow.pairs.change == pytest.approx(0.02, abs=0.002)
     assert slow.latencies[1] == pytest.approx(25.5e-6, rel=0.01)
@@ -105,7 +106,7 @@ def test_a_noisy_row_takes_more_pairs_alone(slower: float, outcome: Outcome) -> 
 def test_what_32_pairs_leave_open_says_at_which_limit_it_would_pass() -> None:
     noisy = Noise(0.05)
     result = play(lambda turn, attempt: [row(A, noisy(turn, 1, 0.01))])
-    (verdict,) = result.verdicts
+    (verdict,) = result.rows
     assert verdict.outcome is Outcome.UNDECIDED
     assert len(result.processes) == 64
     assert re.search(r"open at max_regression 1.00 %; at \S+ % it would pass", verdict.sentence)
@@ -130,8 +131,8 @@ def test_the_commands_limit_is_of_tests_without_their_own() -> None:
 
     assert outcomes(play(of_the_test, max_regression="1%")) == {B: Outcome.PASS}
     absolute = play(loose, max_regression="1% + 5 us")
-    assert absolute.verdicts[0].pairs is not None
-    assert math.expm1(absolute.verdicts[0].pairs.limit) == pytest.approx(0.01 + 5 / 25, rel=0.02)
+    assert absolute.rows[0].pairs is not None
+    assert math.expm1(absolute.rows[0].pairs.limit) == pytest.approx(0.01 + 5 / 25, rel=0.02)
 
 
 def test_launch_overhead_is_levelled() -> None:
@@ -143,8 +144,8 @@ def test_launch_overhead_is_levelled() -> None:
 
     result = play(answer)
     assert outcomes(result) == {A: Outcome.PASS}
-    assert result.verdicts[0].pairs is not None
-    assert abs(result.verdicts[0].pairs.change) < 1e-9
+    assert result.rows[0].pairs is not None
+    assert abs(result.rows[0].pairs.change) < 1e-9
 
 
 def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
@@ -169,7 +170,7 @@ def test_a_throttled_pair_is_taken_again_and_then_undecided() -> None:
     result = play(always)
     assert outcomes(result) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
     assert sum(one.turn == Turn(3, HEAD) for one in result.processes) == ATTEMPTS
-    assert "head, also when it was taken again: because" in result.verdicts[0].sentence
+    assert "head, also when it was taken again: because" in result.rows[0].sentence
     assert report.exit_code(result, strict=False) == 0
     assert report.exit_code(result, strict=True) == 6
 
@@ -194,7 +195,7 @@ def test_what_is_on_one_side_only_is_no_verdict_and_what_fails_in_head_alone_is_
         )
 
     result = play(answer)
-    said = {one.key: (one.outcome, one.sentence) for one in result.verdicts if one.key != A}
+    said = {one.key: (one.outcome, one.sentence) for one in result.rows if one.key != A}
     assert said == {
         "test_x.py::test_new": (None, "base: its collection failed: SyntaxError"),
         B: (Outcome.FAIL, "head: failed, assert 0"),
@@ -233,7 +234,7 @@ def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(
 
     result = play(answer)
     assert outcomes(result) == {A: Outcome.PASS, failing.key: Outcome.FAIL}
-    assert [one.sentence for one in result.verdicts if one.key == failing.key] == [
+    assert [one.sentence for one in result.rows if one.key == failing.key] == [
         "head: failed, wrong"
     ]
 
@@ -247,14 +248,14 @@ def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head
         return process(turn, [*rows, *new], attempt, outcomes=skipped)
 
     result = play(answer)
-    assert {one.key: one.outcome is Outcome.NEW for one in result.verdicts} == {
+    assert {one.key: one.outcome is Outcome.NEW for one in result.rows} == {
         f"{A}[one]": False,
         f"{A}[other]": False,
         f"{A}[renamed]": False,
         B: True,
         "test_x.py::test_s": False,
     }
-    (renamed,) = (one.sentence for one in result.verdicts if one.key == f"{A}[renamed]")
+    (renamed,) = (one.sentence for one in result.rows if one.key == f"{A}[renamed]")
     assert (
         renamed
         == f"base: no such measurement; base measures {A}[other] in that test, head does not"
@@ -278,7 +279,7 @@ def test_a_side_that_crashes_is_never_fine() -> None:
 
     result = play(answer)
     assert outcomes(result) == {A: Outcome.FAIL, B: Outcome.FAIL}
-    assert "head: crashed: ended by SIGSEGV: Segmentation fault" in result.verdicts[0].sentence
+    assert "head: crashed: ended by SIGSEGV: Segmentation fault" in result.rows[0].sentence
     assert report.exit_code(result, strict=False) == 1
 
 
@@ -300,7 +301,7 @@ def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(name: str) ->
     asked = RowFilter(frozenset([name, f"{P}[1]"]))
     result = play(lambda turn, attempt: process(turn, every, attempt), wanted=asked)
     expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
-    assert sorted(one.key for one in result.verdicts) == expected + (
+    assert sorted(one.key for one in result.rows) == expected + (
         [f"{P}ast"] if P not in name else []
     )
     assert set(outcomes(result).values()) == {Outcome.PASS}
@@ -352,7 +353,7 @@ def test_what_head_measures_in_another_way_is_red(change: dict[str, Any], words:
         return [row(A, 1e-5, **(change if turn.side == HEAD else {}))]
 
     result = play(answer)
-    (verdict,) = result.verdicts
+    (verdict,) = result.rows
     assert verdict.outcome is Outcome.FAIL
     assert [one.code for one in verdict.results] == [Code.MEASURED_DIFFERENTLY]
     assert words in verdict.sentence
@@ -388,7 +389,7 @@ def test_a_duet_that_is_stopped_has_what_is_decided() -> None:
     duet = Duet(sides(), Players(answer), RowFilter(), max_regression=None, say=lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         duet.play()
-    assert outcomes(duet.result()) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
+    assert outcomes(duet) == {A: Outcome.UNDECIDED, B: Outcome.PASS}
 
 
 def test_head_that_changes_meanwhile_is_refused() -> None:
@@ -401,16 +402,14 @@ def test_the_text_and_the_document_say_it_all() -> None:
     text = report.text(result, width=120, colour=False, seconds=42)
     assert "FAIL test_x.py::test_b: +" in text
     assert "10 processes in 42 s" in text
-    document = report.to_json(result, sides(), {"seed": 0}, utc="now", seconds=42.0, code=1)
+    document = report.to_json(result, {"seed": 0}, utc="now", seconds=42.0, code=1)
     assert [
         (verdict["outcome"], verdict["paired"]["pairs"]) for verdict in document["verdicts"]
     ] == [("FAIL", 5), ("PASS", 5)]
     assert len(document["processes"]) == 10
     assert document["processes"][0]["rows"][A]
     assert document["simulated"] is False
-    simulated = replace(
-        result, processes=tuple(replace(one, device=SIMULATED) for one in result.processes)
-    )
+    result.device = SIMULATED
     assert "FAIL (simulated) test_x.py::test_b" in report.text(
-        simulated, width=120, colour=False, seconds=42
+        result, width=120, colour=False, seconds=42
     )
