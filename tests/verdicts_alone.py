@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date, timedelta
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
 
-from pytest_gpumem.baselines.verdicts import waits
-from pytest_gpumem.judging import judge as judging
-from pytest_gpumem.judging.finding import check_of
-from pytest_gpumem.judging.regression import (
-    NAME,
-    Runs,
-    against_reference,
-    at_the_sessions_end,
-)
-from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
+from pytest_gpumem.baselines.acceptances import Acceptances
+from pytest_gpumem.baselines.history import assemble
+from pytest_gpumem.baselines.saved import SavedRow, SavedRun
+from pytest_gpumem.baselines.verdicts import judged, screened
+from pytest_gpumem.judging.regression import Runs
+from pytest_gpumem.judging.verdict import OPEN
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import Comparison, Row, Verdict
+
+FIRST = datetime(2026, 11, 1, tzinfo=timezone.utc)
+
+
+def day_of(index: int, runs: int, days: int | None) -> datetime:
+    return FIRST + timedelta(days=index % (days or runs), seconds=index)
 
 
 def on_days(runs: Sequence[Measurement], *, days: int | None = None) -> Runs:
     """Saved runs of successive days, or of the first `days` of them."""
-    first = date(2026, 11, 1)
-    dated = []
+    dated = list[tuple[date, Measurement]]()
     for index, run in enumerate(runs):
-        dated.append((first + timedelta(days=index % (days or len(runs))), run))
+        dated.append((day_of(index, len(runs), days).date(), run))
     return dated
 
 
@@ -39,26 +40,23 @@ def judge(
     strict: bool = False,
     days: int | None = None,
     others: Sequence[float] = (),
-    **how: Any,
+    siblings: Mapping[str, Measurement] | None = None,
 ) -> Verdict:
-    """The verdict at the session's end. Arguments as of `judging.judge.judge`.
+    """The verdict at the session's end.
 
     `history`: saved runs, of as many `days`.
     `others`: changes of other rows, as log-ratios.
+    `siblings`: as of `judged`.
     """
-    runs = on_days(history, days=days)
-    judgement = judging.judge(measurement, limits, facts, runs, **how)
-    row = with_verdict(
-        Row("test_a", limits, OPEN, measurement),
-        judgement.findings,
-        comparison=judgement.comparison,
-        simulated=facts.simulated,
-        strict=strict,
-    )
-    if waits(row):
-        check = check_of(limits, NAME)
-        assert check is not None
-        run = against_reference(measurement, runs)
-        finding = at_the_sessions_end(run, check, others, row.nodeid)
-        row = with_verdict(row, [*known(row), finding], strict=strict)
-    return row.verdict
+    runs = []
+    for index, run in enumerate(history):
+        saved = SavedRow("test_a", measurement.label, run)
+        utc = day_of(index, len(history), days)
+        runs.append(SavedRun(id=str(index), utc=utc, device=facts, rows=(saved,)))
+    baseline = assemble(runs, facts, Acceptances())
+    row = Row("test_a", limits, OPEN, measurement, measurement.label)
+    rows = [judged(row, baseline, facts, siblings=siblings or {}, strict=strict)]
+    for other in others:
+        verdict = Verdict(OPEN.outcome, "", Comparison(math.expm1(other)))
+        rows.append(Row(f"test_{len(rows)}", Limits(), verdict))
+    return screened(rows, baseline, strict=strict)[0].verdict

@@ -53,7 +53,7 @@ def write(place: Path, acknowledged: Path, runs: int) -> None:
     with acknowledged.open("a+") as file:
         file.seek(0)
         for number in range(len(file.read().split()), runs):
-            saved = store.save([row(number)], "0" * 40, baseline=Baseline())
+            saved = store.save([row(number)], "0" * 40, baseline=Baseline(FACTS))
             assert saved.path is not None
             file.write(f"{saved.path.name}\n")
             file.flush()
@@ -102,7 +102,7 @@ def proved(folder: Path, writers: int, runs: int, rng: random.Random) -> dict[st
         there, damaged = {path.name for path, _ in Store(place, FACTS).files()}, None
     except BaselineError as error:
         there, damaged = set[str](), str(error)
-    baseline = Store(place, FACTS).load() if damaged is None else Baseline()
+    baseline = Store(place, FACTS).load() if damaged is None else Baseline(FACTS)
     return {
         "seconds": round(seconds, 1),
         "kills": kills,

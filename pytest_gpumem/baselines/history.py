@@ -44,15 +44,13 @@ class Baseline:
     A figure of a row, "time" or "memory", has a separate reference.
     """
 
+    device: DeviceFacts  # the session's
+    acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
     rows: Mapping[str, tuple[PastRow, ...]] = field(default_factory=dict)
     """By row key: its runs, oldest first."""
     processes: int = 0  # number of processes in the files that count
     note: str | None = None  # why it is empty, and which other devices have baselines there
     left_out: str | None = None  # which files do not count, and why
-    device: DeviceFacts | None = None
-    """The session's device. None for files that somebody compares by hand: the driver and the
-    acceptances of the newest run count."""
-    acceptances: Acceptances = field(default_factory=Acceptances)  # of the session's project
     _known: dict[tuple[Any, ...], Days] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -103,8 +101,8 @@ class Baseline:
             return self.note or "the baseline holds no such row"
         now = self._identity(row, figure)
         words = []
-        for name, value in _identity_of(runs[-1], figure).items():
-            if now.get(name, value) == value:
+        for name, value in _saved_identity(runs[-1], figure).items():
+            if now[name] == value:
                 continue
             if name != ACCEPTED:
                 words.append(f"{name} {' -> '.join(_texts(value, now[name]))}")
@@ -122,14 +120,7 @@ class Baseline:
 
     def _identity(self, row: Row, figure: Figure) -> dict[str, Any]:
         """Return what the runs of a figure's reference have in common."""
-        settings = _settings(row, figure)
-        if self.device is not None:
-            accepted = self.acceptances.digest(row.key, figure)
-            return {**settings, **_software(self.device), ACCEPTED: accepted}
-        for run in reversed(self._saved(row.key, figure)):
-            if _settings(run, figure) == settings:
-                return _identity_of(run, figure)
-        return settings
+        return _identity(row, figure, self.device, self.acceptances.digest(row.key, figure))
 
     def _days(self, row: Row, figure: Figure) -> Days:
         """Return the runs from the begin of a figure's reference on, by their date."""
@@ -138,7 +129,7 @@ class Baseline:
         if key not in self._known:
             by_date: dict[date, list[PastRow]] = {}
             for run in self._saved(row.key, figure):
-                if _identity_of(run, figure) == identity:
+                if _saved_identity(run, figure) == identity:
                     by_date.setdefault(run.process.utc.date(), []).append(run)
             self._known[key] = _from_last_gain(list(by_date.values()), figure)
         return self._known[key]
@@ -159,21 +150,18 @@ class Baseline:
             points.append(Past(process.utc, then.latency, then.half_width, process.revision))
         return tuple(points)
 
-    def expected(self, mode: str | None) -> dict[str, PastRow]:
-        """Return by key the rows that a session in this mode measures, if it runs all tests.
-
-        `mode`: None for an unknown one.
-        """
+    def expected(self, mode: str) -> dict[str, PastRow]:
+        """Return by key the rows that a session in this mode measures, if it runs all tests."""
         expected = {}
         for key in self.rows:
             runs = self._saved(key, "time")
             modes = {run.process.mode for run in runs}
-            if runs and (mode is None or None in modes or mode in modes):
+            if runs and (None in modes or mode in modes):
                 expected[key] = runs[-1]
         return expected
 
 
-def assemble(runs: Iterable[SavedRun]) -> Baseline:
+def assemble(runs: Iterable[SavedRun], device: DeviceFacts, acceptances: Acceptances) -> Baseline:
     """Build a baseline from runs in any order."""
     rows: dict[str, list[PastRow]] = {}
     processes = 0
@@ -181,7 +169,8 @@ def assemble(runs: Iterable[SavedRun]) -> Baseline:
         processes += run.processes
         for row in run.rows:
             rows.setdefault(row.key, []).append(PastRow(**asdict(row), process=run))
-    return Baseline({key: tuple(of_row) for key, of_row in rows.items()}, processes)
+    by_key = {key: tuple(of_row) for key, of_row in rows.items()}
+    return Baseline(device, acceptances, by_key, processes)
 
 
 # Identity
@@ -204,14 +193,15 @@ def _settings(row: Row | SavedRow, figure: Figure) -> dict[str, Any]:
     }
 
 
-def _identity_of(run: PastRow, figure: Figure) -> dict[str, Any]:
-    """Return how a figure of a saved row was measured, with what, and what was accepted of it."""
-    accepted = run.accepted(figure)
-    return {**_settings(run, figure), **_software(run.process.device), ACCEPTED: accepted}
+def _identity(
+    row: Row | SavedRow, figure: Figure, device: DeviceFacts, accepted: str
+) -> dict[str, Any]:
+    settings = _settings(row, figure)
+    return {**settings, "driver": device.driver, "CUDA": device.cuda, ACCEPTED: accepted}
 
 
-def _software(device: DeviceFacts) -> dict[str, str | None]:
-    return {"driver": device.driver, "CUDA": device.cuda}
+def _saved_identity(run: PastRow, figure: Figure) -> dict[str, Any]:
+    return _identity(run, figure, run.process.device, run.accepted(figure))
 
 
 def _texts(was: object, now: object) -> tuple[str, ...]:

@@ -75,37 +75,31 @@ class Store:
         with uncollected():
             runs = [run for _, run in self.files()]
             counting, left_out = _of_history(runs, ancestry)
-            baseline = assemble(counting)
-        return replace(
-            baseline,
-            note=None if baseline.processes else self._absence(left_out),
-            left_out=left_out,
-            device=self._facts,
-            acceptances=acceptances or Acceptances(),
-        )
+            baseline = assemble(counting, self._facts, acceptances or Acceptances())
+        note = None if baseline.processes else self._absence(left_out)
+        return replace(baseline, note=note, left_out=left_out)
 
     def save(
         self,
         rows: Sequence[Row],
         revision: str | None,
-        settings: Mapping[str, object] | None = None,
+        mode: str | None = None,
         baseline: Baseline | None = None,
     ) -> SaveResult:
         """Write the rows that may enter into a new file.
 
         `revision`: revision of the measured code, such as a commit id; None if unknown.
-        `settings`: of the session; its mode is saved.
+        `mode`: of the session.
         `baseline`: the baseline that they were judged against; None: load it.
         Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
-        mode = (settings or {}).get("mode")
         run = SavedRun(
             id=secrets.token_hex(8),
             utc=datetime.now(timezone.utc),
             device=self._facts,
             revision=revision,
-            mode=mode if isinstance(mode, str) else None,
+            mode=mode,
         )
         full, refused = 0, list[tuple[Row, str]]()
         saved: dict[str, SavedRow] = {}

@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.saved import memory_of, times_of
 from pytest_gpumem.judging import regression
-from pytest_gpumem.judging.finding import check_of
+from pytest_gpumem.judging.finding import basis, check_of
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, judge_footprint
-from pytest_gpumem.judging.judge import Judgement, judge
+from pytest_gpumem.judging.judge import conditions, doubts
+from pytest_gpumem.judging.latencies import WIDEST
+from pytest_gpumem.judging.limits import STEPS, absolute, physical
 from pytest_gpumem.judging.regression import NAME
 from pytest_gpumem.judging.verdict import known, with_verdict
+from pytest_gpumem.limits import OF_MEASUREMENT
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import LimitResult, Row
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Comparison, LimitResult, Row
+from pytest_gpumem.units import format_share
 
 
 def judged(
@@ -29,30 +34,77 @@ def judged(
     """Return the row with the verdict at its test's end. `screened` judges what waits.
 
     `row`: with its measurement, its footprint so far, and its limits.
-    The others as of `judge`.
+    `siblings`: the other measurements of its test by label, for `faster_than`.
+    Raises `QuantityError`: a limit that cannot be read.
     """
-    measurement, judgement = row.measurement, Judgement([])
-    if measurement is not None:
-        judgement = judge(
-            measurement,
-            row.limits,
-            facts,
-            times_of(baseline.reference_runs(row)),
-            why_new=baseline.why_new(row),
-            measured_differently=baseline.measured_differently(row),
-            siblings=siblings,
-        )
-    findings = list(judgement.findings)
+    findings, comparison = list[LimitResult](), None
+    if row.measurement is not None:
+        findings, comparison = _of_measurement(row, row.measurement, baseline, facts, siblings)
     if row.footprint is not None:
+        past = memory_of(baseline.reference_runs(row, "memory"))
+        why = None if past else baseline.why_new(row, "memory")
         names = [name for name in RULES if row.footprint.ended or name not in AT_THE_END]
-        findings += memory_findings(row, baseline, names, simulated=facts.simulated)
+        alone = facts.simulated and not row.label
+        findings += judge_footprint(
+            row.footprint, row.limits, past, names, why, fixtures_alone=alone
+        )
     return with_verdict(
-        row,
-        findings,
-        comparison=judgement.comparison,
-        simulated=facts.simulated,
-        strict=strict,
+        row, findings, comparison=comparison, simulated=facts.simulated, strict=strict
     )
+
+
+def _of_measurement(
+    row: Row,
+    measurement: Measurement,
+    baseline: Baseline,
+    facts: DeviceFacts,
+    siblings: Mapping[str, Measurement],
+) -> tuple[list[LimitResult], Comparison | None]:
+    """Return a finding for each limit and each doubt about the whole measurement, and the change.
+
+    At the test's end `max_regression` fails grossly, has nothing to compare with, or waits.
+    """
+    limits = row.limits
+    runs = times_of(baseline.reference_runs(row))
+    past = [run for _, run in runs]
+    machine, timing = ", ".join(conditions(measurement)), ", ".join(doubts(measurement))
+    if machine or timing:
+        # What runs does not depend on the conditions.
+        exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
+        if not _judges_time(limits):
+            return exact, None
+        reason = f"{timing}: no limit was judged"
+        if machine:
+            reason = f"mend the machine: {machine}; no limit was judged"
+        return [LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason), *exact], None
+    findings = []
+    noise = measurement.noise
+    if noise is not None and noise > WIDEST and _judges_time(limits):
+        reason = (
+            f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
+            "too wide to pass; measure more placements"
+        )
+        findings.append(LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason))
+    findings += physical(measurement, facts)
+    findings += absolute(measurement, limits, facts, siblings, past)
+    check = check_of(limits, NAME)
+    if not runs:
+        if check is not None and baseline.measured_differently(row):
+            findings.append(check.measured_differently(baseline.why_new(row)))
+        elif check is not None:
+            findings.append(check.new(baseline.why_new(row)))
+        return findings, None
+    run = regression.against_reference(measurement, runs)
+    slower = None if check is None else regression.at_the_tests_end(run, check)
+    if slower is not None:
+        findings.append(slower)
+    return findings, run.comparison
+
+
+def _judges_time(limits: Limits) -> bool:
+    """True unless all limits are on exact counts of a launch; without a limit the time counts."""
+    given = [name for name in OF_MEASUREMENT if getattr(limits, name) is not None]
+    return not given or any(name not in STEPS for name in given)
 
 
 def screened(
@@ -90,16 +142,3 @@ def waits(row: Row) -> bool:
         return False
     # A doubt about the whole measurement stays.
     return all(result.limit not in (NAME, "") for result in row.verdict.limits)
-
-
-def memory_findings(
-    row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool
-) -> list[LimitResult]:
-    """Return the findings on a row's footprint. `names`: of the limits to judge."""
-    assert row.footprint is not None
-    past = memory_of(baseline.reference_runs(row, "memory"))
-    why = None if past else baseline.why_new(row, "memory")
-    fixtures_alone = simulated and not row.label
-    return list(
-        judge_footprint(row.footprint, row.limits, past, names, why, fixtures_alone=fixtures_alone)
-    )

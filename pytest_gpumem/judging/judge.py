@@ -1,98 +1,18 @@
-"""The judge: what follows from a measurement, its limits and its reference. Pure."""
+"""Whether a measurement can be judged, whether a test fails, and the processes of a run. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.judging import regression
-from pytest_gpumem.judging.finding import basis, check_of, counted
-from pytest_gpumem.judging.latencies import WIDEST
-from pytest_gpumem.judging.limits import STEPS, absolute, physical
-from pytest_gpumem.judging.regression import NAME, Runs
-from pytest_gpumem.limits import OF_MEASUREMENT
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records import what_ran
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement
-from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
+from pytest_gpumem.records.measurement import NOTHING_RAN, Measurement
+from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share, format_time
-
-
-class Judgement(NamedTuple):
-    """The findings about a measurement."""
-
-    findings: list[LimitResult]
-    """One for each limit, and for each doubt about the whole measurement."""
-    comparison: Comparison | None = None  # the change against the reference, if there is any
-
-
-def judge(
-    measurement: Measurement,
-    limits: Limits,
-    facts: DeviceFacts,
-    runs: Runs = (),
-    *,
-    why_new: str | None = None,
-    measured_differently: bool = False,
-    siblings: Mapping[str, Measurement] | None = None,
-) -> Judgement:
-    """Judge a measurement at its test's end.
-
-    A row without a finding about `max_regression` waits: the screen judges it at the session's
-    end. At the test's end it fails grossly, or has nothing to compare with.
-    `runs`: the reference of its row, oldest first.
-    `why_new`: why there is none.
-    `measured_differently`: there is none because its runs were measured in another way.
-    `siblings`: the other measurements of its test by label, for `faster_than`.
-    Raises `QuantityError`: a limit that cannot be read.
-    """
-    past = [run for _, run in runs]
-    machine, timing = ", ".join(conditions(measurement)), ", ".join(doubts(measurement))
-    if machine or timing:
-        # What runs does not depend on the conditions.
-        exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
-        if not _judges_time(limits):
-            return Judgement(exact)
-        reason = f"{timing}: no limit was judged"
-        if machine:
-            reason = f"mend the machine: {machine}; no limit was judged"
-        return Judgement([LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, reason), *exact])
-    findings = []
-    noise = measurement.noise
-    if noise is not None and noise > WIDEST and _judges_time(limits):
-        reason = (
-            f"the 95 % interval is ± {format_share(noise)} of the latency, {basis(measurement)}: "
-            "too wide to pass; measure more placements"
-        )
-        findings.append(LimitResult("", Outcome.UNDECIDED, Code.NOISY, reason))
-    findings += physical(measurement, facts)
-    findings += absolute(measurement, limits, facts, siblings, past)
-    check = check_of(limits, NAME)
-    if not runs:
-        why = why_new or "the baseline holds no such row"
-        if check is not None:
-            new = check.measured_differently(why) if measured_differently else check.new(why)
-            findings.append(new)
-        return Judgement(findings)
-    run = regression.against_reference(measurement, runs)
-    if check is not None:
-        slower = regression.at_the_tests_end(run, check)
-        if slower is not None:
-            findings.append(slower)
-    return Judgement(findings, run.comparison)
-
-
-def _judges_time(limits: Limits) -> bool:
-    """True unless all limits are on exact counts of a launch; without a limit the time counts."""
-    given = [name for name in OF_MEASUREMENT if getattr(limits, name) is not None]
-    return not given or any(name not in STEPS for name in given)
-
-
-# Whether a measurement can be judged
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice
 

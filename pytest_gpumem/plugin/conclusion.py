@@ -80,7 +80,7 @@ def save(session: GpuSession, *, complete: bool) -> Iterator[str]:
         yield f"nothing is stored of code that is not ours: {fork}"
         return
     revision = entries.revision(session.config)
-    saved = session.store.save(rows, revision, session.settings.to_json(), session.baseline)
+    saved = session.store.save(rows, revision, session.settings.mode, session.baseline)
     if saved.path is not None:
         stored = f"{saved.accepted} of {counted(len(rows), 'row')}"
         yield f"{stored} stored in {session.store.place}"

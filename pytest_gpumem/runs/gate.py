@@ -73,7 +73,7 @@ class Gate:
     old_names: dict[str, str] = field(default_factory=dict)
     """Names of renamed tests in BASE, by their new ones."""
     session: SessionResult = field(default_factory=lambda: SessionResult(0))
-    baseline: Baseline = field(default_factory=Baseline)
+    baseline: Baseline = field(init=False)  # once its session has results
     looser: list[LooserLimit] = field(default_factory=list)
     """Limits that the change loosens and does not accept."""
 

@@ -118,9 +118,7 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
 
 
 def test_the_file(tmp_path: Path) -> None:
-    saved = Store(tmp_path, H100).save(
-        [row()], "feature/x y-0123456789abcdef", {"mode": "clean-cold"}
-    )
+    saved = Store(tmp_path, H100).save([row()], "feature/x y-0123456789abcdef", "clean-cold")
     assert saved.path is not None
     assert files(tmp_path) == [saved.path]
     assert saved.path.parent == tmp_path / H100.key / "gpumem"

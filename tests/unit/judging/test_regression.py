@@ -120,13 +120,12 @@ def test_the_absolute_part_of_a_limit_is_added(bench: Any, endless: DeviceFacts)
 
 def test_why_there_is_no_reference(bench: Any, endless: DeviceFacts) -> None:
     now = bench.measurement()
-    new = judge(now, ONE_PERCENT, endless, [], why_new="the folder is empty")
+    new = judge(now, ONE_PERCENT, endless, [])
     assert (new.outcome, new.code) == (Outcome.NEW, Code.NO_BASELINE)
-    assert new.reason.endswith("has nothing to compare with: the folder is empty")
-    why = "its rows are copy, graph; this one is copy, host"
-    other = judge(now, ONE_PERCENT, endless, [], why_new=why, measured_differently=True)
+    assert new.reason.endswith("has nothing to compare with: the baseline holds no such row")
+    other = judge(now, ONE_PERCENT, endless, [bench.measurement(sampler="host")])
     assert (other.outcome, other.code) == (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
-    assert why in other.reason
+    assert "sampler host -> held: a new reference begins" in other.reason
 
 
 # Latencies

@@ -202,7 +202,7 @@ def test_a_row_that_did_not_fail_is_held_against_its_reference(
         process=run,
     )
     for rows, expected in (({base.key: (saved,)}, crept), ({}, {})):
-        limits = crept_limits(head, verdict, NOTHING, Baseline(rows))
+        limits = crept_limits(head, verdict, NOTHING, Baseline(H100, rows=rows))
         names = {
             revision: [name for name in (TIME, PEAK) if getattr(of_row, name) is not None]
             for revision, of_row in limits.items()
